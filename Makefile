@@ -1,0 +1,44 @@
+# `make help` lists the targets. Everything happens in .venv, which the first target to need it makes.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: help
+help: ## show this list
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+$(VENV)/.ready: pyproject.toml constraints.txt tools/setup
+	@tools/setup $(VENV)
+
+.PHONY: setup
+setup: $(VENV)/.ready ## make the virtual environment (the other targets do it by themselves)
+
+.PHONY: run
+run: $(VENV)/.ready ## a tour: where keys live, how evenly, and what moves when something changes
+	@$(BIN)/shardyard tour
+
+.PHONY: test
+test: lint ## lint, types, layers and all tests
+	@$(BIN)/python -m pytest
+
+.PHONY: lint
+lint: $(VENV)/.ready ## ruff, mypy (strict) and the import layers
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/ruff format --check --quiet .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+.PHONY: format
+format: $(VENV)/.ready ## let ruff put the code in order
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+.PHONY: bench
+bench: $(VENV)/.ready ## measure the speeds the README states, beside what one would pick instead
+	@$(BIN)/python bench/placement.py
+
+.PHONY: clean
+clean: ## remove the virtual environment and all caches
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find src tests bench -name __pycache__ -prune -exec rm -rf {} +

@@ -1,0 +1,47 @@
+"""The `shardyard` command.
+
+Exit codes: 0 done, 1 failed, 2 the call was wrong (and nothing was changed or printed on standard output).
+"""
+
+import sys
+
+import typer
+from rich.console import Console
+
+from shardyard import __version__
+from shardyard.cli import check, compare, place, tour
+from shardyard.model import InvalidCall, ShardyardError
+
+app = typer.Typer(
+    name="shardyard",
+    help="Every message on the right partition, every partition with the right owner.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+)
+app.command("place")(place.place)
+app.command("check")(check.check)
+app.command("compare")(compare.compare)
+app.command("tour")(tour.tour)
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        sys.stdout.write(f"shardyard {__version__}\n")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: bool = typer.Option(False, "--version", callback=_show_version, is_eager=True, help="Show the version."),
+) -> None:
+    pass
+
+
+def main() -> None:
+    """The command's entry point: errors that Shardyard raises on purpose become one line and an exit code."""
+    try:
+        app()
+    except ShardyardError as error:
+        Console(stderr=True).print(f"[bold red]error:[/] {error}", highlight=False, soft_wrap=True)
+        sys.exit(2 if isinstance(error, InvalidCall) else 1)

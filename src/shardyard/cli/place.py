@@ -1,0 +1,84 @@
+"""`shardyard place`: key -> partition."""
+
+import sys
+from collections.abc import Callable
+from enum import StrEnum
+from typing import Annotated
+
+import pyarrow as pa
+import typer
+
+from shardyard.cli.output import Json, print_json, print_table
+from shardyard.model import InvalidValue
+from shardyard.placement import HASHES, PARTITIONERS, Key, partitioner_named
+
+HashName = Annotated[
+    str | None,
+    typer.Option(
+        "--hash", help=f"One of {', '.join(HASHES)}. Default: fnv1a32, or xxh64 for jump.", show_default=False
+    ),
+]
+Partitions = Annotated[int, typer.Option("--partitions", "-p", help="How many partitions there are.")]
+PartitionerName = Annotated[str, typer.Option("--partitioner", help=f"One of {', '.join(PARTITIONERS)}.")]
+
+
+class KeyType(StrEnum):
+    TEXT = "text"
+    INT = "int"
+    HEX = "hex"
+
+
+def _number(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise InvalidValue("key", text, "a whole number, for --type int") from None
+
+
+def _bytes(text: str) -> bytes:
+    try:
+        return bytes.fromhex(text)
+    except ValueError:
+        raise InvalidValue("key", text, "pairs of hex digits, for --type hex") from None
+
+
+_READ: dict[KeyType, Callable[[str], Key]] = {KeyType.TEXT: str, KeyType.INT: _number, KeyType.HEX: _bytes}
+
+
+def place(
+    keys: Annotated[
+        list[str],
+        typer.Argument(metavar="KEY...", help="Keys; - reads them from standard input, one a line."),
+    ],
+    partitions: Partitions = 12,
+    hash_name: HashName = None,
+    partitioner: PartitionerName = "modulus",
+    key_type: Annotated[
+        KeyType, typer.Option("--type", help="What a key is: text, a number, or bytes in hex.")
+    ] = KeyType.TEXT,
+    json: Json = False,
+) -> None:
+    """Say on which partition each key lives.
+
+    Examples:
+
+      shardyard place alice bob --partitions 12
+
+      shardyard place ch_general --partitioner jump --partitions 256
+
+      cut -f1 users.tsv | shardyard place - --type int --json
+    """
+    rule = partitioner_named(partitioner, partitions, hash_name)
+    texts = [line for key in keys for line in (sys.stdin.read().splitlines() if key == "-" else [key])]
+    read = _READ[key_type]
+    values = [read(text) for text in texts]
+    if key_type is KeyType.INT and any(isinstance(v, int) and v >= 2**63 for v in values):
+        places = [rule.place(value) for value in values]  # beyond what an Arrow int64 holds
+    else:
+        kind = {KeyType.TEXT: pa.string(), KeyType.INT: pa.int64(), KeyType.HEX: pa.binary()}[key_type]
+        places = rule.place_array(pa.array(values, kind)).to_pylist()
+    rows = [{"key": text, "partition": partition} for text, partition in zip(texts, places, strict=True)]
+    if json:
+        print_json(rows)
+    else:
+        print_table(rows)

@@ -1,0 +1,32 @@
+"""`shardyard tour`: what `make run` shows."""
+
+import shlex
+import sys
+
+from rich.console import Console
+
+STOPS = (
+    (
+        "Where does a channel live? ADR-009's rule:",
+        "place ch_general ch_dev ch_random dm_alice_bob --partitioner jump --partitions 256",
+    ),
+    ("Where does a user live? CecoChat's rule:", "place alice bob carol --partitions 12"),
+    (
+        "How evenly? CecoChat's check, on ids 1 to 100 million:",
+        "check --hash fnv1a32 --keys 100000000 --partitions 1000",
+    ),
+    ("From 12 to 13 partitions, what moves?", "compare --partitions 12 --to 13"),
+    ("From 16 to 17 workers, what moves?", "compare --partitions 256 --members 16 --to-members 17"),
+)
+
+
+def tour() -> None:
+    """Show what Shardyard answers: where a key lives, how evenly, and what moves."""
+    from shardyard.cli import app  # noqa: PLC0415 the app is made of the commands
+
+    console = Console(highlight=False)
+    for question, command in STOPS:
+        console.print(f"\n[bold]{question}[/]\n[dim]$ shardyard {command}[/]")
+        sys.stdout.flush()
+        app(shlex.split(command), standalone_mode=False)
+    console.print("\nNext: [bold]shardyard --help[/], and README.md.")

@@ -1,0 +1,39 @@
+"""Where a key lives, who owns a partition, what moves, how even it is. Pure functions; no I/O."""
+
+from shardyard.placement.assignors import ASSIGNORS, assign
+from shardyard.placement.balance import Balance, balance
+from shardyard.placement.hashes import HASHES, Hash, Key, hash_named, phash2
+from shardyard.placement.ids import ID_KINDS, generate_ids
+from shardyard.placement.partitioners import (
+    DEFAULT_HASH,
+    PARTITIONERS,
+    Jump,
+    Modulus,
+    Partitioner,
+    RoundRobin,
+    partitioner_named,
+)
+from shardyard.placement.plan import Plan, plan
+
+__all__ = [
+    "ASSIGNORS",
+    "DEFAULT_HASH",
+    "HASHES",
+    "ID_KINDS",
+    "PARTITIONERS",
+    "Balance",
+    "Hash",
+    "Jump",
+    "Key",
+    "Modulus",
+    "Partitioner",
+    "Plan",
+    "RoundRobin",
+    "assign",
+    "balance",
+    "generate_ids",
+    "hash_named",
+    "partitioner_named",
+    "phash2",
+    "plan",
+]

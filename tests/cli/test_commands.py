@@ -1,0 +1,125 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+def shardyard(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    """Run the command as a user would."""
+    return subprocess.run(
+        [Path(sys.executable).with_name("shardyard"), *arguments],
+        input=stdin,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def answer(*arguments: str, stdin: str = "") -> Any:
+    run = shardyard(*arguments, "--json", stdin=stdin)
+    assert run.returncode == 0, run.stderr
+    return json.loads(run.stdout)
+
+
+def test_place_prints_key_and_partition() -> None:
+    rows = answer("place", "ch_general", "ch_dev", "--partitioner", "jump", "--partitions", "256")
+    assert rows == [{"key": "ch_general", "partition": 25}, {"key": "ch_dev", "partition": 40}]
+
+
+def test_place_reads_keys_from_standard_input() -> None:
+    arguments = ("--hash", "fnv1a32", "--partitioner", "modulus", "--partitions", "12")
+    assert answer("place", "-", *arguments, stdin="alice\nbob\n") == answer("place", "alice", "bob", *arguments)
+
+
+def test_place_takes_numbers_and_hex() -> None:
+    by_number = answer("place", "258", str(2**64 - 1), "--type", "int", "--partitions", "1000")
+    by_bytes = answer("place", "0201000000000000", "f" * 16, "--type", "hex", "--partitions", "1000")
+    assert [row["partition"] for row in by_number] == [row["partition"] for row in by_bytes]
+
+
+def test_without_json_a_pipe_gets_a_tab_separated_table() -> None:
+    run = shardyard("place", "ch_general", "--partitioner", "jump", "--partitions", "256")
+    assert run.stdout == "key\tpartition\nch_general\t25\n"
+
+
+def test_check_answers_all_its_figures_and_draws_them(tmp_path: Path) -> None:
+    plot = tmp_path / "load.png"
+    row = answer("check", "--hash", "fnv1a32", "--keys", "1000000", "--partitions", "100", "--plot", str(plot))
+    fields = "hash partitions keys ids total_deviation max_deviation max_over_mean chi2_per_df p_value gini seconds"
+    assert list(row) == fields.split()
+    assert (row["hash"], row["partitions"], row["keys"], row["ids"]) == ("fnv1a32", 100, 1_000_000, "dense")
+    assert 0 < row["max_deviation"] < row["total_deviation"]
+    assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+def test_compare_partitions_shows_every_partitioner() -> None:
+    rows = {row["name"]: row for row in answer("compare", "--partitions", "12", "--to", "13", "--keys", "100000")}
+    assert list(rows) == ["modulus", "jump", "round_robin"]
+    assert list(rows["jump"]) == ["name", "moved", "total", "fraction", "ideal_fraction", "min_size", "max_size"]
+    assert rows["modulus"]["fraction"] == pytest.approx(12 / 13, abs=0.01)
+    assert rows["jump"]["fraction"] == pytest.approx(rows["jump"]["ideal_fraction"], abs=0.01)
+
+
+def test_compare_members_shows_every_assignor() -> None:
+    rows = {
+        row["name"]: (row["moved"], row["min_size"], row["max_size"])
+        for row in answer("compare", "--partitions", "256", "--members", "16", "--to-members", "17")
+    }
+    assert rows == {
+        "sticky": (15, 15, 16),
+        "even": (240, 15, 16),
+        "contiguous": (120, 15, 16),
+        "least_loaded": (0, 0, 16),
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ("place a --hash md5", "hash is 'md5': expected one of fnv1a32"),
+        ("place a --partitions 0", "partitions is 0: expected a whole number of at least 1"),
+        ("place a --partitions 2.5", "'2.5' is not a valid int"),
+        ("place a --partitioner ring", "partitioner is 'ring': expected one of modulus, jump, round_robin"),
+        ("place a --partitioner jump --hash fnv1a32", "hash is 'fnv1a32': expected a 64-bit hash for jump"),
+        ("place a --type int", "key is 'a': expected a whole number"),
+        ("place abc --type hex", "key is 'abc': expected pairs of hex digits"),
+        ("place 99999999999999999999 --type int", "expected a whole number from -2**63 up to 2**64"),
+        ("place -99999999999999999999 --type int", "expected a whole number from -2**63 up to 2**64"),
+        ("place", "Missing argument"),
+        ("check --keys 0", "keys is 0: expected a whole number of at least 1"),
+        ("check --keys 10 --ids random", "ids is 'random': expected one of dense, strided"),
+        ("check --keys 10 --partitions -3", "partitions is -3"),
+        ("check --keys 10 --plot load.bmp", "expected a file name that ends in .png"),
+        ("check --keys 10 --plot nowhere/load.png", "expected a file in a folder that exists"),
+        ("compare --partitions 12", "expected either --to, or --members and --to-members"),
+        ("compare --partitions 12 --to 13 --members 2", "expected either --to, or --members and --to-members"),
+        ("compare --partitions 12 --to 0", "partitions is 0"),
+        ("compare --partitions 12 --members 0 --to-members 2", "members is 0"),
+        ("compare --partitions 12 --members 2 --to-members 2.5", "'2.5' is not a valid int"),
+    ],
+)
+def test_a_wrong_call_gets_one_clear_error_exit_code_2_and_no_output(arguments: str, complaint: str) -> None:
+    command, *rest = arguments.split()
+    run = shardyard(
+        command, *(["--", *rest[:1], *[]] if rest[:1] and rest[0].startswith("-9") else rest[:1]), *rest[1:]
+    )
+    assert run.returncode == 2
+    assert complaint in " ".join(run.stderr.replace("│", " ").split())
+    assert run.stdout == ""
+
+
+@pytest.mark.parametrize("command", ["place", "check", "compare"])
+def test_help_has_examples(command: str) -> None:
+    run = shardyard(command, "--help")
+    assert run.returncode == 0
+    assert f"shardyard {command} " in run.stdout
+
+
+def test_the_tour_shows_each_answer() -> None:
+    run = shardyard("tour")
+    assert run.returncode == 0, run.stderr
+    for fact in ("ch_general\t25", "total_deviation\t53634", "contiguous\t120"):
+        assert fact in run.stdout

@@ -1,0 +1,220 @@
+"""Invariants over generated histories, and `sticky` against the optimum."""
+
+import itertools
+import random
+from collections import Counter
+from collections.abc import Mapping
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardyard.model import InvalidValue, Member, Partition, TopicKind
+from shardyard.placement import ASSIGNORS, assign, plan
+
+Owners = Mapping[Partition, str]
+
+members_strategy = st.lists(
+    st.builds(Member, st.sampled_from("abcdefghij"), st.integers(1, 4)),
+    min_size=1,
+    max_size=10,
+    unique_by=lambda m: m.name,
+)
+topics_strategy = st.dictionaries(st.sampled_from(["t", "u", "t.retry", "u.retry"]), st.integers(1, 20), min_size=1)
+KINDS = {"t.retry": TopicKind.RETRY, "u.retry": TopicKind.RETRY}
+
+
+def partitions_of(topics: Mapping[str, int]) -> list[Partition]:
+    return [Partition(topic, i) for topic, count in topics.items() for i in range(count)]
+
+
+def equal(names: str) -> list[Member]:
+    return [Member(name) for name in names]
+
+
+def sizes(owners: Owners, members: list[Member]) -> list[int]:
+    held = Counter(owners.values())
+    return [held[m.name] for m in members]
+
+
+@st.composite
+def situations(draw: st.DrawFn) -> tuple[list[Partition], list[Member], dict[Partition, str]]:
+    """Partitions, members, and any previous assignment at all: to members gone, of partitions gone, uneven."""
+    partitions = partitions_of(draw(topics_strategy))
+    previous = draw(
+        st.dictionaries(st.sampled_from([*partitions, Partition("gone", 0)]), st.sampled_from("abcdefghijxy"))
+    )
+    return partitions, draw(members_strategy), previous
+
+
+@pytest.mark.parametrize("assignor", ASSIGNORS)
+@given(situation=situations(), seed=st.integers())
+def test_every_partition_gets_an_owner_whatever_the_order_of_the_inputs(
+    assignor: str, situation: tuple[list[Partition], list[Member], dict[Partition, str]], seed: int
+) -> None:
+    partitions, members, previous = situation
+    owners = assign(partitions, members, previous, assignor=assignor, kinds=KINDS)
+    assert set(owners) == set(partitions)
+    assert set(owners.values()) <= {m.name for m in members}
+
+    shuffle = random.Random(seed).sample
+    again = assign(
+        shuffle(partitions, len(partitions)),
+        shuffle(members, len(members)),
+        dict(shuffle(list(previous.items()), len(previous))),
+        assignor=assignor,
+        kinds=KINDS,
+    )
+    assert again == owners
+
+
+@pytest.mark.parametrize("assignor", ["sticky", "even", "contiguous"])
+@given(situation=situations())
+def test_each_kind_is_shared_by_weight_to_within_one(
+    assignor: str, situation: tuple[list[Partition], list[Member], dict[Partition, str]]
+) -> None:
+    partitions, members, previous = situation
+    owners = assign(partitions, members, previous, assignor=assignor, kinds=KINDS)
+    for kind in TopicKind:
+        of_kind = {p: o for p, o in owners.items() if KINDS.get(p.topic, TopicKind.NORMAL) == kind}
+        for member, size in zip(members, sizes(of_kind, members), strict=True):
+            share = len(of_kind) * member.weight / sum(m.weight for m in members)
+            assert abs(size - share) < 1
+
+
+@given(situation=situations())
+def test_sticky_changes_nothing_when_nothing_changed(
+    situation: tuple[list[Partition], list[Member], dict[Partition, str]],
+) -> None:
+    partitions, members, previous = situation
+    settled = assign(partitions, members, previous, kinds=KINDS)
+    assert assign(partitions, members, settled, kinds=KINDS) == settled
+
+
+def fewest_moves_by_brute_force(
+    partitions: list[Partition], members: list[Member], previous: Owners, max_active: int
+) -> int:
+    names = [m.name for m in members]
+    best = len(partitions)
+    active_sets = itertools.combinations(names, min(max_active, len(names)))
+    for active in active_sets:
+        for owners in itertools.product(active, repeat=len(partitions)):
+            held = [owners.count(name) for name in active]
+            if max(held) - min(held) <= 1:
+                moves = plan(
+                    {p: o for p, o in previous.items() if p in partitions}, dict(zip(partitions, owners, strict=True))
+                )
+                best = min(best, len(moves.moves))
+    return best
+
+
+@given(
+    count=st.integers(1, 6),
+    names=st.sets(st.sampled_from("abcd"), min_size=1, max_size=3),
+    data=st.data(),
+    max_active=st.integers(1, 4),
+)
+def test_sticky_moves_exactly_the_fewest_by_brute_force(
+    count: int, names: set[str], data: st.DataObject, max_active: int
+) -> None:
+    partitions = partitions_of({"t": count})
+    members = equal("".join(sorted(names)))
+    previous = data.draw(st.dictionaries(st.sampled_from(partitions), st.sampled_from("abcd")))
+    owners = assign(partitions, members, previous, max_active=max_active)
+    moves = len(plan(previous, owners).moves)
+    assert moves == fewest_moves_by_brute_force(partitions, members, previous, max_active)
+
+
+@given(count=st.integers(1, 400), before=st.integers(1, 60), after=st.integers(1, 60), seed=st.integers())
+def test_sticky_moves_the_lower_bound_from_any_assignment_on_large_cases(
+    count: int, before: int, after: int, seed: int
+) -> None:
+    """No assignment within one can keep more than the `up` largest holdings rounded up and the rest rounded down."""
+    rng = random.Random(seed)
+    partitions = partitions_of({"t": count})
+    members = [Member(f"m{i}") for i in range(after)]
+    previous = {p: f"m{rng.randrange(before)}" for p in partitions if rng.random() < 0.95}
+    held = sorted((list(previous.values()).count(m.name) for m in members), reverse=True)
+    down, up = divmod(count, after)
+    most_kept = sum(min(h, down + (rank < up)) for rank, h in enumerate(held))
+    owners = assign(partitions, members, previous)
+    assert max(sizes(owners, members)) - min(sizes(owners, members)) <= 1
+    assert len(plan(previous, owners).moves) == len(previous) - most_kept
+
+
+@pytest.mark.parametrize(("before", "after", "contiguous", "sticky"), [(16, 17, 120, 15), (31, 32, 220, 8)])
+def test_adding_a_worker_to_256_partitions_moves_as_few_as_the_newcomer_needs(
+    before: int, after: int, contiguous: int, sticky: int
+) -> None:
+    partitions = partitions_of({"fanout": 256})
+    moved = {}
+    for assignor in ("contiguous", "sticky"):
+        old = assign(partitions, [Member(f"w{i:02}") for i in range(before)], assignor=assignor)
+        new = assign(partitions, [Member(f"w{i:02}") for i in range(after)], old, assignor=assignor)
+        moved[assignor] = len(plan(old, new).moves)
+    assert moved == {"contiguous": contiguous, "sticky": sticky}
+
+
+def test_six_partitions_and_three_consumers_are_two_each_and_a_leaver_moves_only_its_own() -> None:
+    """The pictures of the CatMQ document."""
+    partitions = partitions_of({"t": 6})
+    three = assign(partitions, equal("abc"))
+    assert sizes(three, equal("abc")) == [2, 2, 2]
+    two = assign(partitions, equal("ab"), three)
+    assert sizes(two, equal("ab")) == [3, 3]
+    assert {m.source for m in plan(three, two).moves} == {"c"}
+
+
+def test_retry_partitions_do_not_crowd_one_member() -> None:
+    """CatMQ deals normal and retry queues from one deck: with two of each, one consumer gets both retry queues."""
+    partitions = partitions_of({"t": 2, "t.retry": 2})
+    for assignor in ("sticky", "even", "contiguous"):
+        owners = assign(partitions, equal("ab"), assignor=assignor, kinds=KINDS)
+        for topic in ("t", "t.retry"):
+            assert sizes({p: o for p, o in owners.items() if p.topic == topic}, equal("ab")) == [1, 1]
+
+
+def test_the_odd_partition_of_each_kind_goes_to_different_members() -> None:
+    owners = assign(partitions_of({"t": 3, "t.retry": 3}), equal("ab"), kinds=KINDS)
+    assert sizes(owners, equal("ab")) == [3, 3]
+
+
+def test_beyond_max_active_members_stand_by_and_owners_are_not_displaced() -> None:
+    partitions = partitions_of({"t": 6})
+    before = assign(partitions, equal("cd"), max_active=2)
+    assert assign(partitions, equal("abcd"), before, max_active=2) == before
+    after = assign(partitions, equal("abd"), before, max_active=2)
+    assert sizes(after, equal("abd")) == [3, 0, 3]
+
+
+def test_least_loaded_leaves_partitions_where_they_are_and_fills_the_emptiest() -> None:
+    partitions = partitions_of({"t": 4})
+    previous = {partitions[0]: "a", partitions[1]: "a"}
+    owners = assign(partitions, equal("abc"), previous, assignor="least_loaded")
+    assert [owners[p] for p in partitions] == ["a", "a", "b", "c"]
+
+
+def test_contiguous_gives_each_member_one_range() -> None:
+    partitions = partitions_of({"t": 10})
+    owners = assign(partitions, equal("abc"), assignor="contiguous")
+    assert [owners[p] for p in partitions] == list("aaaabbbccc")
+
+
+def test_with_no_members_nothing_has_an_owner() -> None:
+    assert assign(partitions_of({"t": 3}), []) == {}
+
+
+def test_duplicate_member_names_are_refused() -> None:
+    with pytest.raises(InvalidValue, match="members is 'a': expected every member name once"):
+        assign(partitions_of({"t": 3}), [Member("a"), Member("a", 2)])
+
+
+def test_an_unknown_assignor_is_refused() -> None:
+    with pytest.raises(InvalidValue, match="'random': expected one of sticky, even, contiguous, least_loaded"):
+        assign(partitions_of({"t": 3}), equal("a"), assignor="random")
+
+
+@pytest.mark.parametrize("bad", [0, -1, 1.5])
+def test_max_active_must_be_a_whole_number_of_at_least_1(bad: int) -> None:
+    with pytest.raises(InvalidValue, match="max_active is"):
+        assign(partitions_of({"t": 3}), equal("ab"), max_active=bad)
