@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
-from shardyard.cli.output import Json, print_json, print_table
+from shardyard.cli.output import Count, Json, print_json, print_table
 from shardyard.cli.place import HashName, PartitionerName
 from shardyard.model import InvalidValue
 from shardyard.placement import DEFAULT_HASH, ID_KINDS, Balance, Partitioner, balance, generate_ids, partitioner_named
@@ -19,8 +19,8 @@ from shardyard.placement import DEFAULT_HASH, ID_KINDS, Balance, Partitioner, ba
 
 def check(
     hash_name: HashName = None,
-    keys: Annotated[int, typer.Option("--keys", help="How many ids to try.")] = 100_000_000,
-    partitions: Annotated[int, typer.Option("--partitions", "-p", help="How many partitions there are.")] = 1000,
+    keys: Annotated[int, Count("--keys", help="How many ids to try.")] = 100_000_000,
+    partitions: Annotated[int, Count("--partitions", "-p", help="How many partitions there are.")] = 1000,
     ids: Annotated[str, typer.Option("--ids", help=f"What ids look like: one of {', '.join(ID_KINDS)}.")] = "dense",
     partitioner: PartitionerName = "modulus",
     plot: Annotated[

@@ -7,7 +7,7 @@ from typing import Annotated
 import numpy as np
 import typer
 
-from shardyard.cli.output import Json, print_json, print_table
+from shardyard.cli.output import Count, Json, print_json, print_table
 from shardyard.cli.place import HashName
 from shardyard.model import InvalidValue, Member, Partition, whole_number
 from shardyard.placement import (
@@ -24,12 +24,12 @@ Row = dict[str, object]
 
 
 def compare(
-    partitions: Annotated[int, typer.Option("--partitions", "-p", help="How many partitions there are.")],
-    to: Annotated[int | None, typer.Option("--to", help="How many partitions there will be.")] = None,
-    members: Annotated[int | None, typer.Option("--members", help="How many members there are.")] = None,
-    to_members: Annotated[int | None, typer.Option("--to-members", help="How many members there will be.")] = None,
+    partitions: Annotated[int, Count("--partitions", "-p", help="How many partitions there are.")],
+    to: Annotated[int | None, Count("--to", help="How many partitions there will be.")] = None,
+    members: Annotated[int | None, Count("--members", help="How many members there are.")] = None,
+    to_members: Annotated[int | None, Count("--to-members", help="How many members there will be.")] = None,
     hash_name: HashName = None,
-    keys: Annotated[int, typer.Option("--keys", help="With --to: how many ids to try.")] = 1_000_000,
+    keys: Annotated[int, Count("--keys", help="With --to: how many ids to try.")] = 1_000_000,
     ids: Annotated[str, typer.Option("--ids", help=f"With --to: one of {', '.join(ID_KINDS)}.")] = "text",
     json: Json = False,
 ) -> None:

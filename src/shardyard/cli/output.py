@@ -3,11 +3,24 @@
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
+
+
+def _whole_number(text: str | int) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r}: expected a whole number") from None
+
+
+def Count(*names: str, help: str) -> Any:  # noqa: A002, N802 it stands where typer.Option would
+    """An option that takes a whole number, and says which value was none."""
+    return typer.Option(*names, help=help, parser=_whole_number, metavar="INTEGER")
+
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 

@@ -8,9 +8,9 @@ from typing import Annotated
 import pyarrow as pa
 import typer
 
-from shardyard.cli.output import Json, print_json, print_table
+from shardyard.cli.output import Count, Json, print_json, print_table
 from shardyard.model import InvalidValue
-from shardyard.placement import HASHES, PARTITIONERS, Key, partitioner_named
+from shardyard.placement import HASHES, PARTITIONERS, Key, key_bytes, partitioner_named
 
 HashName = Annotated[
     str | None,
@@ -18,7 +18,7 @@ HashName = Annotated[
         "--hash", help=f"One of {', '.join(HASHES)}. Default: fnv1a32, or xxh64 for jump.", show_default=False
     ),
 ]
-Partitions = Annotated[int, typer.Option("--partitions", "-p", help="How many partitions there are.")]
+Partitions = Annotated[int, Count("--partitions", "-p", help="How many partitions there are.")]
 PartitionerName = Annotated[str, typer.Option("--partitioner", help=f"One of {', '.join(PARTITIONERS)}.")]
 
 
@@ -71,12 +71,8 @@ def place(
     rule = partitioner_named(partitioner, partitions, hash_name)
     texts = [line for key in keys for line in (sys.stdin.read().splitlines() if key == "-" else [key])]
     read = _READ[key_type]
-    values = [read(text) for text in texts]
-    if key_type is KeyType.INT and any(isinstance(v, int) and v >= 2**63 for v in values):
-        places = [rule.place(value) for value in values]  # beyond what an Arrow int64 holds
-    else:
-        kind = {KeyType.TEXT: pa.string(), KeyType.INT: pa.int64(), KeyType.HEX: pa.binary()}[key_type]
-        places = rule.place_array(pa.array(values, kind)).to_pylist()
+    values = pa.array([key_bytes(read(text)) for text in texts], pa.binary())
+    places = rule.place_array(values).to_pylist()
     rows = [{"key": text, "partition": partition} for text, partition in zip(texts, places, strict=True)]
     if json:
         print_json(rows)

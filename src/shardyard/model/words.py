@@ -75,7 +75,7 @@ class Member:
     weight: int = 1
 
     def __post_init__(self) -> None:
-        if not isinstance(self.name, str) or not self.name:
+        if not self.name:
             raise InvalidValue("member name", self.name, "a text that is not empty")
         whole_number(f"weight of member {self.name!r}", self.weight, at_least=1)
 

@@ -2,7 +2,7 @@
 
 from shardyard.placement.assignors import ASSIGNORS, assign
 from shardyard.placement.balance import Balance, balance
-from shardyard.placement.hashes import HASHES, Hash, Key, hash_named, phash2
+from shardyard.placement.hashes import HASHES, Hash, Key, hash_named, key_bytes, phash2
 from shardyard.placement.ids import ID_KINDS, generate_ids
 from shardyard.placement.partitioners import (
     DEFAULT_HASH,
@@ -33,6 +33,7 @@ __all__ = [
     "balance",
     "generate_ids",
     "hash_named",
+    "key_bytes",
     "partitioner_named",
     "phash2",
     "plan",

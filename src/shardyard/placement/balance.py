@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import chdtrc
 
 from shardyard.model import InvalidValue
 
@@ -31,6 +30,8 @@ class Balance:
 
 def balance(counts: Sequence[int] | npt.NDArray[Any]) -> Balance:
     """Measure records (or bytes) per partition."""
+    from scipy.special import chdtrc  # noqa: PLC0415 a fifth of a second, which most commands need not spend
+
     load = np.asarray(counts, dtype=np.float64)
     if load.ndim != 1 or not load.size:
         raise InvalidValue("counts", counts, "a number for each of at least one partition")

@@ -27,11 +27,11 @@ def key_bytes(key: Key) -> bytes:
         return key
     if key is None:
         return b""
-    if isinstance(key, int) and not isinstance(key, bool):
-        if -(2**63) <= key < 2**64:
-            return (key & 0xFFFFFFFFFFFFFFFF).to_bytes(8, "little")
+    if isinstance(key, bool) or not hasattr(key, "to_bytes"):
+        raise InvalidValue("key", key, "bytes, str, int or None")
+    if not -(2**63) <= key < 2**64:
         raise InvalidValue("key", key, "a whole number from -2**63 up to 2**64")
-    raise InvalidValue("key", key, "bytes, str, int or None")
+    return (key & 0xFFFFFFFFFFFFFFFF).to_bytes(8, "little")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,8 @@ class Hash:
         if pa.types.is_dictionary(keys.type):
             # A null index points nowhere: let it point at the empty key, behind the dictionary's own.
             known = np.append(self.array(keys.dictionary), self._dtype(self(None)))
-            return known[pc.fill_null(keys.indices, len(known) - 1).to_numpy(zero_copy_only=False)]
+            indices: npt.NDArray[Any] = pc.fill_null(keys.indices.cast(pa.int64()), len(known) - 1).to_numpy()
+            return known.take(indices)
         out = np.empty(len(keys), self._dtype)
         if len(keys):
             self._many(*_bytes_and_offsets(keys), out)
