@@ -40,5 +40,5 @@ bench: $(VENV)/.ready ## measure the speeds the README states, beside what one w
 
 .PHONY: clean
 clean: ## remove the virtual environment and all caches
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 	find src tests bench -name __pycache__ -prune -exec rm -rf {} +

@@ -34,10 +34,13 @@ def report(name: str, per_second: float, target: float, unit: str) -> None:
 
 
 def text_keys() -> pa.Array:
-    """Between 12 and 20 bytes, 16 on average."""
-    lengths = np.random.default_rng(1).integers(0, 9, KEYS)
+    """All different, between 12 and 20 bytes, 16 on average."""
+    rng = np.random.default_rng(1)
+    lengths = rng.integers(0, 9, KEYS)
     endings = pa.array(["x" * n for n in range(9)]).take(pa.array(lengths))
-    return pc.binary_join_element_wise("user-1234567", endings, "")
+    return pc.binary_join_element_wise(
+        "user", pa.array(rng.permutation(KEYS) + 10_000_000).cast(pa.string()), endings, ""
+    )
 
 
 def arrays(keys: pa.Array) -> None:

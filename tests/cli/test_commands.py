@@ -29,6 +29,12 @@ def test_place_reads_keys_from_standard_input() -> None:
     assert answer("place", "-", *arguments, stdin="alice\nbob\n") == answer("place", "alice", "bob", *arguments)
 
 
+def test_place_takes_a_line_as_one_key_whatever_unicode_calls_a_line() -> None:
+    rows = answer("place", "-", stdin="a\u2028b\x0bc\n\nd\n")
+    assert [row["key"] for row in rows] == ["a\u2028b\x0bc", "", "d"]
+    assert answer("place", "-") == []
+
+
 def test_place_takes_numbers_and_hex() -> None:
     by_number = answer("place", "258", str(2**64 - 1), "--type", "int", "--partitions", "1000")
     by_bytes = answer("place", "0201000000000000", "f" * 16, "--type", "hex", "--partitions", "1000")
@@ -75,6 +81,11 @@ def test_compare_members_shows_every_assignor() -> None:
     ("arguments", "complaint"),
     [
         ("place a --hash md5", "hash is 'md5': expected one of fnv1a32"),
+        ("place a --hash [/]", "hash is '[/]': expected one of fnv1a32"),
+        ("place a --hash [red]", "hash is '[red]': expected one of fnv1a32"),
+        ("place \udcff", "expected text that UTF-8 can hold"),
+        ("check --keys 10 --partitions 2147483647", "expected at most 10000000"),
+        ("check --keys 10 --plot /proc/load.png", "expected a file that can be written"),
         ("place a --partitions 0", "partitions is 0: expected a whole number of at least 1"),
         ("place a --partitions 2.5", "'2.5': expected a whole number"),
         ("place a --partitioner ring", "partitioner is 'ring': expected one of modulus, jump, round_robin"),
@@ -91,16 +102,16 @@ def test_compare_members_shows_every_assignor() -> None:
         ("check --keys 10 --plot nowhere/load.png", "expected a file in a folder that exists"),
         ("compare --partitions 12", "expected either --to, or --members and --to-members"),
         ("compare --partitions 12 --to 13 --members 2", "expected either --to, or --members and --to-members"),
+        ("compare --partitions 1000000000 --members 2 --to-members 4", "expected at most 1000000 to compare"),
+        ("compare --partitions 12 --to 2147483647", "expected at most 1000000 to compare"),
+        ("check --keys 99999999999999999999999", "keys is 99999999999999999999999: expected at most"),
         ("compare --partitions 12 --to 0", "partitions is 0"),
         ("compare --partitions 12 --members 0 --to-members 2", "members is 0"),
         ("compare --partitions 12 --members 2 --to-members 2.5", "'2.5': expected a whole number"),
     ],
 )
 def test_a_wrong_call_gets_one_clear_error_exit_code_2_and_no_output(arguments: str, complaint: str) -> None:
-    command, *rest = arguments.split()
-    run = shardyard(
-        command, *(["--", *rest[:1], *[]] if rest[:1] and rest[0].startswith("-9") else rest[:1]), *rest[1:]
-    )
+    run = shardyard(*arguments.split())
     assert run.returncode == 2
     assert complaint in " ".join(run.stderr.replace("│", " ").split())
     assert run.stdout == ""

@@ -14,12 +14,8 @@ from shardyard.placement import ASSIGNORS, assign, plan
 
 Owners = Mapping[Partition, str]
 
-members_strategy = st.lists(
-    st.builds(Member, st.sampled_from("abcdefghij"), st.integers(1, 4)),
-    min_size=1,
-    max_size=10,
-    unique_by=lambda m: m.name,
-)
+a_member = st.builds(Member, st.sampled_from("abcdefghij"), st.integers(1, 4))
+members_strategy = st.lists(a_member, min_size=1, unique_by=lambda m: m.name)
 topics_strategy = st.dictionaries(st.sampled_from(["t", "u", "t.retry", "u.retry"]), st.integers(1, 20), min_size=1)
 KINDS = {"t.retry": TopicKind.RETRY, "u.retry": TopicKind.RETRY}
 
@@ -117,12 +113,52 @@ def fewest_moves_by_brute_force(
 def test_sticky_moves_exactly_the_fewest_by_brute_force(
     count: int, names: set[str], data: st.DataObject, max_active: int
 ) -> None:
+    """Equal weights; with unequal ones, below, the active members are given."""
     partitions = partitions_of({"t": count})
     members = equal("".join(sorted(names)))
     previous = data.draw(st.dictionaries(st.sampled_from(partitions), st.sampled_from("abcd")))
     owners = assign(partitions, members, previous, max_active=max_active)
     moves = len(plan(previous, owners).moves)
     assert moves == fewest_moves_by_brute_force(partitions, members, previous, max_active)
+
+
+@given(count=st.integers(1, 6), data=st.data())
+def test_sticky_moves_exactly_the_fewest_that_keep_shares_by_weight(count: int, data: st.DataObject) -> None:
+    partitions = partitions_of({"t": count})
+    members = data.draw(st.lists(a_member, min_size=1, max_size=3, unique_by=lambda m: m.name))
+    previous = data.draw(
+        st.dictionaries(st.sampled_from(partitions), st.sampled_from([m.name for m in members] + ["x"]))
+    )
+    weights = sum(m.weight for m in members)
+    fewest = min(
+        len(plan(previous, dict(zip(partitions, owners, strict=True))).moves)
+        for owners in itertools.product([m.name for m in members], repeat=count)
+        if all(abs(owners.count(m.name) - count * m.weight / weights) < 1 for m in members)
+    )
+    assert len(plan(previous, assign(partitions, members, previous)).moves) == fewest
+
+
+def test_a_member_that_gives_up_partitions_keeps_some_of_every_topic() -> None:
+    partitions = partitions_of({"t": 3, "u": 3})
+    after = assign(partitions, equal("ab"), dict.fromkeys(partitions, "a"))
+    assert Counter(p.topic for p, owner in after.items() if owner == "a") == {"t": 2, "u": 1}
+
+
+def test_who_loses_most_by_rounding_is_rounded_up() -> None:
+    members = [Member("a", 1), Member("b", 4)]
+    assert sizes(assign(partitions_of({"t": 6}), members), members) == [1, 5]
+
+
+def test_partitions_that_are_gone_do_not_make_a_member_active() -> None:
+    previous = {Partition("gone", 0): "b", Partition("gone", 1): "b", Partition("t", 0): "a"}
+    assert set(assign(partitions_of({"t": 2}), equal("ab"), previous, max_active=1).values()) == {"a"}
+
+
+def test_least_loaded_measures_against_the_weight_and_then_the_other_kinds() -> None:
+    members = [Member("a", 1), Member("b", 3)]
+    assert sizes(assign(partitions_of({"t": 8}), members, assignor="least_loaded"), members) == [2, 6]
+    owners = assign(partitions_of({"t": 3, "t.retry": 3}), equal("ab"), assignor="least_loaded", kinds=KINDS)
+    assert sizes(owners, equal("ab")) == [3, 3]
 
 
 @given(count=st.integers(1, 400), before=st.integers(1, 60), after=st.integers(1, 60), seed=st.integers())

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardyard.model import InvalidValue
-from shardyard.placement import HASHES, Key, generate_ids, hash_named, phash2
+from shardyard.placement import HASHES, Key, generate_ids, hash_named, kernels, phash2
 from tests.placement import reference
 
 PHASH2_VECTORS = json.loads((Path(__file__).parent / "phash2.json").read_text())["vectors"]
@@ -67,14 +67,25 @@ def test_murmur2_gives_the_vectors_of_kafkas_own_tests(key: str, signed: int) ->
 
 
 @pytest.mark.parametrize("vector", [v for v in PHASH2_VECTORS if v["kind"] != "binary"], ids=lambda v: v["term"])
-def test_phash2_gives_what_erlang_gives(vector: dict[str, Any]) -> None:
+def test_phash2_of_a_list_gives_what_erlang_gives(vector: dict[str, Any]) -> None:
     keys = [bytes.fromhex(key["hex"]) for key in vector["keys"]]
     assert phash2(keys) == vector["phash2_27"]
     assert phash2(keys, 2**32) == vector["hash32"]
+    for shards, index in vector["rem"].items():
+        assert phash2(keys) % int(shards) == index
     if len(keys) == 1:
         assert hash_named("phash2")(keys[0]) == vector["phash2_27"]
-        for shards, index in vector["rem"].items():
-            assert hash_named("phash2")(keys[0]) % int(shards) == index
+
+
+@pytest.mark.parametrize("vector", [v for v in PHASH2_VECTORS if v["kind"] == "binary"], ids=lambda v: v["term"])
+def test_phash2_of_a_bare_binary_gives_what_erlang_gives(vector: dict[str, Any]) -> None:
+    assert kernels.phash2_element(bytes.fromhex(vector["keys"][0]["hex"]), 0) == vector["hash32"]
+
+
+@pytest.mark.parametrize(("keys", "hash_range"), [("key", 4), (b"key", 4), (["key"], 0), (["key"], 1.5)])
+def test_phash2_wants_a_list_and_a_range(keys: Any, hash_range: Any) -> None:
+    with pytest.raises(InvalidValue, match="expected a"):
+        phash2(keys, hash_range)
 
 
 def test_phash2_hashes_the_list_of_keys_and_not_the_bare_key() -> None:
@@ -98,6 +109,8 @@ keys_of_a_kind: st.SearchStrategy[tuple[list[Key], pa.DataType]] = st.one_of(
         st.sampled_from([pa.string(), pa.large_string(), pa.string_view(), pa.dictionary(pa.int8(), pa.string())]),
     ),
     st.tuples(st.lists(st.none() | st.binary(min_size=6, max_size=6)), st.just(pa.binary(6))),
+    st.tuples(st.lists(st.none() | st.just(b"")), st.just(pa.binary(0))),
+    st.tuples(st.lists(st.none()), st.just(pa.null())),
     st.tuples(st.lists(st.none() | st.integers(-(2**63), 2**63 - 1)), st.just(pa.int64())),
     st.tuples(st.lists(st.none() | st.integers(0, 2**64 - 1)), st.just(pa.uint64())),
     st.tuples(st.lists(st.none() | st.integers(-(2**15), 2**15 - 1)), st.just(pa.int16())),
@@ -140,13 +153,13 @@ def test_an_int_hashes_as_eight_little_endian_bytes(name: str) -> None:
     assert function(-1) == function(2**64 - 1) == function(b"\xff" * 8)
 
 
-@pytest.mark.parametrize("bad", [1.5, True, 2**64, -(2**63) - 1, ["a"]])
+@pytest.mark.parametrize("bad", [1.5, True, 2**64, -(2**63) - 1, ["a"], "\ud800"])
 def test_a_key_of_another_type_is_refused(bad: Any) -> None:
     with pytest.raises(InvalidValue, match="key is"):
         hash_named("fnv1a32")(bad)
 
 
-@pytest.mark.parametrize("bad", [pa.array([1.5]), pa.array([[1]]), pa.array([True])])
+@pytest.mark.parametrize("bad", [pa.array([1.5]), pa.array([[1]]), pa.array([True]), pa.array([], pa.float64())])
 def test_an_array_of_another_type_is_refused(bad: pa.Array) -> None:
     with pytest.raises(InvalidValue, match="expected binary, string or an integer"):
         hash_named("fnv1a32").array(bad)

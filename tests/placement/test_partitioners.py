@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardyard.model import InvalidValue
-from shardyard.placement import Jump, Modulus, Partitioner, RoundRobin, balance, generate_ids, partitioner_named
-from shardyard.placement.partitioners import jump
+from shardyard.placement import Jump, Modulus, Partitioner, RoundRobin, balance, generate_ids, jump, partitioner_named
 from tests.placement import reference
 
 
@@ -26,6 +25,12 @@ def test_channels_live_where_adr_009_puts_them(channel: str, partition: int) -> 
 )
 def test_jump_gives_its_published_vectors(key: int, buckets: int, expected: int) -> None:
     assert jump(key, buckets) == expected
+
+
+@pytest.mark.parametrize(("key", "buckets"), [(5, 0), (5, 2.5), (2**64, 5), (-1, 5)])
+def test_jump_wants_64_bits_and_a_bucket(key: Any, buckets: Any) -> None:
+    with pytest.raises(InvalidValue):
+        jump(key, buckets)
 
 
 @given(key=st.integers(0, 2**64 - 1), buckets=st.integers(1, 5000))

@@ -52,7 +52,7 @@ def test_no_load_and_one_partition_count_as_even() -> None:
         assert (figures.total_deviation, figures.max_over_mean, figures.p_value, figures.gini) == (0, 1, 1, 0)
 
 
-@pytest.mark.parametrize("bad", [[], [-1, 2], [float("nan")], np.zeros((2, 2))])
+@pytest.mark.parametrize("bad", [[], [-1, 2], [float("nan")], np.zeros((2, 2)), ["a"], [[1], [2, 3]]])
 def test_counts_that_are_no_counts_are_refused(bad: Any) -> None:
     with pytest.raises(InvalidValue, match="counts is"):
         balance(bad)

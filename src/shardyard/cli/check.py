@@ -16,6 +16,8 @@ from shardyard.cli.place import HashName, PartitionerName
 from shardyard.model import InvalidValue
 from shardyard.placement import DEFAULT_HASH, ID_KINDS, Balance, Partitioner, balance, generate_ids, partitioner_named
 
+MOST_PARTITIONS = 10_000_000
+
 
 def check(
     hash_name: HashName = None,
@@ -40,13 +42,15 @@ def check(
     """
     if plot is not None:
         _check_plot(plot)
+    if partitions > MOST_PARTITIONS:
+        raise InvalidValue("partitions", partitions, f"at most {MOST_PARTITIONS} to count")
     started = time.perf_counter()
     rule = partitioner_named(partitioner, partitions, hash_name)
     counts = count_ids(rule, ids, keys)
     seconds = time.perf_counter() - started
     figures = balance(counts)
     row = {
-        "hash": hash_name or DEFAULT_HASH[partitioner],
+        "hash": DEFAULT_HASH[partitioner] and (hash_name or DEFAULT_HASH[partitioner]),  # round_robin has none
         "partitions": partitions,
         "keys": keys,
         "ids": ids,
@@ -83,6 +87,10 @@ def _check_plot(path: Path) -> None:
     if not path.parent.is_dir():
         raise InvalidValue("--plot", str(path), "a file in a folder that exists")
     try:
+        path.open("ab").close()
+    except OSError:
+        raise InvalidValue("--plot", str(path), "a file that can be written") from None
+    try:
         import matplotlib.figure  # noqa: F401, PLC0415 an optional extra
     except ImportError:
         raise InvalidValue("--plot", str(path), "matplotlib to draw it: pip install 'shardyard[plot]'") from None
@@ -101,7 +109,7 @@ def draw(counts: npt.NDArray[np.int64], figures: Balance, title: str, path: Path
     margin = max((high - low) * 0.15, mean * 0.0005, 1.0)
     load.set_ylim(max(low - margin, 0), high + margin)
     load.set_xlim(-0.5, len(counts) - 0.5)
-    load.set(xlabel="partition", ylabel="ids (the axis need not start at 0)")
+    load.set(xlabel="partition", ylabel="ids")
     load.legend(loc="upper right")
     spread.hist(counts, bins=40, orientation="horizontal", color="#4c78a8")
     spread.axhline(mean, color="#e45756", linewidth=1.2)

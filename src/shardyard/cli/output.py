@@ -2,12 +2,14 @@
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 
 def _whole_number(text: str | int) -> int:
@@ -25,28 +27,47 @@ def Count(*names: str, help: str) -> Any:  # noqa: A002, N802 it stands where ty
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 
+Row = Mapping[str, object]
+dumps = partial(json.dumps, ensure_ascii=False)
+
+
 def print_json(data: object) -> None:
-    sys.stdout.write(json.dumps(data, ensure_ascii=False) + "\n")
+    sys.stdout.write(dumps(data) + "\n")
 
 
-def print_table(rows: Sequence[Mapping[str, object]], title: str | None = None) -> None:
+def print_table(rows: Sequence[Row], title: str | None = None, *, header: bool = True) -> None:
     """Rows that share their keys. The title is for people: a pipe gets the header and the rows alone."""
     if not rows:
         return
     columns = list(rows[0])
     cells = [[_cell(row[column]) for column in columns] for row in rows]
     if not sys.stdout.isatty():
-        sys.stdout.writelines("\t".join(line) + "\n" for line in [columns, *cells])
+        sys.stdout.writelines("\t".join(line) + "\n" for line in ([columns, *cells] if header else cells))
         return
     table = Table(title=title, title_justify="left", title_style="bold")
     for column in columns:
         table.add_column(column, justify="left" if isinstance(rows[0][column], str) else "right")
     for line in cells:
-        table.add_row(*line)
+        table.add_row(*map(Text, line))  # as it is: a key may look like markup
     Console().print(table)
+
+
+def print_blocks(blocks: Iterable[Sequence[Row]], *, json: bool) -> None:
+    """Rows that come in blocks, printed as they come: as one list, or as a table (a new one a block on a terminal)."""
+    filled = (block for block in blocks if block)
+    first = next(filled, [])  # a wrong call complains here, before anything is printed
+    if json:
+        sys.stdout.write("[" + ", ".join(map(dumps, first)))
+        for block in filled:
+            sys.stdout.writelines(", " + dumps(row) for row in block)
+        sys.stdout.write("]\n")
+        return
+    print_table(first)
+    for block in filled:
+        print_table(block, header=sys.stdout.isatty())
 
 
 def _cell(value: object) -> str:
     if isinstance(value, float):
-        return f"{value:.0f}" if value.is_integer() and abs(value) >= 10 else f"{value:.4g}"
-    return str(value)
+        return f"{value:.0f}" if value.is_integer() or abs(value) >= 1000 else f"{value:.4g}"
+    return str(value).replace("\t", "\\t").replace("\n", "\\n")

@@ -1,14 +1,15 @@
 """`shardyard place`: key -> partition."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from enum import StrEnum
+from itertools import islice
 from typing import Annotated
 
 import pyarrow as pa
 import typer
 
-from shardyard.cli.output import Count, Json, print_json, print_table
+from shardyard.cli.output import Count, Json, Row, print_blocks
 from shardyard.model import InvalidValue
 from shardyard.placement import HASHES, PARTITIONERS, Key, key_bytes, partitioner_named
 
@@ -20,6 +21,10 @@ HashName = Annotated[
 ]
 Partitions = Annotated[int, Count("--partitions", "-p", help="How many partitions there are.")]
 PartitionerName = Annotated[str, typer.Option("--partitioner", help=f"One of {', '.join(PARTITIONERS)}.")]
+
+
+BLOCK = 50_000
+"""Keys read from standard input before any is printed."""
 
 
 class KeyType(StrEnum):
@@ -40,6 +45,12 @@ def _bytes(text: str) -> bytes:
         return bytes.fromhex(text)
     except ValueError:
         raise InvalidValue("key", text, "pairs of hex digits, for --type hex") from None
+
+
+def _blocks_of_stdin() -> Iterator[list[str]]:
+    """Standard input, a key a line, in blocks. What is not UTF-8 stays visible in `key_bytes`'s complaint."""
+    while block := [line.removesuffix(b"\n") for line in islice(sys.stdin.buffer, BLOCK)]:
+        yield [line.decode(errors="surrogateescape") for line in block]
 
 
 _READ: dict[KeyType, Callable[[str], Key]] = {KeyType.TEXT: str, KeyType.INT: _number, KeyType.HEX: _bytes}
@@ -69,12 +80,12 @@ def place(
       cut -f1 users.tsv | shardyard place - --type int --json
     """
     rule = partitioner_named(partitioner, partitions, hash_name)
-    texts = [line for key in keys for line in (sys.stdin.read().splitlines() if key == "-" else [key])]
     read = _READ[key_type]
-    values = pa.array([key_bytes(read(text)) for text in texts], pa.binary())
-    places = rule.place_array(values).to_pylist()
-    rows = [{"key": text, "partition": partition} for text, partition in zip(texts, places, strict=True)]
-    if json:
-        print_json(rows)
-    else:
-        print_table(rows)
+
+    def rows(texts: list[str]) -> list[Row]:
+        values = pa.array([key_bytes(read(text)) for text in texts], pa.binary())
+        places = rule.place_array(values).to_pylist()
+        return [{"key": text, "partition": partition} for text, partition in zip(texts, places, strict=True)]
+
+    blocks = (rows(block) for key in keys for block in (_blocks_of_stdin() if key == "-" else [[key]]))
+    print_blocks(blocks, json=json)

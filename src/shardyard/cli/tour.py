@@ -7,12 +7,15 @@ from rich.console import Console
 
 STOPS = (
     (
-        "Where does a channel live? ADR-009's rule:",
+        "Where does a channel live? (jump hash, as a fan-out uses it)",
         "place ch_general ch_dev ch_random dm_alice_bob --partitioner jump --partitions 256",
     ),
-    ("Where does a user live? CecoChat's rule:", "place alice bob carol --partitions 12"),
     (
-        "How evenly? CecoChat's check, on ids 1 to 100 million:",
+        "Where does a user live? (FNV-1a modulo, as a chat server uses it)",
+        "place alice bob carol --partitions 12",
+    ),
+    (
+        "How evenly? Ids 1 to 100 million over 1000 partitions:",
         "check --hash fnv1a32 --keys 100000000 --partitions 1000",
     ),
     ("From 12 to 13 partitions, what moves?", "compare --partitions 12 --to 13"),
@@ -26,7 +29,7 @@ def tour() -> None:
 
     console = Console(highlight=False)
     for question, command in STOPS:
-        console.print(f"\n[bold]{question}[/]\n[dim]$ shardyard {command}[/]")
+        console.print(f"\n[bold]{question}[/]\n[dim]$ shardyard {command}[/]", soft_wrap=True)
         sys.stdout.flush()
         app(shlex.split(command), standalone_mode=False)
     console.print("\nNext: [bold]shardyard --help[/], and README.md.")

@@ -6,6 +6,11 @@ import itertools
 import time
 from typing import Protocol
 
+from shardyard.model.errors import InvalidValue
+
+_TURNS = 20
+"""Enough turns of the event loop for a woken task to get to its next wait."""
+
 
 class Clock(Protocol):
     """Where a component gets its time from."""
@@ -52,19 +57,35 @@ class ManualClock:
         return self._monotonic
 
     async def sleep(self, seconds: float) -> None:
+        if seconds <= 0:
+            await asyncio.sleep(0)
+            return
         wake = asyncio.get_running_loop().create_future()
         heapq.heappush(self._sleepers, (self._monotonic + seconds, next(self._tickets), wake))
         await wake
 
-    def advance(self, seconds: float) -> None:
-        """Let `seconds` pass, waking every sleeper whose time has come."""
-        self._now += seconds
-        self._monotonic += seconds
-        while self._sleepers and self._sleepers[0][0] <= self._monotonic:
-            _, _, wake = heapq.heappop(self._sleepers)
+    async def advance(self, seconds: float) -> None:
+        """Let `seconds` pass. Each sleeper wakes at its own moment, and may fall asleep again within the time."""
+        if seconds < 0:
+            raise InvalidValue("seconds", seconds, "time that does not run back")
+        until = self._monotonic + seconds
+        while self._sleepers and self._sleepers[0][0] <= until:
+            deadline, _, wake = heapq.heappop(self._sleepers)
+            self._pass(max(deadline - self._monotonic, 0.0))
             if not wake.done():
                 wake.set_result(None)
+                await _let_tasks_run()
+        self._pass(until - self._monotonic)
+
+    def _pass(self, seconds: float) -> None:
+        self._now += seconds
+        self._monotonic += seconds
 
     def jump(self, seconds: float) -> None:
         """Set the wall clock by `seconds`, forwards or back, as an administrator or NTP might."""
         self._now += seconds
+
+
+async def _let_tasks_run() -> None:
+    for _ in range(_TURNS):
+        await asyncio.sleep(0)

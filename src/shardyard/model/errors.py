@@ -2,16 +2,33 @@
 
     ShardyardError
         InvalidCall     the call is wrong: fix it, the same call will fail again
-            InvalidValue
         RetryLater      the call is fine: the same call may succeed later
-        Fenced          someone else owns this now: stop, and ask who you are
+        Fenced          someone else owns this now: stop, and join again
+        Damaged         stored data is not what was written: stop, and look at it
 
 Each error carries its numbers as fields, and its message says what was expected.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from shardyard.model.words import Partition
+
 
 class ShardyardError(Exception):
     """The root: everything Shardyard raises on purpose is one of these."""
+
+    def __reduce__(self) -> tuple[Any, ...]:  # an error crosses processes whole, whatever its constructor takes
+        return _rebuild, (type(self), self.args, self.__dict__)
+
+
+def _rebuild(kind: type[ShardyardError], args: tuple[Any, ...], fields: dict[str, Any]) -> ShardyardError:
+    error = kind.__new__(kind, *args)
+    error.args = args
+    error.__dict__.update(fields)
+    return error
 
 
 class InvalidCall(ShardyardError):
@@ -26,6 +43,18 @@ class Fenced(ShardyardError):
     """Raised when the caller acts on an ownership it no longer has. Nothing was changed."""
 
 
+class Damaged(ShardyardError):
+    """Raised when stored data fails its check. It is never served."""
+
+    def __init__(self, where: str, what: str) -> None:
+        super().__init__(f"{where} is damaged: {what}; restore it from a copy, or delete it to start anew")
+        self.where = where
+        self.what = what
+
+
+# Fix your call -----------------------------------------------------------------------------------------------
+
+
 class InvalidValue(InvalidCall, ValueError):
     """Raised when an argument is not what its place calls for."""
 
@@ -34,3 +63,140 @@ class InvalidValue(InvalidCall, ValueError):
         self.name = name
         self.value = value
         self.expected = expected
+
+
+class UnknownTopic(InvalidCall):
+    """Raised when a topic does not exist."""
+
+    def __init__(self, topic: str) -> None:
+        super().__init__(f"topic {topic!r} does not exist: create it first")
+        self.topic = topic
+
+
+class TopicExists(InvalidCall):
+    """Raised when a topic of that name exists already."""
+
+    def __init__(self, topic: str) -> None:
+        super().__init__(f"topic {topic!r} exists already")
+        self.topic = topic
+
+
+class PartitionOutOfRange(InvalidCall):
+    """Raised when a topic has no such partition."""
+
+    def __init__(self, partition: Partition, partitions: int) -> None:
+        super().__init__(f"{partition} does not exist: {partition.topic!r} has partitions 0 to {partitions - 1}")
+        self.partition = partition
+        self.partitions = partitions
+
+
+class OffsetTrimmed(InvalidCall):
+    """Raised when an offset was trimmed away; `first` is the first one that is still there."""
+
+    def __init__(self, partition: Partition, offset: int, first: int) -> None:
+        super().__init__(f"offset {offset} of {partition} was trimmed away: the first one there is {first}")
+        self.partition = partition
+        self.offset = offset
+        self.first = first
+
+
+class OffsetBeyondEnd(InvalidCall):
+    """Raised when an offset lies beyond the end, where the next record will go."""
+
+    def __init__(self, partition: Partition, offset: int, end: int) -> None:
+        super().__init__(f"offset {offset} of {partition} is beyond its end, {end}")
+        self.partition = partition
+        self.offset = offset
+        self.end = end
+
+
+class WrongEpoch(InvalidCall):
+    """Raised when a position belongs to an earlier life of its partition: the topic was deleted and made anew."""
+
+    def __init__(self, partition: Partition, epoch: int, current: int) -> None:
+        super().__init__(
+            f"epoch {epoch} of {partition} is over, the current one is {current}: start from its first offset"
+        )
+        self.partition = partition
+        self.epoch = epoch
+        self.current = current
+
+
+class SequenceTooOld(InvalidCall):
+    """Raised when a retried append is so old that whether it was stored is no longer known."""
+
+    def __init__(self, partition: Partition, producer: str, sequence: int, last: int) -> None:
+        super().__init__(
+            f"sequence {sequence} of producer {producer!r} on {partition} is too far behind its last, {last}: "
+            "whether it was stored is no longer known"
+        )
+        self.partition = partition
+        self.producer = producer
+        self.sequence = sequence
+        self.last = last
+
+
+class TooLarge(InvalidCall):
+    """Raised when a record or a batch is beyond a limit."""
+
+    def __init__(self, what: str, size: int, limit: int) -> None:
+        super().__init__(f"{what} is {size}, beyond the limit of {limit}")
+        self.what = what
+        self.size = size
+        self.limit = limit
+
+
+class Closed(InvalidCall):
+    """Raised when something that was closed is used."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"{what} is closed")
+        self.what = what
+
+
+class NotOurs(InvalidCall):
+    """Raised when a file is there already and Shardyard did not make it."""
+
+    def __init__(self, path: str, expected: str) -> None:
+        super().__init__(f"{path} is not {expected}: name another place, or move the file away")
+        self.path = path
+
+
+class WrongSchemaVersion(InvalidCall):
+    """Raised when stored data was written by another version of Shardyard."""
+
+    def __init__(self, path: str, found: int, expected: int) -> None:
+        super().__init__(
+            f"{path} has schema version {found}, this Shardyard works with {expected}: upgrade the older one"
+        )
+        self.path = path
+        self.found = found
+        self.expected = expected
+
+
+class NotWritable(InvalidCall):
+    """Raised when a folder or file can't be written."""
+
+    def __init__(self, path: str, why: str) -> None:
+        super().__init__(f"{path} can't be written ({why}): check its permissions and mount")
+        self.path = path
+
+
+# Try again later ---------------------------------------------------------------------------------------------
+
+
+class NoRoom(RetryLater):
+    """Raised when the disk is full. It goes on when there is room."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(f"no room left on the disk for {path}: free some, then try again")
+        self.path = path
+
+
+class Busy(RetryLater):
+    """Raised when something was in use by others for longer than one waits."""
+
+    def __init__(self, what: str, seconds: float) -> None:
+        super().__init__(f"{what} was busy for {seconds:g} s: try again")
+        self.what = what
+        self.seconds = seconds

@@ -1,13 +1,17 @@
 """The words: one for each thing, in code, commands, documents and console."""
 
-from collections.abc import Mapping
+import operator
+import uuid
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from types import MappingProxyType
+from typing import SupportsIndex
 
 from shardyard.model.errors import InvalidValue
 
-NO_HEADERS: Mapping[str, bytes] = MappingProxyType({})
+Headers = tuple[tuple[str, bytes], ...]
+TAG = "tag"
+TRACE = "trace"
 
 
 class TopicKind(StrEnum):
@@ -19,9 +23,25 @@ class TopicKind(StrEnum):
 
 def whole_number(name: str, value: object, *, at_least: int) -> int:
     """`value`, if it is a whole number of at least `at_least`; `InvalidValue` otherwise."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
-        raise InvalidValue(name, value, f"a whole number of at least {at_least}")
-    return value
+    if isinstance(value, SupportsIndex) and not isinstance(value, bool):
+        number = operator.index(value)
+        if number >= at_least:
+            return number
+    raise InvalidValue(name, value, f"a whole number of at least {at_least}")
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """What may be trimmed away by itself: records older than an age, or beyond a size per partition."""
+
+    age_ms: int | None = None
+    bytes_per_partition: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.age_ms is not None:
+            whole_number("age_ms", self.age_ms, at_least=1)
+        if self.bytes_per_partition is not None:
+            whole_number("bytes_per_partition", self.bytes_per_partition, at_least=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +51,17 @@ class Topic:
     name: str
     partitions: int
     kind: TopicKind = TopicKind.NORMAL
+    retention: Retention = Retention()
+    epoch: int = 0
+    """Given when the topic is created; a later topic of the same name has a higher one."""
 
     def __post_init__(self) -> None:
         whole_number("partitions", self.partitions, at_least=1)
+        if self.kind not in tuple(TopicKind):
+            raise InvalidValue("kind", self.kind, "one of " + ", ".join(TopicKind))
+
+    def __iter__(self) -> "Iterator[Partition]":
+        return (Partition(self.name, i) for i in range(self.partitions))
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -54,9 +82,19 @@ class Record:
     id: str
     key: bytes | None
     value: bytes
-    headers: Mapping[str, bytes] = field(default_factory=lambda: NO_HEADERS)
+    headers: Headers = ()
+    """Names and values; `TAG` and `TRACE` name the two that Shardyard itself knows."""
     timestamp: int = 0
-    """Milliseconds since 1970, UTC."""
+    """Milliseconds since 1970, UTC. With 0 the log sets it when the record is appended."""
+
+    @classmethod
+    def new(cls, value: bytes, key: bytes | None = None, headers: Headers = (), timestamp: int = 0) -> "Record":
+        """A record with an id of its own."""
+        return cls(uuid.uuid4().hex, key, value, headers, timestamp)
+
+    def header(self, name: str) -> bytes | None:
+        """The value of the last header of that name, if there is one."""
+        return next((value for known, value in reversed(self.headers) if known == name), None)
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -1,4 +1,4 @@
-"""Where a key lives, who owns a partition, what moves, how even it is. Pure functions; no I/O."""
+"""Where a key lives, who owns a partition, what moves, how even it is. Pure; no I/O."""
 
 from shardyard.placement.assignors import ASSIGNORS, assign
 from shardyard.placement.balance import Balance, balance
@@ -11,6 +11,7 @@ from shardyard.placement.partitioners import (
     Modulus,
     Partitioner,
     RoundRobin,
+    jump,
     partitioner_named,
 )
 from shardyard.placement.plan import Plan, plan
@@ -33,6 +34,7 @@ __all__ = [
     "balance",
     "generate_ids",
     "hash_named",
+    "jump",
     "key_bytes",
     "partitioner_named",
     "phash2",

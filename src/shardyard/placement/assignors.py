@@ -28,8 +28,9 @@ def assign(
     """Give each partition an owner.
 
     `kinds` names the kind of a topic, where it is not normal: each kind is balanced by itself. `max_active` limits
-    how many members own partitions: those that own the most already, then by name; the rest stand by. Without
-    members the result is empty.
+    how many members own partitions: those that own the most already, then by name; the rest stand by. (`sticky` then
+    moves the fewest for these members; with unequal weights, others might have kept more.) Without members the
+    result is empty.
     """
     strategy = assignor_named(assignor)
     everyone = sorted(members)
@@ -153,19 +154,19 @@ def least_loaded(
     partitions: Sequence[Partition],
     members: Sequence[Member],
     previous: Mapping[Partition, str],
-    _sizes: Mapping[str, int],
+    sizes: Mapping[str, int],
 ) -> Owners:
     """RabbitMQ's: a partition stays where it is; a free one goes to the member with the fewest for its weight."""
     names = {m.name for m in members}
     owners = {p: previous[p] for p in partitions if previous.get(p) in names}
     held = Counter(owners.values())
-    heap = [(held[m.name] / m.weight, m.name, held[m.name], m.weight) for m in members]
+    heap = [(held[m.name] / m.weight, sizes.get(m.name, 0), m.name, held[m.name], m.weight) for m in members]
     heapq.heapify(heap)
     for partition in partitions:
         if partition not in owners:
-            _, name, count, weight = heap[0]
+            _, size, name, count, weight = heap[0]
             owners[partition] = name
-            heapq.heapreplace(heap, ((count + 1) / weight, name, count + 1, weight))
+            heapq.heapreplace(heap, ((count + 1) / weight, size, name, count + 1, weight))
     return owners
 
 

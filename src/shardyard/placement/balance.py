@@ -32,7 +32,10 @@ def balance(counts: Sequence[int] | npt.NDArray[Any]) -> Balance:
     """Measure records (or bytes) per partition."""
     from scipy.special import chdtrc  # noqa: PLC0415 a fifth of a second, which most commands need not spend
 
-    load = np.asarray(counts, dtype=np.float64)
+    try:
+        load = np.asarray(counts, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise InvalidValue("counts", counts, "a number for each partition") from None
     if load.ndim != 1 or not load.size:
         raise InvalidValue("counts", counts, "a number for each of at least one partition")
     if not np.isfinite(load).all() or (load < 0).any():

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from shardyard.model import InvalidValue
+from shardyard.model import InvalidValue, whole_number
 from shardyard.placement import kernels
 
 Key = bytes | str | int | None
@@ -22,7 +22,10 @@ Key = bytes | str | int | None
 def key_bytes(key: Key) -> bytes:
     """The bytes that are hashed for `key`."""
     if isinstance(key, str):
-        return key.encode()
+        try:
+            return key.encode()
+        except UnicodeEncodeError:
+            raise InvalidValue("key", key, "text that UTF-8 can hold") from None
     if isinstance(key, bytes):
         return key
     if key is None:
@@ -61,9 +64,12 @@ class Hash:
             known = np.append(self.array(keys.dictionary), self._dtype(self(None)))
             indices: npt.NDArray[Any] = pc.fill_null(keys.indices.cast(pa.int64()), len(known) - 1).to_numpy()
             return known.take(indices)
+        if pa.types.is_null(keys.type):
+            return np.full(len(keys), self(None), self._dtype)
         out = np.empty(len(keys), self._dtype)
+        values, starts = _bytes_and_offsets(keys)
         if len(keys):
-            self._many(*_bytes_and_offsets(keys), out)
+            self._many(values, starts, out)
             if keys.null_count:
                 out[keys.is_null().to_numpy(zero_copy_only=False)] = self(None)
         return out
@@ -92,18 +98,23 @@ def _bytes_and_offsets(keys: pa.Array) -> tuple[npt.NDArray[np.uint8], npt.NDArr
     else:
         raise InvalidValue("type of the key array", str(kind), "binary, string or an integer")
     _, offsets, values = keys.buffers()
+    if not len(keys):  # such an array may come without buffers
+        return _read_only(None), _frozen(np.zeros(1, width))
     starts = np.frombuffer(offsets, width, len(keys) + 1, keys.offset * np.dtype(width).itemsize)
-    return _read_only(values), starts
+    return _read_only(values), _frozen(starts)
 
 
 def _fixed_width(keys: pa.Array, width: int) -> tuple[npt.NDArray[np.uint8], npt.NDArray[Any]]:
-    starts = np.arange(keys.offset * width, (keys.offset + len(keys)) * width + 1, width or 1, dtype=np.int64)
-    return _read_only(keys.buffers()[1]), starts
+    starts = np.arange(keys.offset, keys.offset + len(keys) + 1, dtype=np.int64) * width
+    return _read_only(keys.buffers()[1]), _frozen(starts)
 
 
 def _read_only(buffer: pa.Buffer | None) -> npt.NDArray[np.uint8]:
+    return _frozen(np.frombuffer(buffer if buffer else b"\0", np.uint8))
+
+
+def _frozen(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Always read-only, so that numba compiles for one kind of array and not for two."""
-    values = np.frombuffer(buffer if buffer else b"\0", np.uint8)
     values.flags.writeable = False
     return values
 
@@ -133,6 +144,9 @@ def phash2(keys: Iterable[Key], hash_range: int = kernels.PHASH2_RANGE) -> int:
 
     The hash named `phash2` is this over the list of the one key.
     """
+    if isinstance(keys, str | bytes):
+        raise InvalidValue("keys", keys, "a list of keys")
+    whole_number("hash_range", hash_range, at_least=1)
     state = 0
     for key in keys:
         state = kernels.phash2_element(key_bytes(key), state)

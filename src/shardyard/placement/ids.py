@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from shardyard.model import InvalidValue, whole_number
 
 CHUNK = 1_000_000
+MOST_IDS = 10**12
 _SNOWFLAKE_START_MS = 200_000_000_000
 _SNOWFLAKE_GENERATORS = 8
 _SNOWFLAKE_PER_MS = 4
@@ -64,7 +65,8 @@ def generate_ids(kind: str, count: int, chunk: int = CHUNK) -> Iterator[pa.Array
     """`count` different ids of that kind, counting from 1, in arrays of at most `chunk`."""
     if kind not in _GENERATORS:
         raise InvalidValue("ids", kind, "one of " + ", ".join(ID_KINDS))
-    whole_number("keys", count, at_least=1)
+    if whole_number("keys", count, at_least=1) > MOST_IDS:
+        raise InvalidValue("keys", count, f"at most {MOST_IDS}")
     return (
         _GENERATORS[kind](np.arange(start, min(start + chunk, count + 1), dtype=np.int64))
         for start in range(1, count + 1, chunk)

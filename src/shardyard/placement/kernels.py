@@ -11,7 +11,13 @@ test for a negative index on every byte, which halves the speed.
 import numpy as np
 from numba import float64, int64, njit, uint32, uint64
 
-_jit = njit(cache=True, nogil=True)
+
+def _jit(function):
+    try:
+        return njit(cache=True, nogil=True)(function)
+    except RuntimeError:  # no folder to cache in (a read-only container, say): compile in every process
+        return njit(nogil=True)(function)
+
 
 _1 = uint64(1)
 _2 = uint64(2)

@@ -36,9 +36,10 @@ class Partitioner(Protocol):
 
 
 def _partition_count(partitions: int) -> int:
-    if whole_number("partitions", partitions, at_least=1) > MAX_PARTITIONS:
+    count = whole_number("partitions", partitions, at_least=1)
+    if count > MAX_PARTITIONS:
         raise InvalidValue("partitions", partitions, f"at most {MAX_PARTITIONS}")
-    return partitions
+    return count
 
 
 class Modulus:
@@ -59,7 +60,9 @@ class Modulus:
             for i, weight in enumerate(weights):
                 whole_number(f"weight of partition {i}", weight, at_least=1)
             self._ends = list(accumulate(weights))
-            self._slots = _partition_count(self._ends[-1])
+            self._slots = self._ends[-1]
+            if self._slots > MAX_PARTITIONS:
+                raise InvalidValue("sum of the weights", self._slots, f"at most {MAX_PARTITIONS}")
 
     def place(self, key: Key) -> int:
         slot = (self.hash(key) & self.hash.modulus_mask) % self._slots
@@ -112,6 +115,9 @@ class RoundRobin:
 
 def jump(hash_: int, buckets: int) -> int:
     """The jump consistent hash of a 64-bit number: a bucket from 0 to `buckets` - 1."""
+    if not 0 <= whole_number("hash", hash_, at_least=0) < 2**64:
+        raise InvalidValue("hash", hash_, "a whole number of 64 bits")
+    whole_number("buckets", buckets, at_least=1)
     bucket: int = kernels.jump_one(hash_ - 2**64 if hash_ >= 2**63 else hash_, buckets)
     return bucket
 

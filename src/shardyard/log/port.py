@@ -1,0 +1,184 @@
+"""The log's port. Its docstrings are the specification that every engine keeps and the contract suite checks."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+import pyarrow as pa
+
+from shardyard.log.batch import Batch
+from shardyard.model import Partition, Position, Record, Retention, Topic, TopicKind
+
+DEFAULT_RETENTION = Retention()
+READ_RECORDS = 10_000
+READ_BYTES = 8 * 1024 * 1024
+SEQUENCE_WINDOW = 64
+"""How many sequences back a producer may retry."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """Makes an append idempotent: a batch that is retried with the same stamp is stored once.
+
+    A producer counts its batches for a partition upwards, and may have up to `SEQUENCE_WINDOW` of them under way.
+    """
+
+    producer: str
+    sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """Says on which ownership a call relies. The log knows the highest epoch of each fence it ever saw or was told
+    of, and refuses a call that carries a lower one with `Fenced`."""
+
+    name: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """Where a batch was stored: `count` records from `first` on."""
+
+    partition: Partition
+    first: Position
+    count: int
+    duplicate: bool = False
+    """The batch had been stored before, under the same stamp; `first` is where."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """What a partition holds: offsets from `first` up to, but without, `end`."""
+
+    epoch: int
+    first: int
+    end: int
+
+
+class Log(ABC):
+    """A durable log of topics, each split into partitions.
+
+    **Order.** Offsets of a partition start at 0 and are dense: each record has the next one. Records become visible in
+    the order of their offsets: who has seen offset n can read every one before it. A batch becomes visible as a whole.
+
+    **Durability.** A call that changes something returns when the change is durable: it survives SIGKILL of every
+    process, and, unless the log was opened for less, a power cut. A call that raised changed nothing, with one
+    exception: when the connection or the process breaks off during an append, the batch may be stored or not. Append
+    it again with the same `Stamp`, and it is stored once.
+
+    **Epochs.** A topic gets an epoch when it is created, higher than that of any topic of the same name before. A
+    position with another epoch than the partition's own belongs to records that are gone (`WrongEpoch`).
+
+    **Names.** Topic names have 1 to 200 letters, digits, `.`, `_` and `-`; those that begin with `__` are reserved.
+
+    **Use.** Any number of processes may use one log at once. An instance may be used from several tasks of one event
+    loop. Every method raises `Closed` after `close`.
+    """
+
+    # Topics
+
+    @abstractmethod
+    async def create_topic(
+        self,
+        name: str,
+        partitions: int,
+        *,
+        kind: TopicKind = TopicKind.NORMAL,
+        retention: Retention = DEFAULT_RETENTION,
+    ) -> Topic:
+        """Create a topic; `TopicExists` if there is one."""
+
+    @abstractmethod
+    async def expand_topic(self, name: str, partitions: int) -> Topic:
+        """Raise the number of partitions. The ones there are keep their records; new ones are empty."""
+
+    @abstractmethod
+    async def set_retention(self, name: str, retention: Retention) -> Topic:
+        """Change what may be trimmed away by itself."""
+
+    @abstractmethod
+    async def delete_topic(self, name: str) -> None:
+        """Delete a topic with all its records."""
+
+    @abstractmethod
+    async def topic(self, name: str) -> Topic:
+        """Describe a topic; `UnknownTopic` if there is none."""
+
+    @abstractmethod
+    async def topics(self) -> list[Topic]:
+        """All topics, by name."""
+
+    # Records
+
+    @abstractmethod
+    async def append(
+        self,
+        partition: Partition,
+        records: Sequence[Record] | pa.RecordBatch,
+        *,
+        stamp: Stamp | None = None,
+        fence: Fence | None = None,
+    ) -> Appended:
+        """Append a batch, all or nothing, behind everything appended before. Returns when it is durable.
+
+        Records may be given as an Arrow batch with the columns of `SCHEMA`: nothing then touches them one by one.
+        A record with the timestamp 0 gets the time of the call. A batch that was stored before under the same stamp
+        is not stored again. `SequenceTooOld` if its sequence lies `SEQUENCE_WINDOW` or more behind the producer's last.
+        """
+
+    @abstractmethod
+    async def read(
+        self,
+        partition: Partition,
+        offset: int,
+        *,
+        epoch: int | None = None,
+        max_records: int = READ_RECORDS,
+        max_bytes: int = READ_BYTES,
+        wait: float = 0.0,
+        fence: Fence | None = None,
+    ) -> Batch:
+        """Read from `offset` on: as much as is there, within the limits.
+
+        At least one record is returned if there is one, however large. At the end of the partition the batch is
+        empty, after waiting up to `wait` seconds for a record to arrive. A reader in another process sees a new record
+        within a few milliseconds.
+
+        `OffsetTrimmed` below the first offset, `OffsetBeyondEnd` above the end, `WrongEpoch` if `epoch` is named and
+        is not the partition's.
+        """
+
+    @abstractmethod
+    async def span(self, partition: Partition) -> Span:
+        """Which offsets the partition holds."""
+
+    @abstractmethod
+    async def offset_at(self, partition: Partition, timestamp: int) -> int:
+        """The first offset whose record has that timestamp (ms) or a later one; the end if there is none."""
+
+    @abstractmethod
+    async def trim(self, partition: Partition, before: int) -> Span:
+        """Drop all records below the offset `before`. Their room is given back soon after."""
+
+    @abstractmethod
+    async def set_fence(self, fence: Fence) -> None:
+        """Refuse calls with a lower epoch of this fence from now on. `Fenced` if a higher one is known already."""
+
+    @abstractmethod
+    async def maintain(self) -> None:
+        """Apply retention, merge small batches, give room back: what an open log also does in the background."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Finish what is under way, then let go of everything. May be called twice."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
