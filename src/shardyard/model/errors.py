@@ -182,6 +182,42 @@ class NotWritable(InvalidCall):
         self.path = path
 
 
+class UnknownGroup(InvalidCall):
+    """Raised when a group does not exist: nobody ever joined it."""
+
+    def __init__(self, group: str) -> None:
+        super().__init__(f"group {group!r} does not exist: it begins when its first member joins")
+        self.group = group
+
+
+class MemberExists(InvalidCall):
+    """Raised when a member of that name is alive in the group."""
+
+    def __init__(self, group: str, member: str) -> None:
+        super().__init__(f"group {group!r} has a member {member!r} already: take another name, or join as static")
+        self.group = group
+        self.member = member
+
+
+class PartitionTaken(InvalidCall):
+    """Raised when a member names a partition that another one has named."""
+
+    def __init__(self, partition: Partition, member: str) -> None:
+        super().__init__(f"{partition} is named by member {member!r} already")
+        self.partition = partition
+        self.member = member
+
+
+class CommitBehind(InvalidCall):
+    """Raised when a commit would move a group back; to go back on purpose, reset its position."""
+
+    def __init__(self, partition: Partition, offset: int, committed: int) -> None:
+        super().__init__(f"offset {offset} of {partition} lies behind what is committed, {committed}")
+        self.partition = partition
+        self.offset = offset
+        self.committed = committed
+
+
 # Try again later ---------------------------------------------------------------------------------------------
 
 

@@ -5,7 +5,7 @@ import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import SupportsIndex
+from typing import SupportsIndex, cast
 
 from shardyard.model.errors import InvalidValue
 
@@ -23,11 +23,13 @@ class TopicKind(StrEnum):
 
 def whole_number(name: str, value: object, *, at_least: int) -> int:
     """`value`, if it is a whole number of at least `at_least`; `InvalidValue` otherwise."""
-    if isinstance(value, SupportsIndex) and not isinstance(value, bool):
-        number = operator.index(value)
-        if number >= at_least:
-            return number
-    raise InvalidValue(name, value, f"a whole number of at least {at_least}")
+    try:
+        number = operator.index(cast(SupportsIndex, value))
+    except TypeError:
+        number = at_least - 1
+    if number < at_least or isinstance(value, bool):
+        raise InvalidValue(name, value, f"a whole number of at least {at_least}")
+    return number
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,1 @@
+"""Membership, leases, assignment, positions, and the rebalancer."""

@@ -1,0 +1,310 @@
+"""The rebalancing protocol: what members and the rebalancer do to the registry, each function in one transaction.
+
+No I/O, no waiting: the same functions run in production, in tests and in the simulation.
+
+A partition changes hands in two steps. The rebalancer writes who is to own it (`target`). The owner, told so by its
+next heartbeat, finishes and commits what it has in hand and releases it; in the same transaction the partition goes to
+its target, under a new epoch. A partition whose target is its owner never pauses. Nobody waits for a member that is gone.
+"""
+
+import zlib
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from shardyard.model import (
+    CommitBehind,
+    Fenced,
+    InvalidValue,
+    Member,
+    MemberExists,
+    Partition,
+    PartitionTaken,
+    Position,
+    Topic,
+    UnknownGroup,
+    whole_number,
+)
+from shardyard.placement import ASSIGNORS, assign
+from shardyard.registry import GroupRow, MemberRow, OwnershipRow, Transaction
+
+LEAST_SESSION_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """A partition in its owner's hands."""
+
+    epoch: int
+    """Carried by everything the owner does with it."""
+    committed: Position | None
+    revoked: bool
+    """It is to be released: finish, commit, release."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What a rebalance decided: who had what (of those still there), and who is to have it."""
+
+    before: Mapping[Partition, str]
+    after: Mapping[Partition, str]
+
+
+def topic_of(group: str) -> str:
+    """What to watch, to hear of every change in a group."""
+    return f"group/{group}"
+
+
+ANY_GROUP = "groups"
+"""What the rebalancer watches: something changed that may call for it."""
+
+
+# What members do
+
+
+def join(
+    tx: Transaction,
+    group: str,
+    name: str,
+    *,
+    topics: Iterable[str],
+    weight: int = 1,
+    static: bool = False,
+    manual: Iterable[Partition] | None = None,
+    session_timeout: float = 10.0,
+) -> MemberRow:
+    """Become a member. A static member that comes back within its session takes over what it had, under new epochs."""
+    Member(name, weight)  # checks both
+    if session_timeout < LEAST_SESSION_SECONDS:
+        raise InvalidValue("session_timeout", session_timeout, f"at least {LEAST_SESSION_SECONDS:g} seconds")
+    row = _group_or_new(tx, group)
+    before = tx.member(group, name)
+    if before is not None and before.expires_at <= tx.now:
+        row = _put_out(tx, row, before)
+        before = None
+    if before is not None and not (before.static and static):
+        raise MemberExists(group, name)
+    named = None if manual is None else tuple(sorted(manual))
+    _check_free(tx, group, name, named or ())
+
+    epoch = row.epoch + 1
+    member = MemberRow(
+        group, name, epoch, weight, tuple(sorted(set(topics))), static, named, session_timeout, tx.now + session_timeout
+    )
+    same = before is not None and replace(member, epoch=before.epoch, expires_at=before.expires_at) == before
+    row = replace(row, epoch=epoch, inputs=row.inputs + (not same))
+    if before is not None:
+        mine = [o for o in tx.ownerships_of(group, name) if o.owner == name]
+        row = _give(tx, row, (replace(o, owner=None) for o in mine))  # under new epochs: the earlier life is fenced off
+    tx.put_member(member)
+    tx.put_group(row)
+    _touch(tx, group)
+    return member
+
+
+def _check_free(tx: Transaction, group: str, name: str, named: Iterable[Partition]) -> None:
+    for other in tx.members(group):
+        if other.name != name and other.expires_at > tx.now:
+            for partition in set(named) & set(other.manual or ()):
+                raise PartitionTaken(partition, other.name)
+
+
+def heartbeat(
+    tx: Transaction, group: str, name: str, epoch: int, progress: Iterable[Partition] = ()
+) -> dict[Partition, Holding]:
+    """Stay a member, and hear what one owns. `progress` names partitions that got ahead or have nothing to do."""
+    member = _member(tx, group, name, epoch)
+    tx.put_member(replace(member, expires_at=tx.now + member.session_timeout))
+    owned = [row for row in tx.ownerships_of(group, name) if row.owner == name]
+    ahead = set(progress)
+    tx.put_ownerships(replace(row, progress_at=tx.now) for row in owned if row.partition in ahead)
+    return {row.partition: Holding(row.epoch, row.committed, revoked=row.target != name) for row in owned}
+
+
+def commit(
+    tx: Transaction, group: str, name: str, epoch: int, positions: Mapping[Partition, tuple[int, Position]]
+) -> None:
+    """Note how far the owner got: (epoch of the ownership, position to go on from), all of them or none."""
+    _member(tx, group, name, epoch)
+    rows = []
+    for partition, (owned_since, position) in positions.items():
+        row = _owned(tx, group, name, partition, owned_since)
+        if row.committed is not None and position < row.committed:
+            raise CommitBehind(partition, position.offset, row.committed.offset)
+        rows.append(replace(row, committed=position, progress_at=tx.now))
+    tx.put_ownerships(rows)
+
+
+def release(tx: Transaction, group: str, name: str, epoch: int, partitions: Mapping[Partition, int]) -> None:
+    """Let go of partitions (with the epoch of each ownership); they go to their next owners at once."""
+    _member(tx, group, name, epoch)
+    rows = [_owned(tx, group, name, partition, since) for partition, since in partitions.items()]
+    row = _group(tx, group)
+    tx.put_group(_give(tx, row, [replace(o, owner=None) for o in rows]))
+    _touch(tx, group)
+
+
+def leave(tx: Transaction, group: str, name: str, epoch: int) -> None:
+    """Go, giving up everything. A static member is kept in mind until its session expires: it may come back."""
+    member = _member(tx, group, name, epoch)
+    if not member.static:
+        tx.put_group(_put_out(tx, _group(tx, group), member))
+        _touch(tx, group)
+
+
+# What the rebalancer does
+
+
+def rebalance(tx: Transaction, group: str, topics: Mapping[str, Topic]) -> Decision | None:
+    """Put out who is gone or hung; if anything changed that matters, decide anew who is to own what.
+
+    `topics` are all there are. Returns the decision, if there was one to make.
+    """
+    row = _group(tx, group)
+    for member in tx.members(group):
+        if member.expires_at <= tx.now:
+            row = _put_out(tx, row, member)
+            tx.audit("rebalancer", "member expired", group, {"member": member.name})
+        elif (stuck := _stuck(tx, row, member)) is not None:
+            row = _put_out(tx, row, member)
+            tx.audit("rebalancer", "member put out", group, {"member": member.name, "no progress on": str(stuck)})
+
+    members = tx.members(group)
+    subscribed = {name: topics[name] for m in members for name in m.topics if name in topics}
+    shape = zlib.crc32(repr(sorted((t.name, t.epoch, t.partitions) for t in subscribed.values())).encode())
+    if (row.inputs, shape) == (row.assigned, row.shape):
+        return None
+
+    rows = {o.partition: o for o in tx.ownerships(group)}
+    tx.delete_ownerships(group, [p for p in rows if p.topic not in topics or p.index >= topics[p.topic].partitions])
+    before = {p: holder for p, o in rows.items() if (holder := o.owner or o.target) is not None}
+    after = _targets(row, members, subscribed, before)
+    changed = []
+    for partition in (p for topic in topics.values() for p in topic if p in rows or p in after):
+        o = rows.get(partition) or OwnershipRow(group, partition, progress_at=tx.now)
+        target = after.get(partition)
+        if partition not in rows or o.target != target or o.owner is None:
+            changed.append(replace(o, target=target))
+    row = _give(tx, replace(row, assigned=row.inputs, shape=shape), changed)
+    tx.put_group(row)
+    if changed:
+        _touch(tx, group)
+    return Decision(before, after)
+
+
+def _targets(
+    row: GroupRow, members: list[MemberRow], topics: Mapping[str, Topic], before: Mapping[Partition, str]
+) -> dict[Partition, str]:
+    """Partitions that members named are theirs; the others are shared by those who want their topic.
+
+    Topics wanted by the same members are balanced together.
+    """
+    everything = {partition for topic in topics.values() for partition in topic}
+    after = {p: m.name for m in members for p in m.manual or () if p in everything}
+    sharing = [m for m in members if m.manual is None]
+    classes: defaultdict[tuple[str, ...], list[Partition]] = defaultdict(list)
+    for name, topic in topics.items():
+        wanting = tuple(m.name for m in sharing if name in m.topics)
+        classes[wanting].extend(p for p in topic if p not in after)
+    kinds = {topic.name: topic.kind for topic in topics.values()}
+    for wanting, partitions in sorted(classes.items()):
+        sharers = [Member(m.name, m.weight) for m in sharing if m.name in wanting]
+        after |= assign(partitions, sharers, before, assignor=row.assignor, kinds=kinds, max_active=row.max_active)
+    return after
+
+
+def _stuck(tx: Transaction, row: GroupRow, member: MemberRow) -> Partition | None:
+    if row.release_after is None:
+        return None
+    owned = (o for o in tx.ownerships_of(row.name, member.name) if o.owner == member.name)
+    return next((o.partition for o in owned if o.progress_at + row.release_after <= tx.now), None)
+
+
+# What administrators do
+
+
+def configure(
+    tx: Transaction,
+    group: str,
+    who: str,
+    *,
+    assignor: str = "sticky",
+    max_active: int | None = None,
+    release_after: float | None = None,
+) -> GroupRow:
+    """Say how a group shares its partitions; it takes effect at once, without restarting anybody."""
+    if assignor not in ASSIGNORS:
+        raise InvalidValue("assignor", assignor, "one of " + ", ".join(ASSIGNORS))
+    if max_active is not None:
+        whole_number("max_active", max_active, at_least=1)
+    if release_after is not None and not release_after > 0:
+        raise InvalidValue("release_after", release_after, "seconds, more than 0")
+    row = _group_or_new(tx, group)
+    row = replace(row, assignor=assignor, max_active=max_active, release_after=release_after, inputs=row.inputs + 1)
+    tx.put_group(row)
+    detail = {"assignor": assignor, "max_active": max_active, "release_after": release_after}
+    tx.audit(who, "group configured", group, detail)
+    _touch(tx, group)
+    return row
+
+
+# Shared steps
+
+
+def _put_out(tx: Transaction, row: GroupRow, member: MemberRow) -> GroupRow:
+    """End a membership: its partitions are free, and whoever they are meant for gets them."""
+    tx.delete_member(row.name, member.name)
+    freed = []
+    for o in tx.ownerships_of(row.name, member.name):
+        owner = None if o.owner == member.name else o.owner
+        # What was meant for the one who is gone stays, for now, with the one who has it.
+        freed.append(replace(o, owner=owner, target=owner if o.target == member.name else o.target))
+    row = _give(tx, replace(row, inputs=row.inputs + 1), freed)
+    tx.put_group(row)
+    return row
+
+
+def _give(tx: Transaction, row: GroupRow, ownerships: Iterable[OwnershipRow]) -> GroupRow:
+    """Store the rows, those without an owner as their target's from now on. Returns the group with its new epoch."""
+    epoch = row.epoch
+    rows = []
+    for o in ownerships:
+        if o.owner is None and o.target is not None:
+            epoch += 1
+            rows.append(replace(o, owner=o.target, epoch=epoch, progress_at=tx.now))
+        else:
+            rows.append(o)
+    tx.put_ownerships(rows)
+    return replace(row, epoch=epoch)
+
+
+def _group_or_new(tx: Transaction, name: str) -> GroupRow:
+    """Epochs of a new group begin with the time, so that they lie above those of a lost one of the same name."""
+    return tx.group(name) or GroupRow(name, epoch=int(tx.now * 1000))
+
+
+def _group(tx: Transaction, name: str) -> GroupRow:
+    row = tx.group(name)
+    if row is None:
+        raise UnknownGroup(name)
+    return row
+
+
+def _member(tx: Transaction, group: str, name: str, epoch: int) -> MemberRow:
+    member = tx.member(group, name)
+    if member is None or member.epoch != epoch:
+        raise Fenced(f"member {name!r} (epoch {epoch}) is no longer in group {group!r}: join again")
+    return member
+
+
+def _owned(tx: Transaction, group: str, name: str, partition: Partition, epoch: int) -> OwnershipRow:
+    row = tx.ownership(group, partition)
+    if row is None or row.owner != name or row.epoch != epoch:
+        holder = "nobody" if row is None or row.owner is None else f"{row.owner!r} (epoch {row.epoch})"
+        raise Fenced(f"{partition} no longer belongs to {name!r} (epoch {epoch}): {holder} has it")
+    return row
+
+
+def _touch(tx: Transaction, group: str) -> None:
+    tx.touch(topic_of(group))
+    tx.touch(ANY_GROUP)

@@ -1,0 +1,46 @@
+"""Hearing of changes in the registry from inside an event loop."""
+
+import asyncio
+import contextlib
+from types import TracebackType
+from typing import Self
+
+from shardyard.registry import Registry
+
+
+class Waking:
+    """Wakes who waits when `name` was touched. A touch between two waits is not missed."""
+
+    def __init__(self, registry: Registry, name: str) -> None:
+        self._registry = registry
+        self._name = name
+        self._event = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._end = _nothing
+
+    def __enter__(self) -> Self:
+        self._end = self._registry.watch(self._name, self._tell)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end()
+
+    def _tell(self) -> None:
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._event.set)
+
+    def poke(self) -> None:
+        """Wake the one who waits, from inside the loop."""
+        self._event.set()
+
+    async def wait(self, seconds: float) -> None:
+        """Return at a touch, at a poke, or after `seconds`."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._event.wait(), seconds)
+        self._event.clear()
+
+
+def _nothing() -> None:
+    """What there is to end before a watch began."""
