@@ -1,5 +1,7 @@
 """The leader's lease: one holder at a time, and a token by which a late write of an earlier one is known."""
 
+from dataclasses import replace
+
 from shardyard.model import Fenced
 from shardyard.registry import LeaseRow, Transaction
 
@@ -10,6 +12,8 @@ def acquire(tx: Transaction, name: str, holder: str, seconds: float) -> int | No
     """Take the lease if it is free, or keep it if it is ours. Returns its token; None if another one holds it."""
     row = tx.lease(name)
     if row is not None and row.expires_at > tx.now and row.holder != holder:
+        if row.expires_at > tx.now + seconds:  # the clock went back: no lease lasts that long
+            tx.put_lease(replace(row, expires_at=tx.now + seconds))
         return None
     ours = row is not None and row.holder == holder and row.expires_at > tx.now
     token = row.token + (not ours) if row is not None else 1

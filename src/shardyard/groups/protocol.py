@@ -4,7 +4,7 @@ No I/O, no waiting: the same functions run in production, in tests and in the si
 
 A partition changes hands in two steps. The rebalancer writes who is to own it (`target`). The owner, told so by its
 next heartbeat, finishes and commits what it has in hand and releases it; in the same transaction the partition goes to
-its target, under a new epoch. A partition whose target is its owner never pauses. Nobody waits for a member that is gone.
+its target, under a new epoch. A partition whose target is its owner never pauses. Nobody waits for who is gone.
 """
 
 import zlib
@@ -168,6 +168,8 @@ def rebalance(tx: Transaction, group: str, topics: Mapping[str, Topic]) -> Decis
         elif (stuck := _stuck(tx, row, member)) is not None:
             row = _put_out(tx, row, member)
             tx.audit("rebalancer", "member put out", group, {"member": member.name, "no progress on": str(stuck)})
+        elif member.expires_at > tx.now + member.session_timeout:  # the clock went back: no session lasts that long
+            tx.put_member(replace(member, expires_at=tx.now + member.session_timeout))
 
     members = tx.members(group)
     subscribed = {name: topics[name] for m in members for name in m.topics if name in topics}

@@ -1,0 +1,190 @@
+"""One partition in a member's hands: reading it on, batch after batch, until it has to be given up."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Literal, TypeVar
+
+import pyarrow as pa
+
+from shardyard.groups.protocol import Holding
+from shardyard.log import Appended, Batch, Fence, Log, Stamp
+from shardyard.model import Fenced, InvalidValue, OffsetTrimmed, Partition, Position, Record, WrongEpoch
+
+_log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+READ_WAIT_SECONDS = 30.0
+"""How long one read waits for records; longer waits are made of several."""
+
+Start = Literal["earliest", "latest"]
+"""Where a group begins on a partition that it never committed."""
+
+
+class OwnedBatch:
+    """Records of a partition that the member owns.
+
+    The partition's next batch comes when this one is committed as a whole: records of a key stay in order.
+    """
+
+    def __init__(self, claim: "Claim", batch: Batch) -> None:
+        self._claim = claim
+        self._batch = batch
+        self.delivered = False
+        self.finished = asyncio.Event()
+
+    @property
+    def partition(self) -> Partition:
+        return self._batch.partition
+
+    @property
+    def first(self) -> int:
+        """The offset of the first record."""
+        return self._batch.first
+
+    @property
+    def end(self) -> int:
+        """The offset behind the last record."""
+        return self._batch.end
+
+    @property
+    def data(self) -> pa.Table:
+        """The records as Arrow has them."""
+        return self._batch.data
+
+    @property
+    def lost(self) -> bool:
+        """The partition has gone to another member: what is done now, the other one does too."""
+        return self._claim.lost
+
+    @property
+    def stale(self) -> bool:
+        """Not worth beginning: the partition is about to go, or gone."""
+        return self._claim.stopping
+
+    def __len__(self) -> int:
+        return len(self._batch)
+
+    def records(self) -> list[Record]:
+        return self._batch.records()
+
+    async def commit(self, upto: int | None = None) -> None:
+        """Note that everything before `upto` (by default: the whole batch) is done. Durable when it returns.
+
+        `Fenced` if the partition is no longer ours; then another member has it, or will do it again.
+        """
+        upto = self.end if upto is None else upto
+        if not self.first <= upto <= self.end:
+            raise InvalidValue("upto", upto, f"an offset from {self.first} to {self.end}")
+        await self._claim.commit(Position(self._batch.epoch, upto))
+        if upto == self.end:
+            self.finished.set()
+
+    async def append(
+        self, partition: Partition, records: Sequence[Record] | pa.RecordBatch, *, stamp: Stamp | None = None
+    ) -> Appended:
+        """Append to any partition of the log as the owner of this one; `Fenced` if it has gone to another member."""
+        return await self._claim.append(partition, records, stamp)
+
+
+class Claim:
+    """A partition from the moment it was given to the member until it is released or lost."""
+
+    def __init__(
+        self,
+        partition: Partition,
+        holding: Holding,
+        log: Log,
+        fence: Fence,
+        commit: Callable[[Partition, int, Position], Awaitable[None]],
+    ) -> None:
+        self.partition = partition
+        self.epoch = holding.epoch
+        self.lost = False
+        self.ahead = True
+        """It got ahead, or had nothing to do, since this was last looked at."""
+        self._committed = holding.committed
+        self._log = log
+        self._fence = fence
+        self._commit = commit
+        self._stop = asyncio.Event()
+        self._current: OwnedBatch | None = None
+
+    @property
+    def busy(self) -> bool:
+        """Somebody works on a batch of it."""
+        current = self._current
+        return current is not None and current.delivered and not current.finished.is_set()
+
+    @property
+    def stopping(self) -> bool:
+        return self._stop.is_set()
+
+    def stop(self, *, lost: bool = False) -> None:
+        """Read no further; `lost`: it is not ours any more, and there is nothing to finish."""
+        self.lost = self.lost or lost
+        self._stop.set()
+        if lost and self._current is not None:
+            self._current.finished.set()
+
+    async def commit(self, position: Position) -> None:
+        if self.lost:
+            raise Fenced(f"{self.partition} (epoch {self.epoch}) has gone to another member")
+        await self._commit(self.partition, self.epoch, position)
+        self.ahead = True
+
+    async def append(
+        self, partition: Partition, records: Sequence[Record] | pa.RecordBatch, stamp: Stamp | None
+    ) -> Appended:
+        return await self._log.append(partition, records, stamp=stamp, fence=self._fence)
+
+    async def serve(
+        self, deliver: Callable[[OwnedBatch], None], start: Start, max_records: int, max_bytes: int, drain: float
+    ) -> None:
+        """Read and deliver until stopped; then wait, up to `drain` seconds, for the batch that is being worked on."""
+        await self._log.set_fence(self._fence)  # from here on no earlier owner can read or append
+        position = self._committed or await self._begin(start)
+        while not self.stopping:
+            try:
+                batch = await self._unless_stopped(self._read(position, max_records, max_bytes))
+            except (OffsetTrimmed, WrongEpoch) as error:
+                position = await self._begin("earliest")
+                _log.warning("going on from offset %d: %s", position.offset, error)
+                continue
+            if batch is None or not len(batch):
+                continue
+            current = self._current = OwnedBatch(self, batch)
+            deliver(current)
+            await self._unless_stopped(current.finished.wait())
+            position = Position(batch.epoch, batch.end)
+        if self.busy and self._current is not None and not self.lost:
+            try:
+                await asyncio.wait_for(self._current.finished.wait(), drain)
+            except TimeoutError:
+                _log.warning("%s is given up with a batch unfinished after %g s", self.partition, drain)
+
+    async def _begin(self, start: Start) -> Position:
+        span = await self._log.span(self.partition)
+        return Position(span.epoch, span.first if start == "earliest" else span.end)
+
+    async def _read(self, position: Position, max_records: int, max_bytes: int) -> Batch:
+        return await self._log.read(
+            self.partition,
+            position.offset,
+            epoch=position.epoch,
+            max_records=max_records,
+            max_bytes=max_bytes,
+            wait=READ_WAIT_SECONDS,
+            fence=self._fence,
+        )
+
+    async def _unless_stopped(self, work: Awaitable[T]) -> T | None:
+        """The result of `work`; None if the claim was stopped before."""
+        task = asyncio.ensure_future(work)
+        stop = asyncio.ensure_future(self._stop.wait())
+        try:
+            await asyncio.wait([task, stop], return_when=asyncio.FIRST_COMPLETED)
+            return task.result() if task.done() else None
+        finally:
+            stop.cancel()
+            task.cancel()

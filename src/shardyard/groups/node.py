@@ -1,0 +1,36 @@
+"""A process among the others: its log, its registry, and a candidate for the rebalancer's lease."""
+
+import asyncio
+import contextlib
+import os
+import socket
+import uuid
+from types import TracebackType
+from typing import Self
+
+from shardyard.groups.rebalancer import Rebalancer
+from shardyard.log import Log
+from shardyard.registry import Registry
+
+
+class Node:
+    """While it is open, it rebalances all groups whenever it holds the lease. It closes neither log nor registry."""
+
+    def __init__(self, log: Log, registry: Registry, *, name: str | None = None) -> None:
+        self.log = log
+        self.registry = registry
+        self.name = name or f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+        self.rebalancer = Rebalancer(log, registry, self.name)
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        self._task = asyncio.create_task(self.rebalancer.run(), name=f"rebalancer of {self.name}")
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task

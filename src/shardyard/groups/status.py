@@ -1,0 +1,59 @@
+"""A group as one sees it from outside: who owns what, how far they got, who hangs."""
+
+import asyncio
+from dataclasses import dataclass
+
+from shardyard.log import Log
+from shardyard.model import Partition, UnknownGroup, UnknownTopic
+from shardyard.registry import OwnershipRow, Registry
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionStatus:
+    """A row of the table that CatMQ calls queueOffset."""
+
+    partition: Partition
+    owner: str | None
+    target: str | None
+    """Who is to own it next, where that is not the owner."""
+    epoch: int
+    committed: int | None
+    """The offset to go on from; None if the group never committed."""
+    end: int
+    lag: int
+    """Records that are there and not committed."""
+    stuck_for: float
+    """Seconds since the owner got ahead or had nothing to do; a member that hangs shows here."""
+
+
+async def status(log: Log, registry: Registry, group: str) -> list[PartitionStatus]:
+    """All partitions of a group, in order."""
+
+    def rows() -> tuple[float, list[OwnershipRow]]:
+        with registry.transaction() as tx:
+            if tx.group(group) is None:
+                raise UnknownGroup(group)
+            return tx.now, tx.ownerships(group)
+
+    now, found = await asyncio.to_thread(rows)
+    result = []
+    for row in found:
+        try:
+            span = await log.span(row.partition)
+        except UnknownTopic:  # deleted; its rows go with the next rebalance
+            continue
+        current = row.committed is not None and row.committed.epoch == span.epoch
+        committed = row.committed.offset if current and row.committed is not None else None
+        result.append(
+            PartitionStatus(
+                row.partition,
+                row.owner,
+                row.target if row.target != row.owner else None,
+                row.epoch,
+                committed,
+                span.end,
+                span.end - max(committed or 0, span.first),
+                max(now - row.progress_at, 0.0) if row.owner is not None else 0.0,
+            )
+        )
+    return result
