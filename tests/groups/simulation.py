@@ -17,7 +17,7 @@ from shardyard.model import Fenced, MemberExists, Partition, PartitionTaken, Pos
 from shardyard.registry import MemoryRegistry
 
 GROUP = "g"
-STEPS = 60
+STEPS = 80
 HEALING_ROUNDS = 60
 
 
@@ -91,6 +91,8 @@ class History:
         self.last_epoch: Counter[Partition] = Counter()
         self.committed: dict[Partition, Position] = {}
         self.decisions = 0
+        self.refused = 0
+        """Commits that came too late."""
         with self.registry.transaction() as tx:
             protocol.configure(tx, GROUP, "test", max_active=self.max_active, release_after=self.release_after)
 
@@ -116,18 +118,27 @@ class History:
             grown = Topic(topic.name, topic.partitions + self.random.randint(1, 3), topic.kind)
             self.topics[topic.name] = grown
             self.say(f"{topic.name} grows to {grown.partitions}")
-        action = self.random.choices(
-            [self.arrive, self.depart, self.heartbeat, self.work, self.release, self.pause, self.lead, self.restart],
-            [3 if len(self.members) < 6 else 0, 1, 8, 6, 6, 1.5, 8, 1],
-        )[0]
-        action()
+        kinds: list[Callable[[], None]] = [self.arrive, self.depart, self.pause, self.restart]
+        if self.chance(0.6):
+            self.random.choices(kinds, [3 if len(self.members) < 6 else 0, 1, 1.5, 1])[0]()
+        for member in self.awake():
+            if member.late and member.late[0][0] <= self.step:
+                member.holdings = member.late.pop(0)[1]  # news from long ago
+            if self.chance(0.4):
+                self.work(member)
+            if self.chance(0.3):
+                self.release(member)
+            if self.chance(0.3):
+                self.heartbeat(member)
+        if self.chance(0.6):
+            self.lead()
+
+    def awake(self) -> list[SimMember]:
+        return [m for m in self.members if m.asleep_until <= self.step]
 
     def somebody(self) -> SimMember | None:
-        awake = [m for m in self.members if m.asleep_until <= self.step]
-        member = self.random.choice(awake) if awake else None
-        if member is not None and member.late and member.late[0][0] <= self.step:
-            member.holdings = member.late.pop(0)[1]  # news from long ago
-        return member
+        awake = self.awake()
+        return self.random.choice(awake) if awake else None
 
     def arrive(self) -> None:
         self.born += 1
@@ -190,12 +201,7 @@ class History:
             self.say(f"{member.name} restarts")
             self.join(member)
 
-    def heartbeat(self, faults: bool = True) -> None:
-        member = self.somebody()
-        if member is not None:
-            self.heartbeat_of(member, faults)
-
-    def heartbeat_of(self, member: SimMember, faults: bool) -> None:
+    def heartbeat(self, member: SimMember, *, faults: bool = True) -> None:
         if member.epoch is None:
             self.join(member)
             return
@@ -214,28 +220,29 @@ class History:
         else:
             member.holdings = told
 
-    def work(self) -> None:
+    def work(self, member: SimMember) -> None:
         """Commit on a partition that the member believes to own, rightly or not."""
-        member = self.somebody()
-        if member is None or not member.holdings:
+        if not member.holdings:
             return
         partition = self.random.choice(list(member.holdings))
         holding = member.holdings[partition]
         since = holding.committed.offset if holding.committed is not None else 0
-        position = Position(
-            1, max(since, self.committed.get(partition, Position(1, 0)).offset) + self.random.randint(0, 5)
-        )
-        self.commit(member, partition, holding, position)
+        known = self.committed.get(partition, Position(1, 0)).offset
+        self.commit(member, partition, holding, Position(1, max(since, known) + self.random.randint(0, 5)))
 
     def commit(self, member: SimMember, partition: Partition, holding: Holding, position: Position) -> None:
         epoch = member.epoch if member.epoch is not None else -1
         with self.registry.transaction() as tx:
             row = tx.ownership(GROUP, partition)
-        entitled = row is not None and row.owner == member.name and row.epoch == holding.epoch
+            known = tx.member(GROUP, member.name)
+        alive = known is not None and known.epoch == epoch
+        entitled = alive and row is not None and row.owner == member.name and row.epoch == holding.epoch
         try:
             with self.registry.transaction() as tx:
                 protocol.commit(tx, GROUP, member.name, epoch, {partition: (holding.epoch, position)})
         except Fenced:
+            assert not entitled, f"{member.name} could not commit {partition}, which is its own"
+            self.refused += 1
             member.holdings.pop(partition, None)
             return
         assert entitled, f"{member.name} committed {partition}, which is not its own"
@@ -243,12 +250,7 @@ class History:
         self.committed[partition] = position
         member.holdings[partition] = Holding(holding.epoch, position, holding.revoked)
 
-    def release(self) -> None:
-        member = self.somebody()
-        if member is not None:
-            self.release_of(member)
-
-    def release_of(self, member: SimMember) -> None:
+    def release(self, member: SimMember) -> None:
         revoked = {p: h.epoch for p, h in member.holdings.items() if h.revoked}
         if not revoked or member.epoch is None:
             return
@@ -262,11 +264,12 @@ class History:
 
     def pause(self) -> None:
         """SIGSTOP: a member or a leader does nothing for a while, then goes on with what it believed before."""
-        sleeper: SimMember | Candidate = self.random.choice([*self.members, *self.candidates])
+        sleepers: list[SimMember | Candidate] = [*self.members, *self.candidates]
+        sleeper = self.random.choice(sleepers)
         sleeper.asleep_until = self.step + self.random.randint(2, 25)
         self.say(f"{sleeper.name} sleeps until {sleeper.asleep_until}")
 
-    def lead(self, faults: bool = True) -> None:
+    def lead(self, *, faults: bool = True) -> None:
         candidate = self.random.choice([c for c in self.candidates if c.asleep_until <= self.step] or [None])
         if candidate is None:
             return
@@ -354,8 +357,8 @@ class History:
             self.clock.time += 0.5
             for member in self.members:
                 member.late = []
-                self.heartbeat_of(member, faults=False)
-                self.release_of(member)
+                self.heartbeat(member, faults=False)
+                self.release(member)
             self.lead(faults=False)
             self.check()
             if self.settled():

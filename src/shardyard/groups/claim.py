@@ -53,6 +53,11 @@ class OwnedBatch:
         return self._batch.data
 
     @property
+    def epoch(self) -> int:
+        """The epoch of the ownership under which the batch was read; each owner of the partition has another one."""
+        return self._claim.epoch
+
+    @property
     def lost(self) -> bool:
         """The partition has gone to another member: what is done now, the other one does too."""
         return self._claim.lost

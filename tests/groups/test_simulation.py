@@ -1,0 +1,67 @@
+"""Thousands of random histories of groups; see `simulation`. SHARDYARD_SEED moves to other seeds."""
+
+import os
+import re
+
+import pytest
+
+from shardyard.groups import lease, protocol
+from shardyard.model import Partition
+from shardyard.registry import GroupRow, OwnershipRow, Transaction
+from tests.groups.simulation import run_history
+
+HISTORIES = 3_000
+CHUNK = 500
+FIRST = int(os.environ.get("SHARDYARD_SEED", "0"))
+
+
+@pytest.mark.parametrize("start", range(FIRST, FIRST + HISTORIES, CHUNK))
+def test_the_guarantees_hold_in_every_history(start: int) -> None:
+    histories = [run_history(seed) for seed in range(start, start + CHUNK)]
+    assert sum(history.decisions for history in histories) > CHUNK, "the histories are too quiet to prove anything"
+    assert sum(history.refused for history in histories) > CHUNK // 2, "hardly anybody was fenced"
+
+
+def test_a_seed_replays_exactly() -> None:
+    first, second = list[str](), list[str]()
+    run_history(FIRST + 7, first.append)
+    run_history(FIRST + 7, second.append)
+    assert first == second != []
+
+
+def _fails_somewhere(message: str) -> None:
+    failures = []
+    for seed in range(FIRST, FIRST + CHUNK):
+        try:
+            run_history(seed)
+        except AssertionError as error:
+            failures.append(str(error))
+            break
+    assert failures
+    assert re.search(message, failures[0])
+
+
+def test_commits_without_fencing_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def owned(tx: Transaction, group: str, _name: str, partition: Partition, _epoch: int) -> OwnershipRow:
+        row = tx.ownership(group, partition)
+        assert row is not None
+        return row
+
+    monkeypatch.setattr(protocol, "_owned", owned)
+    _fails_somewhere("which is not its own|two owners|went back")
+
+
+def test_a_lease_without_its_token_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease, "check", lambda *_: None)
+    _fails_somewhere("a stale leader passed the check")
+
+
+def test_a_rebalancer_that_hands_over_without_a_new_epoch_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    give = protocol._give
+
+    def without_epoch(tx: Transaction, row: GroupRow, rows: list[OwnershipRow]) -> GroupRow:
+        give(tx, row, rows)
+        return row
+
+    monkeypatch.setattr(protocol, "_give", without_epoch)
+    _fails_somewhere("two owners|went back|which is not its own")
