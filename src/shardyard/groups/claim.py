@@ -164,7 +164,8 @@ class Claim:
             position = Position(batch.epoch, batch.end)
         if self.busy and self._current is not None and not self.lost:
             try:
-                await asyncio.wait_for(self._current.finished.wait(), drain)
+                async with asyncio.timeout(drain):
+                    await self._current.finished.wait()
             except TimeoutError:
                 _log.warning("%s is given up with a batch unfinished after %g s", self.partition, drain)
 

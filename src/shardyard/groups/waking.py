@@ -38,7 +38,8 @@ class Waking:
     async def wait(self, seconds: float) -> None:
         """Return at a touch, at a poke, or after `seconds`."""
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._event.wait(), seconds)
+            async with asyncio.timeout(seconds):  # wait_for() may swallow a cancellation in Python 3.11
+                await self._event.wait()
         self._event.clear()
 
 
