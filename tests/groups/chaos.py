@@ -309,9 +309,9 @@ def main() -> int:
     options = parser.parse_args()
     if options.role == "run":
         folder = options.folder or Path(tempfile.mkdtemp(prefix="shardyard-chaos-"))
-        print(f"seed {options.seed}, {options.seconds:g} s, in {folder}")  # noqa: T201
+        print(f"seed {options.seed}, {options.seconds:g} s, in {folder}")
         report = run(folder, options.seconds, options.seed)
-        print(report)  # noqa: T201
+        print(report)
         if report.problems:
             return 1
         shutil.rmtree(folder)

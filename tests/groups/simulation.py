@@ -5,6 +5,8 @@ answers, leaders that stop in the middle. After each step the guarantees are che
 the group must settle. `python -m tests.groups.simulation SEED` replays one history with its steps printed.
 """
 
+import argparse
+import multiprocessing
 import random
 import sys
 from collections import Counter
@@ -395,7 +397,34 @@ def run_history(seed: int, say: Callable[[str], None] = lambda _: None) -> Histo
     return history
 
 
+def _outcome(seed: int) -> str | None:
+    try:
+        run_history(seed)
+    except AssertionError as error:
+        return str(error)
+    return None
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Replay seeds, or run many histories on all cores.")
+    parser.add_argument("seeds", nargs="*", type=int)
+    parser.add_argument("--histories", type=int, default=0)
+    parser.add_argument("--first", type=int, default=0)
+    options = parser.parse_args()
+    for seed in options.seeds:
+        history = run_history(seed, say=print)
+        print(f"seed {seed}: {history.decisions} decisions, {history.refused} commits refused")
+    failures = []
+    with multiprocessing.Pool() as pool:
+        seeds = range(options.first, options.first + options.histories)
+        for done, failure in enumerate(pool.imap_unordered(_outcome, seeds, chunksize=200), 1):
+            if failure is not None:
+                print(failure)
+                failures.append(failure)
+            if done % 10_000 == 0:
+                print(f"{done:,} histories, {len(failures)} failed", flush=True)
+    return 1 if failures else 0
+
+
 if __name__ == "__main__":
-    for number in map(int, sys.argv[1:]):
-        history = run_history(number, say=lambda text: print(f"  {text}"))  # noqa: T201
-        print(f"seed {number}: {history.decisions} decisions, {len(history.committed)} partitions committed")  # noqa: T201
+    sys.exit(main())
