@@ -2,15 +2,16 @@
 
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import repeat, starmap
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from shardyard.model import InvalidValue, Partition, Record, TooLarge, whole_number
+from shardyard.model import Headers, InvalidValue, Partition, Record, TooLarge, whole_number
 
 SCHEMA = pa.schema(
     [
@@ -37,16 +38,25 @@ class Limits:
     batch_records: int = 100_000
     topic_name: int = 200
     """Characters."""
+    partitions: int = 100_000
+    """Of one topic."""
 
 
-def check_topic_name(name: str, limits: Limits) -> str:
-    if not _TOPIC_NAME.fullmatch(name):
+def check_topic_name(name: object, limits: Limits) -> str:
+    if not isinstance(name, str) or not _TOPIC_NAME.fullmatch(name):
         raise InvalidValue("topic name", name, "letters, digits, '.', '_' and '-', at least one")
     if name.startswith(_RESERVED):
         raise InvalidValue("topic name", name, f"a name that does not begin with {_RESERVED!r}: those are reserved")
     if len(name) > limits.topic_name:
         raise TooLarge("topic name in characters", len(name), limits.topic_name)
     return name
+
+
+def check_partitions(partitions: int, limits: Limits) -> int:
+    count = whole_number("partitions", partitions, at_least=1)
+    if count > limits.partitions:
+        raise TooLarge("partitions of a topic", count, limits.partitions)
+    return count
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,35 +82,43 @@ class Batch:
         return [record for chunk in self.data.to_batches() for record in to_records(chunk)]
 
 
+def cut(
+    data: pa.RecordBatch, size: int, start: int, max_records: int, max_bytes: int, *, at_least: int
+) -> pa.RecordBatch:
+    """What fits the limits of a batch of `size` bytes, from `start` on, taking its records to be equally large."""
+    fitting = max_bytes * len(data) // size
+    return data.slice(start, min(max_records, max(fitting, at_least)))
+
+
 def now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def to_records(data: pa.RecordBatch) -> list[Record]:
-    """The rows of an Arrow batch as records.
+class _Draft:
+    """A record in the making: it is filled like any object, and then told that it is a `Record`.
 
-    A million records a second are made here, so each is filled through its slots: a frozen dataclass's own
-    constructor takes twice as long.
+    A frozen dataclass's own constructor takes three times as long, and a million records a second are made here.
     """
+
+    __slots__ = ("headers", "id", "key", "timestamp", "value")
+
+    def __init__(self, id_: str, key: bytes | None, value: bytes, headers: Headers, timestamp: int) -> None:
+        self.id = id_
+        self.key = key
+        self.value = value
+        self.headers = headers
+        self.timestamp = timestamp
+        self.__class__ = Record  # type: ignore[assignment]  # noqa: PLE0237 every object has a class
+
+
+def to_records(data: pa.RecordBatch) -> list[Record]:
+    """The rows of an Arrow batch as records."""
     ids, keys, values, headers, timestamps = (data.column(i) for i in range(5))
-    new, make = object.__new__, Record
-    fill_id, fill_key, fill_value, fill_headers, fill_timestamp = _FILL
-    all_headers: list[Any] = [None] * len(data) if headers.null_count == len(data) else headers.to_pylist()
-    records = []
-    for id_, key, value, header, timestamp in zip(
-        ids.to_pylist(), keys.to_pylist(), values.to_pylist(), all_headers, timestamps.to_pylist(), strict=True
-    ):
-        record = new(make)
-        fill_id(record, id_)
-        fill_key(record, key)
-        fill_value(record, value)
-        fill_headers(record, () if header is None else tuple(header))
-        fill_timestamp(record, timestamp)
-        records.append(record)
-    return records
-
-
-_FILL = tuple(vars(Record)[name].__set__ for name in ("id", "key", "value", "headers", "timestamp"))
+    bare: Iterable[Headers] = repeat((), len(data))
+    if headers.null_count < len(data):
+        bare = (tuple(pairs or ()) for pairs in headers.to_pylist())
+    rows = zip(ids.to_pylist(), keys.to_pylist(), values.to_pylist(), bare, timestamps.to_pylist(), strict=True)
+    return cast(list[Record], list(starmap(_Draft, rows)))
 
 
 def from_records(records: Sequence[Record], now: int) -> pa.RecordBatch:
@@ -122,27 +140,21 @@ def from_records(records: Sequence[Record], now: int) -> pa.RecordBatch:
     )
 
 
-def check_records(records: Sequence[Record], limits: Limits) -> int:
-    """Refuse what may not go into a log. Returns how many bytes the records have."""
+def check_records(records: object, limits: Limits) -> tuple[tuple[Record, ...], int]:
+    """Refuse what may not go into a log. Returns the records, safe from what becomes of the list, and their bytes."""
+    if not isinstance(records, Sequence):
+        raise InvalidValue("batch", type(records).__name__, "a sequence of records or an Arrow record batch")
+    records = tuple(records)
     _check_count(len(records), limits)
     total = 0
     for record in records:
-        if not (_is(record.value, bytes) and _is(record.key, bytes | None) and _is(record.id, str)):
-            raise InvalidValue("record", record, "a text as id, bytes or None as key, and bytes as value")
-        if not record.id:
-            raise InvalidValue("record id", record.id, "a text that is not empty")
-        size = len(record.value) + (len(record.key) if record.key is not None else 0)
-        for name, value in record.headers:
-            if not (_is(name, str) and _is(value, bytes)):
-                raise InvalidValue("header", (name, value), "a text as name and bytes as value")
-            size += len(name) + len(value)
+        size = _record_size(record)
         if size > limits.record_bytes:
             raise TooLarge(f"record {record.id!r} in bytes", size, limits.record_bytes)
-        whole_number("timestamp", record.timestamp, at_least=0)
         total += size + len(record.id)
     if total > limits.batch_bytes:
         raise TooLarge("batch in bytes", total, limits.batch_bytes)
-    return total
+    return records, total
 
 
 def check_batch(data: pa.RecordBatch, limits: Limits, now: int) -> pa.RecordBatch:
@@ -176,22 +188,70 @@ def _conform(data: pa.RecordBatch) -> pa.RecordBatch:
         if data.column(name).null_count:
             raise InvalidValue(f"column {name!r}", None, "no null")
     try:
-        return data.cast(SCHEMA)
+        data = data.cast(SCHEMA)
+        data.validate(full=True)  # text that is not UTF-8 would be stored, and fail its readers
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError) as error:
         raise InvalidValue("columns of the batch", str(data.schema), f"the types of SCHEMA ({error})") from None
+    return data
 
 
 def _header_sizes(headers: pa.MapArray) -> Any:
     """Bytes of headers per record."""
+    offsets = headers.offsets.to_numpy()  # into keys and items, which are those of the whole array also for a slice
+    if headers.items[offsets[0] : offsets[-1]].null_count:
+        raise InvalidValue("column 'headers'", None, "no null as value of a header")
     lengths = pc.add(pc.binary_length(headers.keys), pc.fill_null(pc.binary_length(headers.items), 0))
     ends = np.concatenate([[0], np.cumsum(lengths.to_numpy(zero_copy_only=False))])
-    offsets = headers.offsets.to_numpy() - headers.offsets[0].as_py()
     return ends[offsets[1:]] - ends[offsets[:-1]]
 
 
-def _is(value: object, kind: Any) -> bool:
-    """Whether a value has the type its annotation promises: records come from users."""
-    return isinstance(value, kind)
+def _record_size(record: Record) -> int:
+    """Bytes of key, value and headers; `InvalidValue` if anything has another type than it should: users make these."""
+    if not isinstance(cast(object, record), Record):
+        raise InvalidValue("record", record, "a Record")
+    kinds = (type(record.id), type(record.key), type(record.value), type(record.headers), type(record.timestamp))
+    if kinds != _KEYED and kinds != _KEYLESS:  # noqa: PLR1714 `in` builds a tuple for each record
+        raise InvalidValue("record", record, _KINDS)
+    if not record.id or not 0 <= record.timestamp < _INT64:
+        raise InvalidValue("record", record, "an id that is not empty and a timestamp of 0 to 2**63 - 1")
+    if not record.id.isascii():
+        _encoded("id", record.id)
+    size = len(record.value) + (len(record.key) if record.key is not None else 0)
+    for header in record.headers:
+        if type(header) is not tuple or tuple(map(type, header)) != (str, bytes):
+            raise InvalidValue("header", header, "a text as name and bytes as value")
+        name, value = header
+        size += _encoded("name of a header", name) + len(value)
+    return size
+
+
+_KINDS = "a text as id, bytes or None as key, bytes as value, a tuple of headers, an int as timestamp"
+_KEYED = (str, bytes, bytes, tuple, int)
+_KEYLESS = (str, type(None), bytes, tuple, int)
+_INT64 = 2**63
+
+
+def check_int64(name: str, value: object, *, at_least: int = -_INT64) -> int:
+    """`value`, if it is a whole number that can be stored."""
+    number = whole_number(name, value, at_least=at_least)
+    if number >= _INT64:
+        raise InvalidValue(name, value, "at most 2**63 - 1")
+    return number
+
+
+def check_text(name: str, value: object) -> None:
+    """Refuse what is not a text, is empty or can't be stored."""
+    if not isinstance(value, str) or not value:
+        raise InvalidValue(name, value, "a text that is not empty")
+    _encoded(name, value)
+
+
+def _encoded(name: str, text: str) -> int:
+    """Bytes of a text in UTF-8, which has none for half a surrogate pair."""
+    try:
+        return len(text.encode())
+    except UnicodeEncodeError:
+        raise InvalidValue(name, text, "a text without lone surrogates") from None
 
 
 def _check_count(count: int, limits: Limits) -> None:

@@ -8,8 +8,19 @@ from typing import Self
 
 import pyarrow as pa
 
-from shardyard.log.batch import Batch
-from shardyard.model import Partition, Position, Record, Retention, Topic, TopicKind
+from shardyard.log.batch import Batch, check_int64, check_text
+from shardyard.model import (
+    InvalidValue,
+    OffsetBeyondEnd,
+    OffsetTrimmed,
+    Partition,
+    Position,
+    Record,
+    Retention,
+    Topic,
+    TopicKind,
+    WrongEpoch,
+)
 
 DEFAULT_RETENTION = Retention()
 READ_RECORDS = 10_000
@@ -28,14 +39,22 @@ class Stamp:
     producer: str
     sequence: int
 
+    def __post_init__(self) -> None:
+        check_text("producer", self.producer)
+        check_int64("sequence", self.sequence, at_least=0)
+
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """Says on which ownership a call relies. The log knows the highest epoch of each fence it ever saw or was told
-    of, and refuses a call that carries a lower one with `Fenced`."""
+    """Says on which ownership a call relies. The log knows the highest epoch of each fence that an append carried or
+    `set_fence` told it, and refuses a call that carries a lower one with `Fenced`."""
 
     name: str
     epoch: int
+
+    def __post_init__(self) -> None:
+        check_text("fence", self.name)
+        check_int64("epoch", self.epoch, at_least=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +75,32 @@ class Span:
     epoch: int
     first: int
     end: int
+
+
+def check_offset(partition: Partition, has: Span, offset: int, epoch: int | None = None) -> None:
+    """Whether a partition that holds `has` can be read from `offset`; for engines."""
+    if epoch is not None and epoch != has.epoch:
+        raise WrongEpoch(partition, epoch, has.epoch)
+    if offset < has.first:
+        raise OffsetTrimmed(partition, offset, has.first)
+    if offset > has.end:
+        raise OffsetBeyondEnd(partition, offset, has.end)
+
+
+def check_partition(partition: object) -> None:
+    """Refuse what does not name a partition at all; for engines."""
+    if not isinstance(partition, Partition) or (type(partition.topic), type(partition.index)) != (str, int):
+        raise InvalidValue("partition", partition, "a Partition: a text as topic and an int as index")
+
+
+def check_retention(retention: object) -> Retention:
+    """`retention`, if it is one that can be stored; for engines."""
+    if not isinstance(retention, Retention):
+        raise InvalidValue("retention", retention, "a Retention")
+    for name in ("age_ms", "bytes_per_partition"):
+        if getattr(retention, name) is not None:
+            check_int64(name, getattr(retention, name))
+    return retention
 
 
 class Log(ABC):

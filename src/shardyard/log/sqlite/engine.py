@@ -1,0 +1,288 @@
+"""`SqliteLog`: the port on its threads."""
+
+import asyncio
+import contextlib
+import fcntl
+import logging
+import sqlite3
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import IO, TypeVar, get_args
+
+import pyarrow as pa
+
+from shardyard.log.batch import (
+    Batch,
+    Limits,
+    check_batch,
+    check_int64,
+    check_partitions,
+    check_records,
+    check_topic_name,
+    now_ms,
+)
+from shardyard.log.port import (
+    DEFAULT_RETENTION,
+    READ_BYTES,
+    READ_RECORDS,
+    Appended,
+    Fence,
+    Log,
+    Span,
+    Stamp,
+    check_retention,
+)
+from shardyard.log.sqlite import maintenance, store
+from shardyard.log.sqlite.files import Durability, connect, create_or_check, open_lock, translated
+from shardyard.log.sqlite.tail import Tail
+from shardyard.log.sqlite.writer import Append, Operation, Writer
+from shardyard.model import (
+    Closed,
+    InvalidValue,
+    Partition,
+    Record,
+    Retention,
+    ShardyardError,
+    Topic,
+    TopicKind,
+    whole_number,
+)
+
+_log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+MAINTAIN_SECONDS = 2.0
+WAITING_BYTES = 64 * 1024 * 1024
+"""Appends beyond this wait for room before they join the queue of the writer."""
+READERS = 3
+TURN_SECONDS = 0.02
+"""How often to ask whether another process has finished its maintenance. Asking, unlike waiting, can be cancelled."""
+
+
+class SqliteLog(Log):
+    """The log in a folder. Several processes of one machine may open the same one."""
+
+    def __init__(
+        self,
+        folder: Path | str,
+        *,
+        durability: Durability = "power",
+        limits: Limits | None = None,
+        busy_wait: float = 10.0,
+        maintain_every: float | None = MAINTAIN_SECONDS,
+    ) -> None:
+        """`busy_wait`: seconds that a write waits for other processes. `maintain_every`: seconds; None for never."""
+        if durability not in get_args(Durability):
+            raise InvalidValue("durability", durability, "'power' or 'process'")
+        self._folder = Path(folder)
+        self._limits = limits or Limits()
+        self._path = create_or_check(self._folder)
+        self._durability: Durability = durability
+        self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="shardyard-log-reader")
+        self._local = threading.local()
+        self._connections: list[sqlite3.Connection] = []
+        self._tail = Tail(lambda: connect(self._path, "process"))
+        self._writer = Writer(self._path, durability, busy_wait, self._tail.notify)
+        self._waiting_bytes = 0
+        self._room = asyncio.Event()
+        self._maintain_every = maintain_every
+        self._maintaining = asyncio.Lock()
+        self._maintenance: asyncio.Task[None] | None = None
+        self._closed = False
+
+    # Topics
+
+    async def create_topic(
+        self,
+        name: str,
+        partitions: int,
+        *,
+        kind: TopicKind = TopicKind.NORMAL,
+        retention: Retention = DEFAULT_RETENTION,
+    ) -> Topic:
+        wanted = Topic(
+            check_topic_name(name, self._limits),
+            check_partitions(partitions, self._limits),
+            kind,
+            check_retention(retention),
+        )
+        return await self._change(lambda db: store.create_topic(db, wanted, now_ms()))
+
+    async def expand_topic(self, name: str, partitions: int) -> Topic:
+        check_partitions(partitions, self._limits)
+        return await self._change(lambda db: store.expand_topic(db, name, partitions))
+
+    async def set_retention(self, name: str, retention: Retention) -> Topic:
+        check_retention(retention)
+        return await self._change(lambda db: store.set_retention(db, name, retention))
+
+    async def delete_topic(self, name: str) -> None:
+        await self._change(lambda db: store.delete_topic(db, name))
+
+    async def topic(self, name: str) -> Topic:
+        return await self._look(lambda db: store.topic(db, name))
+
+    async def topics(self) -> list[Topic]:
+        return await self._look(store.topics)
+
+    # Records
+
+    async def append(
+        self,
+        partition: Partition,
+        records: Sequence[Record] | pa.RecordBatch,
+        *,
+        stamp: Stamp | None = None,
+        fence: Fence | None = None,
+    ) -> Appended:
+        if isinstance(records, pa.RecordBatch):
+            records = check_batch(records, self._limits, now_ms())
+            size = records.nbytes
+        else:
+            records, size = check_records(records, self._limits)
+        while self._waiting_bytes > WAITING_BYTES and not self._closed:
+            self._room.clear()
+            await self._room.wait()
+        self._open()
+        answer: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
+        self._waiting_bytes += size
+        answer.add_done_callback(lambda _: self._leave(size))
+        self._writer.submit(Append(partition, records, size, stamp, fence, answer))
+        return await answer
+
+    def _leave(self, size: int) -> None:
+        self._waiting_bytes -= size
+        self._room.set()
+
+    async def read(
+        self,
+        partition: Partition,
+        offset: int,
+        *,
+        epoch: int | None = None,
+        max_records: int = READ_RECORDS,
+        max_bytes: int = READ_BYTES,
+        wait: float = 0.0,
+        fence: Fence | None = None,
+    ) -> Batch:
+        whole_number("offset", offset, at_least=0)
+        whole_number("max_records", max_records, at_least=1)
+        whole_number("max_bytes", max_bytes, at_least=1)
+
+        def fetch(db: sqlite3.Connection) -> tuple[store.Found, Batch]:
+            if fence is not None:
+                store.check_fence(db, fence)
+            return store.read(db, partition, offset, epoch, max_records, max_bytes)
+
+        found, batch = await self._look(fetch)
+        if len(batch) or wait <= 0:
+            return batch
+        arrived = self._tail.wait_for(found.id, offset)
+        try:
+            found, batch = await self._look(fetch)  # it may have arrived before we began to wait
+            if not len(batch):
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(wait):  # wait_for() may swallow a cancellation in Python 3.11
+                        await arrived
+                found, batch = await self._look(fetch)
+        finally:
+            arrived.cancel()
+        return batch
+
+    async def span(self, partition: Partition) -> Span:
+        return await self._look(lambda db: store.span(db, partition))
+
+    async def offset_at(self, partition: Partition, timestamp: int) -> int:
+        check_int64("timestamp", timestamp)
+        return await self._look(lambda db: store.offset_at(db, partition, timestamp))
+
+    async def trim(self, partition: Partition, before: int) -> Span:
+        whole_number("before", before, at_least=0)
+        return await self._change(lambda db: store.trim(db, partition, before))
+
+    async def set_fence(self, fence: Fence) -> None:
+        def work(db: sqlite3.Connection) -> None:
+            if store.check_fence(db, fence):
+                store.raise_fence(db, fence)
+
+        await self._change(work)
+
+    async def maintain(self) -> None:
+        """One process at a time; the others wait for their turn, which then finds little to do."""
+        async with self._maintaining:
+            self._open()
+            with open_lock(self._folder / "maintain.lock") as lock:
+                while not _taken(lock):  # noqa: ASYNC110 no event comes from another process
+                    await asyncio.sleep(TURN_SECONDS)
+                for step in maintenance.steps():
+                    while await self._change(step):
+                        pass
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._room.set()
+        if self._maintenance is not None:
+            self._maintenance.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._maintenance
+        await asyncio.to_thread(self._stop)
+
+    def _stop(self) -> None:
+        self._writer.close()
+        self._tail.close()
+        self._readers.shutdown()
+        for connection in self._connections:
+            connection.close()
+
+    # Threads
+
+    def _open(self) -> None:
+        """Complain if the log is closed; begin to maintain it if this is its first use."""
+        if self._closed:
+            raise Closed(f"the log {self._folder}")
+        if self._maintenance is None and self._maintain_every is not None:
+            self._maintenance = asyncio.create_task(self._keep_maintained(self._maintain_every))
+
+    async def _keep_maintained(self, every: float) -> None:
+        while True:
+            await asyncio.sleep(every)
+            try:
+                await self.maintain()
+            except ShardyardError as error:
+                _log.warning("maintenance of %s put off: %s", self._folder, error)
+
+    async def _change(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        self._open()
+        answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._writer.submit(Operation(work, answer))
+        return await answer
+
+    async def _look(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        self._open()
+        return await asyncio.get_running_loop().run_in_executor(self._readers, self._snapshot, work)
+
+    def _snapshot(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Run `work` on one state of the log, in a reader's thread."""
+        with translated(self._path):
+            db: sqlite3.Connection | None = getattr(self._local, "db", None)
+            if db is None:
+                db = self._local.db = connect(self._path, "process")
+                self._connections.append(db)
+            db.execute("BEGIN")
+            try:
+                return work(db)
+            finally:
+                if db.in_transaction:  # SQLite ends it by itself after some errors
+                    db.execute("COMMIT")
+
+
+def _taken(lock: IO[str]) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

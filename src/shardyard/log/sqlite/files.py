@@ -1,0 +1,184 @@
+"""The file behind the embedded log: opening it, knowing it for ours, and what its failures mean."""
+
+import contextlib
+import errno
+import fcntl
+import os
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Literal
+
+from shardyard.model import Busy, Damaged, NoRoom, NotOurs, NotWritable, ShardyardError, WrongSchemaVersion
+
+Durability = Literal["power", "process"]
+"""What an appended record survives: a power cut, or only the death of every process."""
+
+FILE = "log.db"
+PAGE_BYTES = 16384
+OPEN_SECONDS = 30.0
+"""How long to wait for a process that is just closing the file, the last to do so, or repairs it after a crash."""
+_APPLICATION_ID = 0x53594C47  # "SYLG"
+_SCHEMA_VERSION = 1
+_SCHEMA = """
+CREATE TABLE epochs (last INTEGER NOT NULL);
+INSERT INTO epochs VALUES (0);
+
+CREATE TABLE topics (
+    name TEXT PRIMARY KEY,
+    partitions INTEGER NOT NULL,
+    kind TEXT NOT NULL,
+    age_ms INTEGER,
+    bytes_per_partition INTEGER,
+    epoch INTEGER NOT NULL
+) WITHOUT ROWID;
+
+-- A partition of a deleted topic has no topic until its batches are cleared away.
+CREATE TABLE partitions (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    topic TEXT,
+    number INTEGER NOT NULL,
+    first INTEGER NOT NULL DEFAULT 0,
+    "end" INTEGER NOT NULL DEFAULT 0,
+    merged INTEGER NOT NULL DEFAULT 0,
+    UNIQUE (topic, number)
+);
+
+CREATE TABLE batches (
+    id INTEGER PRIMARY KEY,
+    partition INTEGER NOT NULL,
+    first INTEGER NOT NULL,
+    count INTEGER NOT NULL,
+    latest INTEGER NOT NULL,
+    bytes INTEGER NOT NULL,
+    checksum INTEGER NOT NULL,
+    data BLOB NOT NULL
+);
+-- Covers whatever is asked without the data: by offset, by time, by size.
+CREATE INDEX batches_by_offset ON batches (partition, first, count, latest, bytes);
+
+CREATE TABLE stamps (
+    partition INTEGER NOT NULL,
+    producer TEXT NOT NULL,
+    sequence INTEGER NOT NULL,
+    first INTEGER NOT NULL,
+    count INTEGER NOT NULL,
+    at INTEGER NOT NULL,
+    PRIMARY KEY (partition, producer, sequence)
+) WITHOUT ROWID;
+
+CREATE TABLE fences (name TEXT PRIMARY KEY, epoch INTEGER NOT NULL) WITHOUT ROWID;
+"""
+
+
+def create_or_check(folder: Path) -> Path:
+    """The path of the log's file in `folder`, made if it is not there, and known to be ours and of our version."""
+    path = folder / FILE
+    with _named(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    with open_lock(folder / "open.lock") as lock, translated(path):
+        fcntl.flock(lock, fcntl.LOCK_EX)  # wait for other processes that open the same log
+        connection = sqlite3.connect(path, isolation_level=None, timeout=OPEN_SECONDS)
+        try:
+            if _is_blank(connection):
+                _create(connection)
+            _check(connection, path)
+        finally:
+            connection.close()
+    return path
+
+
+def _is_blank(connection: sqlite3.Connection) -> bool:
+    """Whether nothing is there yet, but perhaps what a process left that was killed before it had created the log."""
+    (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    (application,) = connection.execute("PRAGMA application_id").fetchone()
+    return not tables and not application
+
+
+def _create(connection: sqlite3.Connection) -> None:
+    connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")
+    connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.executescript(
+        f"BEGIN; {_SCHEMA} PRAGMA application_id = {_APPLICATION_ID}; PRAGMA user_version = {_SCHEMA_VERSION}; COMMIT;"
+    )
+
+
+def _check(connection: sqlite3.Connection, path: Path) -> None:
+    (application,) = connection.execute("PRAGMA application_id").fetchone()
+    if application != _APPLICATION_ID:
+        raise NotOurs(str(path), "a Shardyard log")
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    if version != _SCHEMA_VERSION:
+        raise WrongSchemaVersion(str(path), version, _SCHEMA_VERSION)
+
+
+def connect(path: Path, durability: Durability) -> sqlite3.Connection:
+    """A connection for one thread at a time."""
+    with translated(path):
+        return _connect(path, durability)
+
+
+def _connect(path: Path, durability: Durability) -> sqlite3.Connection:
+    connection = sqlite3.connect(path, isolation_level=None, timeout=OPEN_SECONDS, check_same_thread=False)
+    # In WAL mode FULL syncs every commit; NORMAL leaves them to the operating system, which outlives our processes.
+    connection.execute(f"PRAGMA synchronous = {'FULL' if durability == 'power' else 'NORMAL'}")
+    connection.execute("PRAGMA wal_autocheckpoint = 0")
+    connection.execute("PRAGMA journal_size_limit = 67108864")
+    connection.execute("PRAGMA cache_size = -16384")
+    connection.execute("SELECT last FROM epochs").fetchall()  # from now on no other process takes the file for unused
+    return connection
+
+
+def open_lock(path: Path) -> IO[str]:
+    """A file for `flock`."""
+    with _named(path):
+        return path.open("a")
+
+
+@contextlib.contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Raise what the operating system says as what a caller can act on."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            raise NoRoom(str(path)) from error
+        raise NotWritable(str(path), error.strerror or str(error)) from error
+
+
+@contextlib.contextmanager
+def translated(path: Path) -> Iterator[None]:
+    """Raise what SQLite says as what a caller can act on. For what only looks: arguments have been checked before."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise translate(error, path) from error
+    except ShardyardError:
+        raise
+    except (TypeError, ValueError) as error:  # a text where a number was written, or one that is no text at all
+        raise Damaged(str(path), str(error)) from error
+
+
+def translate(error: sqlite3.Error, path: Path) -> ShardyardError:
+    """What an SQLite error means."""
+    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
+    match code:
+        case sqlite3.SQLITE_FULL:
+            return NoRoom(str(path))
+        case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
+            return Busy(str(path), 0.0)
+        case sqlite3.SQLITE_NOTADB:
+            return NotOurs(str(path), "a Shardyard log")
+        case sqlite3.SQLITE_READONLY | sqlite3.SQLITE_CANTOPEN | sqlite3.SQLITE_PERM:
+            return NotWritable(str(path), str(error))
+        case sqlite3.SQLITE_IOERR if _is_full(path):
+            return NoRoom(str(path))
+        case _:
+            return Damaged(str(path), str(error))
+
+
+def _is_full(path: Path) -> bool:
+    """An I/O error on a disk without a free block is a full disk."""
+    room = os.statvfs(path.parent)
+    return room.f_bavail * room.f_frsize < PAGE_BYTES * 16

@@ -1,0 +1,167 @@
+"""Keeping the embedded log small: retention, clearing, merging, giving room back.
+
+Each step is a function on the writer's connection that does a little and says whether there is more, so that appends
+never wait long behind it.
+"""
+
+import sqlite3
+from collections.abc import Callable
+
+import pyarrow as pa
+
+from shardyard.log.batch import Limits, now_ms
+from shardyard.log.sqlite import store
+from shardyard.model import Damaged
+
+Step = Callable[[sqlite3.Connection], bool]
+
+CLEAR_BATCHES = 64
+"""Batches deleted in one step."""
+MERGE_BYTES = 256 * 1024
+"""Batches smaller than half of this are merged, up to about this size."""
+MERGE_BATCHES = 64
+"""So many small batches at the end of a partition are merged; fewer wait for more to come."""
+VACUUM_PAGES = 512
+"""Pages given back in one step, at the least."""
+STAMP_MS = 7 * 24 * 3600 * 1000
+"""How long a producer's stamps are remembered after its last append."""
+
+
+def steps() -> list[Step]:
+    return [apply_retention, forget_stamps, clear, merger(), give_back]
+
+
+def apply_retention(db: sqlite3.Connection) -> bool:
+    for topic in store.topics(db):
+        age, size = topic.retention.age_ms, topic.retention.bytes_per_partition
+        for partition in topic if age or size else ():
+            found = store.find(db, partition)
+            keep = found.first
+            if age:
+                keep = max(keep, _first_young(db, found, now_ms() - age))
+            if size:
+                keep = max(keep, _first_within(db, found, size))
+            store.trim(db, partition, keep)
+    return False
+
+
+def _first_young(db: sqlite3.Connection, found: store.Found, since: int) -> int:
+    row = db.execute(
+        "SELECT first FROM batches WHERE partition = ? AND first + count > ? AND latest >= ? ORDER BY first LIMIT 1",
+        (found.id, found.first, since),
+    ).fetchone()
+    return int(row[0]) if row else found.end
+
+
+def _first_within(db: sqlite3.Connection, found: store.Found, size: int) -> int:
+    """Whole batches, the newest always: the partition may be smaller than its limit by up to one batch."""
+    keep, total = found.end, 0
+    for first, stored in db.execute(
+        "SELECT first, bytes FROM batches WHERE partition = ? AND first + count > ? ORDER BY first DESC",
+        (found.id, found.first),
+    ):
+        total += stored
+        if total > size and keep < found.end:
+            break
+        keep = max(first, found.first)
+    return keep
+
+
+def forget_stamps(db: sqlite3.Connection) -> bool:
+    db.execute("DELETE FROM stamps WHERE at < ?", (now_ms() - STAMP_MS,))
+    return False
+
+
+def clear(db: sqlite3.Connection) -> bool:
+    """Delete batches that lie below the first offset, and what is left of deleted topics."""
+    for partition, first, topic in db.execute("SELECT id, first, topic FROM partitions").fetchall():
+        dead = db.execute(
+            "SELECT id FROM batches WHERE partition = ? AND first + count <= ? ORDER BY first LIMIT ?",
+            (partition, first, CLEAR_BATCHES),
+        ).fetchall()
+        if dead:
+            db.executemany("DELETE FROM batches WHERE id = ?", dead)
+            return True
+        if topic is None:
+            db.execute("DELETE FROM stamps WHERE partition = ?", (partition,))
+            db.execute("DELETE FROM partitions WHERE id = ?", (partition,))
+    return False
+
+
+def merger() -> Step:
+    """Merges what is there when it begins: what producers add meanwhile is for the next time, or it would never end."""
+    ends: dict[int, int] = {}
+
+    def step(db: sqlite3.Connection) -> bool:
+        if not ends:
+            ends.update(db.execute('SELECT id, "end" FROM partitions').fetchall())
+        return merge(db, ends)
+
+    return step
+
+
+def merge(db: sqlite3.Connection, ends: dict[int, int]) -> bool:
+    """Merge one run of small neighbours below the `ends` of their partitions into one batch."""
+    for partition, merged in db.execute('SELECT id, merged FROM partitions WHERE merged < "end"').fetchall():
+        rows = db.execute(
+            "SELECT id, first, count, bytes FROM batches WHERE partition = ? AND first >= ? AND first < ?"
+            " ORDER BY first LIMIT ?",
+            (partition, merged, ends.get(partition, 0), 4 * MERGE_BATCHES),
+        ).fetchall()
+        run, done, closed = _next_run(rows)
+        if done > merged:
+            db.execute("UPDATE partitions SET merged = ? WHERE id = ?", (done, partition))
+        if len(run) > 1 and (closed or len(run) >= MERGE_BATCHES):
+            _merge_run(db, partition, run)
+            return True
+    return False
+
+
+def _next_run(rows: list[tuple[int, int, int, int]]) -> tuple[list[int], int, bool]:
+    """(ids of the first run of small batches, up to where all is merged, whether the run can grow no more)."""
+    run: list[int] = []
+    size = records = done = 0
+    limits = Limits()
+    for batch, first, count, stored in rows:
+        small = stored < MERGE_BYTES // 2
+        fits = size + stored <= MERGE_BYTES and records + count <= limits.batch_records
+        if run and not (small and fits):
+            if len(run) > 1:
+                return run, done, True
+            run, size, records, done = [], 0, 0, first  # a single small one between large ones stays as it is
+        if small:
+            run.append(batch)
+            size, records = size + stored, records + count
+        else:
+            done = first + count
+    return run, done, False
+
+
+def _merge_run(db: sqlite3.Connection, partition: int, run: list[int]) -> None:
+    parts: list[pa.RecordBatch] = []
+    where = f"partition {partition}"
+    start = end = None
+    for batch in run:
+        first, count, checksum, stored = db.execute(
+            "SELECT first, count, checksum, data FROM batches WHERE id = ?", (batch,)
+        ).fetchone()
+        if end not in {None, first}:  # merged, the records behind the gap would get wrong offsets
+            raise Damaged(where, f"offsets {end} to {first - 1} are missing")
+        parts.append(store.load(stored, checksum, partition, first, count, where))
+        start = first if start is None else start
+        end = first + count
+    if start is not None:
+        db.executemany("DELETE FROM batches WHERE id = ?", [(batch,) for batch in run])
+        store.put_batch(db, partition, start, pa.concat_batches(parts))
+
+
+def give_back(db: sqlite3.Connection) -> bool:
+    """Shrink the file when a good part of it is free; the rest of the free pages serve the next appends."""
+    (free,) = db.execute("PRAGMA freelist_count").fetchone()
+    (pages,) = db.execute("PRAGMA page_count").fetchone()
+    if free < max(VACUUM_PAGES, pages // 8):
+        return False
+    for _ in range(VACUUM_PAGES):  # Python's driver stops after one page, however many the pragma is asked for
+        db.execute("PRAGMA incremental_vacuum(1)").fetchall()
+    (left,) = db.execute("PRAGMA freelist_count").fetchone()
+    return bool(left < free)

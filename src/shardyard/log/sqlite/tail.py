@@ -1,0 +1,96 @@
+"""Waiting for new records: at once for those of this process, within milliseconds for those of another."""
+
+import asyncio
+import logging
+import sqlite3
+import threading
+from collections import defaultdict
+from collections.abc import Callable
+
+_log = logging.getLogger(__name__)
+
+POLL_SECONDS = 0.002
+"""How often to ask SQLite whether another process has written; a question costs some 20 µs."""
+
+
+class Tail:
+    """Wakes who waits for a partition to grow. One thread, idle while nobody waits, watches for other processes."""
+
+    def __init__(self, connect: Callable[[], sqlite3.Connection]) -> None:
+        self._connect = connect
+        self._waiters: defaultdict[int, set[tuple[int, asyncio.Future[None]]]] = defaultdict(set)
+        self._lock = threading.Condition()
+        self._closing = False
+        self._stopped = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def wait_for(self, partition_id: int, offset: int) -> "asyncio.Future[None]":
+        """Done when the partition has a record at `offset`. To be cancelled by who no longer waits."""
+        arrived: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        waiter = (offset, arrived)
+        arrived.add_done_callback(lambda _: self._forget(partition_id, waiter))
+        with self._lock:
+            self._waiters[partition_id].add(waiter)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._watch, name="shardyard-log-tail", daemon=True)
+                self._thread.start()
+            self._lock.notify()
+        return arrived
+
+    def notify(self, ends: dict[int, int]) -> None:
+        """Wake those who waited for what is there now. From any thread."""
+        with self._lock:
+            arrived = [
+                future
+                for partition_id, end in ends.items()
+                for offset, future in self._waiters.get(partition_id, ())
+                if offset < end
+            ]
+        _wake(arrived)
+
+    def close(self) -> None:
+        """Stop, and wake all who wait: they will find the log closed."""
+        with self._lock:
+            self._closing = True
+            self._lock.notify()
+            waiting = [future for waiters in self._waiters.values() for _, future in waiters]
+        _wake(waiting)
+        self._stopped.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _forget(self, partition_id: int, waiter: tuple[int, "asyncio.Future[None]"]) -> None:
+        with self._lock:
+            self._waiters[partition_id].discard(waiter)
+            if not self._waiters[partition_id]:
+                del self._waiters[partition_id]
+
+    def _watch(self) -> None:
+        db = self._connect()
+        seen = None
+        while not self._closing:
+            with self._lock:
+                while not self._waiters and not self._closing:
+                    self._lock.wait()
+                    seen = None  # a wait that began just now may be for something that is there already
+            try:
+                version = db.execute("PRAGMA data_version").fetchone()
+                if version != seen:
+                    seen = version
+                    self.notify(dict(db.execute('SELECT id, "end" FROM partitions').fetchall()))
+            except sqlite3.Error as error:  # busy, or no room: the next look will tell
+                _log.debug("looking for new records failed: %s", error)
+            self._stopped.wait(POLL_SECONDS)
+        db.close()
+
+
+def _wake(futures: "list[asyncio.Future[None]]") -> None:
+    for future in futures:
+        loop = future.get_loop()
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(_settle, future)
+
+
+def _settle(future: "asyncio.Future[None]") -> None:
+    if not future.done():
+        future.set_result(None)

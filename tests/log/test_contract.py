@@ -1,0 +1,1012 @@
+"""What every log keeps, whichever engine it is: the sentences of the port, one by one."""
+
+import asyncio
+import contextlib
+import functools
+import inspect
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shardyard.log import (
+    SCHEMA,
+    SEQUENCE_WINDOW,
+    Appended,
+    Batch,
+    Fence,
+    Limits,
+    Log,
+    MemoryLog,
+    Span,
+    SqliteLog,
+    Stamp,
+)
+from shardyard.model import (
+    TAG,
+    TRACE,
+    Closed,
+    Fenced,
+    InvalidValue,
+    OffsetBeyondEnd,
+    OffsetTrimmed,
+    Partition,
+    PartitionOutOfRange,
+    Position,
+    Record,
+    Retention,
+    SequenceTooOld,
+    ShardyardError,
+    TooLarge,
+    Topic,
+    TopicExists,
+    TopicKind,
+    UnknownTopic,
+    WrongEpoch,
+)
+from tests.log.refused import LIMITS, REFUSED
+from tests.log.samples import PATIENCE, T0, T1, arrow, awaited, contents, record, records
+
+ENGINES = ["memory", "sqlite"]
+MINUTE = 60_000
+
+
+class Open(Protocol):
+    def __call__(self, limits: Limits | None = None) -> Log: ...
+
+
+def open_engine(engine: str, folder: Path, limits: Limits | None = None) -> Log:
+    if engine == "memory":
+        return MemoryLog(limits=limits)
+    return SqliteLog(folder, durability="process", limits=limits, maintain_every=None)
+
+
+@pytest.fixture(params=ENGINES)
+def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
+    return functools.partial(open_engine, request.param, tmp_path)
+
+
+@pytest.fixture
+def log(opened: Open) -> Log:
+    return opened()
+
+
+def ids(batch: Batch) -> list[str]:
+    return [r.id for r in batch.records()]
+
+
+# Topics ------------------------------------------------------------------------------------------------------------
+
+
+@awaited
+async def test_a_topic_is_described_as_it_was_created(log: Log) -> None:
+    retention = Retention(age_ms=5, bytes_per_partition=6)
+    created = await log.create_topic("Orders.v1_x-y", 3, kind=TopicKind.RETRY, retention=retention)
+    assert created == Topic("Orders.v1_x-y", 3, TopicKind.RETRY, retention, created.epoch)
+    assert created.epoch > 0
+    assert await log.topic("Orders.v1_x-y") == created
+
+
+@awaited
+async def test_topics_are_listed_by_name(log: Log) -> None:
+    assert await log.topics() == []
+    made = [await log.create_topic(name, 1) for name in ("b", "a", "C", "a.1")]
+    assert await log.topics() == sorted(made, key=lambda topic: topic.name)
+
+
+@awaited
+async def test_a_new_partition_is_empty_and_starts_at_offset_0(log: Log) -> None:
+    topic = await log.create_topic("t", 2)
+    for partition in topic:
+        assert await log.span(partition) == Span(topic.epoch, 0, 0)
+        assert len(await log.read(partition, 0)) == 0
+
+
+@awaited
+async def test_a_topic_exists_only_once(log: Log) -> None:
+    topic = await log.create_topic("t", 1)
+    with pytest.raises(TopicExists) as refused:
+        await log.create_topic("t", 2, kind=TopicKind.RETRY)
+    assert refused.value.topic == "t"
+    assert await log.topics() == [topic]
+
+
+@awaited
+async def test_an_expanded_topic_keeps_its_records_and_its_new_partitions_are_empty(log: Log) -> None:
+    topic = await log.create_topic("t", 1)
+    await log.append(T0, records(0, 1))
+    with pytest.raises(PartitionOutOfRange):
+        await log.append(T1, records(2))
+    expanded = await log.expand_topic("t", 3)
+    assert expanded == Topic("t", 3, epoch=topic.epoch)
+    assert await log.topic("t") == expanded
+    assert await contents(log, T0) == records(0, 1)
+    assert await log.span(T1) == Span(topic.epoch, 0, 0)
+    appended = await log.append(Partition("t", 2), records(2))
+    assert appended.first == Position(topic.epoch, 0)
+
+
+@awaited
+async def test_a_topic_can_be_expanded_to_what_it_has_but_not_shrunk(log: Log) -> None:
+    topic = await log.create_topic("t", 2)
+    assert await log.expand_topic("t", 2) == topic
+    with pytest.raises(InvalidValue, match="at least the 2 that 't' has"):
+        await log.expand_topic("t", 1)
+    assert await log.topic("t") == topic
+
+
+@awaited
+async def test_retention_can_be_changed(log: Log) -> None:
+    topic = await log.create_topic("t", 1)
+    changed = await log.set_retention("t", Retention(age_ms=7))
+    assert changed == Topic("t", 1, retention=Retention(age_ms=7), epoch=topic.epoch)
+    assert await log.topic("t") == changed
+
+
+@awaited
+async def test_a_deleted_topic_is_unknown(log: Log) -> None:
+    await log.create_topic("t", 1)
+    await log.append(T0, records(0))
+    await log.delete_topic("t")
+    assert await log.topics() == []
+    with pytest.raises(UnknownTopic):
+        await log.read(T0, 0)
+
+
+@awaited
+async def test_a_topic_made_anew_has_a_higher_epoch_no_records_and_no_memory_of_stamps(log: Log) -> None:
+    old = await log.create_topic("t", 1)
+    await log.append(T0, records(0, 1), stamp=Stamp("p", 1))
+    await log.delete_topic("t")
+    new = await log.create_topic("t", 1)
+    await log.maintain()
+    assert new.epoch > old.epoch
+    assert await log.span(T0) == Span(new.epoch, 0, 0)
+    assert await log.append(T0, records(2), stamp=Stamp("p", 1)) == Appended(T0, Position(new.epoch, 0), 1)
+    assert await contents(log, T0) == records(2)
+
+
+@awaited
+async def test_a_position_of_an_earlier_life_is_refused(log: Log) -> None:
+    old = await log.create_topic("t", 1)
+    await log.delete_topic("t")
+    new = await log.create_topic("t", 1)
+    await log.append(T0, records(0))
+    assert ids(await log.read(T0, 0, epoch=new.epoch)) == ["r0"]
+    with pytest.raises(WrongEpoch) as refused:
+        await log.read(T0, 0, epoch=old.epoch)
+    assert (refused.value.partition, refused.value.epoch, refused.value.current) == (T0, old.epoch, new.epoch)
+
+
+# Order and records -------------------------------------------------------------------------------------------------
+
+
+@awaited
+async def test_each_record_has_the_next_offset(log: Log) -> None:
+    topic = await log.create_topic("t", 2)
+    places = [await log.append(T0, records(*range(at, at + count))) for at, count in ((0, 1), (1, 3), (4, 2))]
+    assert places == [Appended(T0, Position(topic.epoch, at), count) for at, count in ((0, 1), (1, 3), (4, 2))]
+    assert await log.span(T0) == Span(topic.epoch, 0, 6)
+    assert await log.span(T1) == Span(topic.epoch, 0, 0)
+    assert await contents(log, T0) == records(*range(6))
+
+
+@awaited
+async def test_every_offset_can_be_read_from(log: Log) -> None:
+    await log.create_topic("t", 1)
+    for at in range(0, 12, 3):
+        await log.append(T0, records(at, at + 1, at + 2))
+    for offset in range(13):
+        batch = await log.read(T0, offset)
+        assert (batch.first, batch.end, batch.records()) == (offset, 12, records(*range(offset, 12)))
+
+
+ODD = [
+    Record("plain", b"key", b"value", timestamp=1),
+    Record("keyless", None, b"value", timestamp=2),
+    Record("an empty key is none of none", b"", b"", timestamp=3),
+    Record("ключ 🗝 \x00 é", b"\x00\xff", b"\xff" * 300, timestamp=2**53),
+    Record("headers", b"k", b"v", ((TAG, b"red"), (TRACE, b""), (TAG, b"blue"), ("ü", b"\x00")), timestamp=5),
+]
+
+
+@pytest.mark.parametrize("rows", [ODD, ODD[:4], ODD[4:], ODD[1:2]], ids=["all", "no headers", "headers", "one"])
+@pytest.mark.parametrize("path", [list, tuple, arrow])
+@awaited
+async def test_a_record_comes_back_as_it_was_appended(
+    log: Log, rows: list[Record], path: Callable[[list[Record]], Any]
+) -> None:
+    await log.create_topic("t", 1)
+    await log.append(T0, path(rows))
+    batch = await log.read(T0, 0)
+    assert batch.records() == rows
+    assert batch.data.schema.equals(SCHEMA)
+    assert pa.Table.from_batches([arrow(rows)]).equals(batch.data.combine_chunks())
+
+
+@awaited
+async def test_a_slice_of_an_arrow_batch_is_stored_as_that_slice(log: Log) -> None:
+    await log.create_topic("t", 1)
+    for start, count in ((3, 2), (1, 2), (4, 1)):
+        await log.append(T0, arrow(ODD).slice(start, count))
+    assert await contents(log, T0) == ODD[3:5] + ODD[1:3] + ODD[4:5]
+
+
+@awaited
+async def test_both_paths_can_take_turns(log: Log) -> None:
+    await log.create_topic("t", 1)
+    rows = [[record(i), *ODD] for i in range(8)]
+    await asyncio.gather(*(log.append(T0, arrow(some) if i % 3 else some) for i, some in enumerate(rows)))
+    found = await contents(log, T0)
+    assert sorted(r.id for r in found) == sorted(r.id for some in rows for r in some)
+    assert [found[at + 1 : at + 6] for at in range(0, 48, 6)] == [ODD] * 8
+
+
+@awaited
+async def test_arrow_columns_of_kindred_types_are_converted(log: Log) -> None:
+    await log.create_topic("t", 1)
+    kindred = pa.record_batch(
+        {
+            "id": pa.array(["a"], pa.large_string()),
+            "key": pa.array(["k"]),
+            "value": pa.array([b"v"], pa.large_binary()),
+            "headers": pa.nulls(1),
+            "timestamp": pa.array([7], pa.int32()),
+        }
+    )
+    await log.append(T0, kindred)
+    assert await contents(log, T0) == [Record("a", b"k", b"v", timestamp=7)]
+
+
+@pytest.mark.parametrize("path", [list, arrow])
+@awaited
+async def test_a_record_with_timestamp_0_gets_the_time_of_the_call(log: Log, path: Callable[..., Any]) -> None:
+    await log.create_topic("t", 1)
+    before = time.time_ns() // 1_000_000
+    await log.append(T0, path([Record("a", None, b"", timestamp=0), Record("b", None, b"", timestamp=5)]))
+    after = time.time_ns() // 1_000_000
+    first, second = await contents(log, T0)
+    assert before <= first.timestamp <= after
+    assert second.timestamp == 5
+
+
+@awaited
+async def test_what_the_caller_does_with_its_list_afterwards_changes_nothing(log: Log) -> None:
+    await log.create_topic("t", 1)
+    buffer = records(0, 1, 2)
+    appends = [asyncio.ensure_future(log.append(T0, buffer)) for _ in range(5)]
+    await asyncio.sleep(0)  # each has begun
+    buffer.clear()
+    await asyncio.gather(*appends)
+    assert await contents(log, T0) == records(0, 1, 2) * 5
+
+
+@awaited
+async def test_fifty_producers_at_once_keep_their_order_on_dense_offsets(log: Log) -> None:
+    topic = await log.create_topic("t", 4)
+
+    async def produce(name: int) -> list[Appended]:
+        partition = Partition("t", name % 4)
+        path = arrow if name % 5 == 0 else list
+        return [
+            await log.append(partition, path([Record(f"{name}.{n}.{i}", None, b"v") for i in range(1 + n % 3)]))
+            for n in range(10)
+        ]
+
+    placed = await asyncio.gather(*(produce(name) for name in range(50)))
+    assert [[a.count for a in mine] for mine in placed] == [[1 + n % 3 for n in range(10)]] * 50
+    for partition in topic:
+        found = [r.id for r in await contents(log, partition)]
+        mine = [name for name in range(50) if name % 4 == partition.index]
+        assert len(found) == len(mine) * 19
+        for name in mine:
+            offsets = [a.first.offset for a in placed[name]]
+            assert offsets == sorted(offsets)
+            for n, at in enumerate(offsets):  # a batch lies together, where its append said
+                assert found[at : at + 1 + n % 3] == [f"{name}.{n}.{i}" for i in range(1 + n % 3)]
+
+
+@awaited
+async def test_a_batch_becomes_visible_as_a_whole(log: Log) -> None:
+    await log.create_topic("t", 1)
+    done = asyncio.Event()
+
+    async def produce() -> None:
+        for at in range(0, 400, 20):
+            await log.append(T0, records(*range(at, at + 20)))
+        done.set()
+
+    producing = asyncio.ensure_future(produce())
+    while not done.is_set():
+        has = await log.span(T0)
+        assert has.end % 20 == 0
+        batch = await log.read(T0, 0)
+        assert batch.end % 20 == 0
+        assert batch.end >= has.end
+        assert ids(batch) == [f"r{i}" for i in range(batch.end)]
+        await asyncio.sleep(0)  # the other's turn
+    await producing
+
+
+# Reading -----------------------------------------------------------------------------------------------------------
+
+
+@awaited
+async def test_a_read_returns_no_more_records_than_asked_for(log: Log) -> None:
+    await log.create_topic("t", 1)
+    for at in range(0, 20, 5):
+        await log.append(T0, records(*range(at, at + 5)))
+    for most in (1, 4, 5, 6, 19, 20, 21):
+        for offset in (0, 3, 5, 18):
+            batch = await log.read(T0, offset, max_records=most)
+            assert batch.records() == records(*range(offset, min(offset + most, 20)))
+
+
+@awaited
+async def test_a_read_returns_no_more_bytes_than_asked_for_but_at_least_one_record(log: Log) -> None:
+    await log.create_topic("t", 1)
+    for at in range(0, 100, 10):
+        await log.append(T0, [record(i, size=1_000) for i in range(at, at + 10)])
+    for most in (1, 900, 1_500, 9_500, 10_500, 35_000):
+        batch = await log.read(T0, 3, max_bytes=most)
+        size = sum(len(r.value) for r in batch.records())
+        assert len(batch) == 1 or size <= most
+        assert size >= min(1_000, most), "and not much less than it may"
+        assert ids(batch) == [f"r{i}" for i in range(3, 3 + len(batch))]
+    assert len(await log.read(T0, 3, max_bytes=35_000)) >= 20
+    assert await contents(log, T0, max_bytes=2_500) == [record(i, size=1_000) for i in range(100)]
+
+
+@awaited
+async def test_at_the_end_a_read_returns_nothing(log: Log) -> None:
+    topic = await log.create_topic("t", 1)
+    await log.append(T0, records(0))
+    batch = await log.read(T0, 1)
+    assert (batch.partition, batch.epoch, batch.first, batch.end, len(batch)) == (T0, topic.epoch, 1, 1, 0)
+    assert batch.records() == []
+    assert batch.data.schema.equals(SCHEMA)
+
+
+@awaited
+async def test_beyond_the_end_a_read_is_refused(log: Log) -> None:
+    await log.create_topic("t", 1)
+    await log.append(T0, records(0))
+    for offset in (2, 2**80):
+        with pytest.raises(OffsetBeyondEnd) as refused:
+            await log.read(T0, offset, wait=PATIENCE)
+        assert (refused.value.partition, refused.value.offset, refused.value.end) == (T0, offset, 1)
+
+
+@awaited
+async def test_a_waiting_reader_gets_each_record_as_it_arrives(log: Log) -> None:
+    await log.create_topic("t", 1)
+    seen: list[str] = []
+    got = asyncio.Event()
+
+    async def consume() -> None:
+        while len(seen) < 30:
+            batch = await log.read(T0, len(seen), wait=PATIENCE)
+            assert len(batch), "nothing arrived"
+            seen.extend(ids(batch))
+            got.set()
+
+    consumer = asyncio.ensure_future(consume())
+    for i in range(30):  # the next one is sent when the reader has gone to wait for it
+        await log.span(T0)
+        await log.append(T0, records(i))
+        await asyncio.wait_for(got.wait(), PATIENCE)
+        got.clear()
+    await consumer
+    assert seen == [f"r{i}" for i in range(30)]
+
+
+@awaited
+async def test_many_readers_can_wait_for_one_partition_and_for_many(log: Log) -> None:
+    topic = await log.create_topic("t", 5)
+    readers = [asyncio.ensure_future(log.read(p, 0, wait=PATIENCE)) for p in topic for _ in range(4)]
+    for _ in range(3):
+        await log.span(T0)
+    assert not any(reader.done() for reader in readers)
+    for partition in topic:
+        await log.append(partition, records(partition.index))
+    assert [ids(batch) for batch in await asyncio.gather(*readers)] == [
+        [f"r{p.index}"] for p in topic for _ in range(4)
+    ]
+
+
+@awaited
+async def test_a_reader_that_waits_in_vain_gets_nothing_when_its_time_is_over(log: Log) -> None:
+    await log.create_topic("t", 1)
+    began = time.monotonic()
+    batch = await log.read(T0, 0, wait=0.1)
+    assert len(batch) == 0
+    assert 0.09 < time.monotonic() - began < PATIENCE
+
+
+@awaited
+async def test_a_waiting_reader_is_not_woken_by_another_partition(log: Log) -> None:
+    await log.create_topic("t", 2)
+    began = time.monotonic()
+    reader = asyncio.ensure_future(log.read(T1, 0, wait=0.3))
+    for i in range(10):
+        await log.append(T0, records(i))
+    assert len(await reader) == 0
+    assert time.monotonic() - began > 0.29
+
+
+@awaited
+async def test_a_cancelled_reader_leaves_the_log_as_it_was(log: Log) -> None:
+    await log.create_topic("t", 1)
+    reader = asyncio.ensure_future(log.read(T0, 0, wait=PATIENCE))
+    await log.span(T0)
+    reader.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reader
+    await log.append(T0, records(0))
+    assert ids(await log.read(T0, 0, wait=PATIENCE)) == ["r0"]
+
+
+@awaited
+async def test_a_waiting_reader_hears_at_once_that_the_log_was_closed(log: Log) -> None:
+    await log.create_topic("t", 1)
+    reader = asyncio.ensure_future(log.read(T0, 0, wait=100 * PATIENCE))
+    for _ in range(5):
+        await log.span(T0)
+    await log.close()
+    with pytest.raises(Closed):
+        await asyncio.wait_for(reader, PATIENCE)
+
+
+# Idempotent appends ------------------------------------------------------------------------------------------------
+
+
+@awaited
+async def test_a_retried_batch_is_stored_once(log: Log) -> None:
+    topic = await log.create_topic("t", 1)
+    await log.append(T0, records(9))
+    first = await log.append(T0, records(0, 1), stamp=Stamp("p", 5))
+    await log.append(T0, records(2), stamp=Stamp("p", 6))
+    again = [await log.append(T0, path(records(0, 1)), stamp=Stamp("p", 5)) for path in (list, arrow)]
+    assert first == Appended(T0, Position(topic.epoch, 1), 2)
+    assert again == [Appended(T0, Position(topic.epoch, 1), 2, duplicate=True)] * 2
+    assert await contents(log, T0) == records(9, 0, 1, 2)
+
+
+@awaited
+async def test_the_same_stamp_sent_many_times_at_once_is_stored_once(log: Log) -> None:
+    await log.create_topic("t", 1)
+    placed = await asyncio.gather(*(log.append(T0, records(0, 1), stamp=Stamp("p", 0)) for _ in range(20)))
+    assert {a.first for a in placed} == {placed[0].first}
+    assert sum(not a.duplicate for a in placed) == 1
+    assert await contents(log, T0) == records(0, 1)
+
+
+@awaited
+async def test_stamps_are_apart_for_each_producer_and_partition(log: Log) -> None:
+    await log.create_topic("t", 2)
+    for partition in (T0, T1):
+        for producer in ("p", "P", "q"):
+            assert not (await log.append(partition, records(0), stamp=Stamp(producer, 3))).duplicate
+    assert (await log.span(T0)).end == (await log.span(T1)).end == 3
+
+
+@awaited
+async def test_sequences_may_have_gaps_and_come_in_any_order_within_the_window(log: Log) -> None:
+    topic = await log.create_topic("t", 1)
+    order = [100, 100 - SEQUENCE_WINDOW + 1, 99, 50, 60]
+    for at, sequence in enumerate(order):
+        assert (await log.append(T0, records(at), stamp=Stamp("p", sequence))).first == Position(topic.epoch, at)
+    for at, sequence in enumerate(order):
+        again = await log.append(T0, records(at), stamp=Stamp("p", sequence))
+        assert (again.first.offset, again.duplicate) == (at, True)
+    assert (await log.span(T0)).end == len(order)
+
+
+@awaited
+async def test_a_sequence_behind_the_window_is_too_old_whether_it_was_stored_or_not(log: Log) -> None:
+    await log.create_topic("t", 1)
+    await log.append(T0, records(0), stamp=Stamp("p", 10))
+    await log.append(T0, records(1), stamp=Stamp("p", 10 + SEQUENCE_WINDOW))
+    for sequence in (10, 9, 0):
+        with pytest.raises(SequenceTooOld) as refused:
+            await log.append(T0, records(2), stamp=Stamp("p", sequence))
+        error = refused.value
+        assert (error.partition, error.producer, error.sequence, error.last) == (
+            T0,
+            "p",
+            sequence,
+            10 + SEQUENCE_WINDOW,
+        )
+    assert not (await log.append(T0, records(2), stamp=Stamp("p", 11))).duplicate
+    assert await contents(log, T0) == records(0, 1, 2)
+
+
+@awaited
+async def test_a_stamp_outlives_its_trimmed_records_and_maintenance(log: Log) -> None:
+    topic = await log.create_topic("t", 1)
+    await log.append(T0, records(0, 1), stamp=Stamp("p", 1))
+    await log.trim(T0, 2)
+    await log.maintain()
+    again = await log.append(T0, records(0, 1), stamp=Stamp("p", 1))
+    assert again == Appended(T0, Position(topic.epoch, 0), 2, duplicate=True)
+    assert await log.span(T0) == Span(topic.epoch, 2, 2)
+
+
+# Fences ------------------------------------------------------------------------------------------------------------
+
+
+@awaited
+async def test_a_stale_owner_can_neither_append_nor_read(log: Log) -> None:
+    await log.create_topic("t", 1)
+    await log.append(T0, records(0), fence=Fence("g/t/0", 3))
+    await log.set_fence(Fence("g/t/0", 4))
+    for call in (log.append(T0, records(1), fence=Fence("g/t/0", 3)), log.read(T0, 0, fence=Fence("g/t/0", 3))):
+        with pytest.raises(Fenced, match="epoch 3 of g/t/0 is over: the current one is 4"):
+            await call
+    await log.append(T0, records(2), fence=Fence("g/t/0", 4))
+    assert ids(await log.read(T0, 0, fence=Fence("g/t/0", 4))) == ["r0", "r2"]
+
+
+@awaited
+async def test_an_append_with_a_higher_epoch_raises_the_fence(log: Log) -> None:
+    await log.create_topic("t", 2)
+    await log.append(T0, records(0), fence=Fence("g", 7))
+    for partition in (T0, T1):
+        with pytest.raises(Fenced):
+            await log.append(partition, records(1), fence=Fence("g", 6))
+
+
+@awaited
+async def test_a_retried_append_with_a_higher_epoch_raises_the_fence_too(log: Log) -> None:
+    await log.create_topic("t", 1)
+    await log.append(T0, records(0), stamp=Stamp("p", 1), fence=Fence("g", 1))
+    assert (await log.append(T0, records(0), stamp=Stamp("p", 1), fence=Fence("g", 2))).duplicate
+    with pytest.raises(Fenced):
+        await log.append(T0, records(1), fence=Fence("g", 1))
+
+
+@awaited
+async def test_a_retried_append_of_a_stale_owner_is_fenced(log: Log) -> None:
+    await log.create_topic("t", 1)
+    await log.append(T0, records(0), stamp=Stamp("p", 1), fence=Fence("g", 1))
+    await log.set_fence(Fence("g", 2))
+    with pytest.raises(Fenced):
+        await log.append(T0, records(0), stamp=Stamp("p", 1), fence=Fence("g", 1))
+
+
+@awaited
+async def test_a_fence_is_only_ever_raised(log: Log) -> None:
+    await log.set_fence(Fence("g", 5))
+    await log.set_fence(Fence("g", 5))
+    with pytest.raises(Fenced):
+        await log.set_fence(Fence("g", 4))
+    await log.set_fence(Fence("another", 1))
+    await log.set_fence(Fence("g", 6))
+    with pytest.raises(Fenced):
+        await log.set_fence(Fence("g", 5))
+
+
+@awaited
+async def test_calls_without_a_fence_are_not_fenced(log: Log) -> None:
+    await log.create_topic("t", 1)
+    await log.set_fence(Fence("g", 5))
+    await log.append(T0, records(0))
+    assert ids(await log.read(T0, 0)) == ["r0"]
+
+
+@awaited
+async def test_of_two_owners_at_once_the_stale_one_is_cut_off_for_good(log: Log) -> None:
+    await log.create_topic("t", 1)
+
+    async def own(epoch: int) -> int:
+        for n in range(20):
+            try:
+                await log.append(T0, [Record(f"{epoch}.{n}", None, b"")], fence=Fence("g", epoch))
+            except Fenced:
+                return n
+        return 20
+
+    kept = await asyncio.gather(own(1), own(2))
+    owners = [r.id.split(".")[0] for r in await contents(log, T0)]
+    assert owners == sorted(owners)
+    assert (owners.count("1"), owners.count("2")) == (kept[0], 20)
+
+
+# Trimming and time -------------------------------------------------------------------------------------------------
+
+
+@awaited
+async def test_trimmed_records_are_gone_and_the_others_keep_their_offsets(log: Log) -> None:
+    topic = await log.create_topic("t", 1)
+    for at in range(0, 12, 4):
+        await log.append(T0, records(*range(at, at + 4)))
+    for before in (1, 4, 6, 6, 12):
+        assert await log.trim(T0, before) == await log.span(T0) == Span(topic.epoch, before, 12)
+        assert await contents(log, T0) == records(*range(before, 12))
+        await log.maintain()
+        assert await contents(log, T0) == records(*range(before, 12))
+        with pytest.raises(OffsetTrimmed) as refused:
+            await log.read(T0, before - 1)
+        assert (refused.value.partition, refused.value.offset, refused.value.first) == (T0, before - 1, before)
+    assert (await log.append(T0, records(12))).first == Position(topic.epoch, 12)
+    assert await contents(log, T0) == records(12)
+
+
+@awaited
+async def test_a_trim_below_the_first_offset_brings_nothing_back(log: Log) -> None:
+    topic = await log.create_topic("t", 1)
+    await log.append(T0, records(*range(5)))
+    await log.trim(T0, 3)
+    assert await log.trim(T0, 0) == Span(topic.epoch, 3, 5)
+    assert await contents(log, T0) == records(3, 4)
+
+
+@awaited
+async def test_a_trim_beyond_the_end_is_refused(log: Log) -> None:
+    topic = await log.create_topic("t", 1)
+    await log.append(T0, records(0, 1))
+    for before in (3, 2**80):
+        with pytest.raises(OffsetBeyondEnd) as refused:
+            await log.trim(T0, before)
+        assert (refused.value.offset, refused.value.end) == (before, 2)
+    assert await log.span(T0) == Span(topic.epoch, 0, 2)
+
+
+async def stored_at(log: Log, *batches: Sequence[int]) -> None:
+    await log.create_topic("t", 1)
+    at = 0
+    for timestamps in batches:
+        await log.append(T0, [record(at + i, timestamp=t) for i, t in enumerate(timestamps)])
+        at += len(timestamps)
+
+
+@awaited
+async def test_an_offset_is_found_by_time(log: Log) -> None:
+    await stored_at(log, [10, 20], [30], [30, 40, 50])
+    wanted = {-5: 0, 0: 0, 10: 0, 11: 1, 20: 1, 25: 2, 30: 2, 31: 4, 50: 5, 51: 6, 2**62: 6}
+    assert {timestamp: await log.offset_at(T0, timestamp) for timestamp in wanted} == wanted
+
+
+@awaited
+async def test_the_first_one_in_offset_order_counts_where_timestamps_go_back(log: Log) -> None:
+    await stored_at(log, [50, 10], [20, 90, 30], [5], [60, 95])
+    wanted = {1: 0, 50: 0, 51: 3, 60: 3, 90: 3, 91: 7, 95: 7, 96: 8}
+    assert {timestamp: await log.offset_at(T0, timestamp) for timestamp in wanted} == wanted
+
+
+@awaited
+async def test_trimmed_records_are_not_found_by_time(log: Log) -> None:
+    await stored_at(log, [10, 99, 20, 30], [15], [99])
+    assert await log.offset_at(T0, 50) == 1
+    await log.trim(T0, 2)  # into the middle of a batch, whose latest record is gone
+    wanted = {0: 2, 15: 2, 25: 3, 30: 3, 31: 5, 50: 5, 100: 6}
+    assert {timestamp: await log.offset_at(T0, timestamp) for timestamp in wanted} == wanted
+    await log.trim(T0, 6)
+    assert await log.offset_at(T0, 0) == 6
+
+
+@awaited
+async def test_in_an_empty_partition_every_time_is_at_the_end(log: Log) -> None:
+    await log.create_topic("t", 1)
+    assert await log.offset_at(T0, 0) == 0
+
+
+# Retention and maintenance -----------------------------------------------------------------------------------------
+
+
+def ago(milliseconds: int) -> int:
+    return time.time_ns() // 1_000_000 - milliseconds
+
+
+@awaited
+async def test_records_beyond_their_age_are_trimmed_by_maintenance(log: Log) -> None:
+    await stored_at(log, [ago(20 * MINUTE)] * 3, [ago(11 * MINUTE)] * 2, [ago(MINUTE)] * 2, [ago(0)])
+    await log.maintain()
+    assert (await log.span(T0)).first == 0, "without retention all is kept"
+    await log.set_retention("t", Retention(age_ms=10 * MINUTE))
+    await log.maintain()
+    has = await log.span(T0)
+    assert (has.first, has.end) == (5, 8)
+    assert [r.id for r in await contents(log, T0)] == ["r5", "r6", "r7"]
+
+
+@awaited
+async def test_a_partition_whose_records_are_all_old_is_emptied(log: Log) -> None:
+    await stored_at(log, [ago(20 * MINUTE)] * 3, [ago(11 * MINUTE)])
+    await log.set_retention("t", Retention(age_ms=10 * MINUTE))
+    await log.maintain()
+    has = await log.span(T0)
+    assert (has.first, has.end) == (4, 4)
+    assert (await log.append(T0, records(4))).first.offset == 4
+
+
+@pytest.mark.parametrize("retention", [Retention(age_ms=10 * MINUTE), Retention(bytes_per_partition=1_000_000)])
+@awaited
+async def test_what_was_trimmed_by_hand_does_not_make_retention_take_more(log: Log, retention: Retention) -> None:
+    await stored_at(log, [ago(MINUTE)] * 10)
+    await log.trim(T0, 4)
+    await log.set_retention("t", retention)
+    await log.maintain()
+    assert [r.id for r in await contents(log, T0)] == [f"r{i}" for i in range(4, 10)]
+
+
+@awaited
+async def test_records_beyond_the_size_are_trimmed_by_maintenance_the_oldest_first(log: Log) -> None:
+    await log.create_topic("t", 2, retention=Retention(bytes_per_partition=50_000))
+    for partition in (T0, T1):
+        for at in range(0, 100, 10):
+            await log.append(partition, [record(i, size=1_000) for i in range(at, at + 10)])
+    await log.trim(T1, 95)
+    await log.maintain()
+    kept = await contents(log, T0)
+    assert 20_000 <= sum(len(r.value) for r in kept) <= 50_000
+    assert kept == [record(i, size=1_000) for i in range(100 - len(kept), 100)]
+    assert (await log.span(T1)).first == 95
+
+
+@awaited
+async def test_the_newest_batch_is_kept_however_small_the_size(log: Log) -> None:
+    await log.create_topic("t", 1, retention=Retention(bytes_per_partition=1))
+    for at in range(0, 20, 10):
+        await log.append(T0, records(*range(at, at + 10)))
+    await log.maintain()
+    assert await contents(log, T0) == records(*range(10, 20))
+
+
+@awaited
+async def test_maintenance_changes_nothing_that_a_reader_sees(log: Log) -> None:
+    await log.create_topic("t", 2)
+    for i in range(300):
+        await log.append(T0, [record(i, timestamp=i + 1)])
+    await log.trim(T0, 30)
+    before = await log.span(T0)
+    for _ in range(3):
+        await log.maintain()
+        assert await log.span(T0) == before
+        assert await contents(log, T0, max_records=37) == [record(i, timestamp=i + 1) for i in range(30, 300)]
+        assert [await log.offset_at(T0, t) for t in (1, 31, 200, 301)] == [30, 30, 199, 300]
+
+
+# What is refused ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", REFUSED)
+@awaited
+async def test_a_refused_call_says_why_and_changes_nothing(opened: Open, case: str) -> None:
+    call, error = REFUSED[case]
+    async with opened(limits=LIMITS) as log:
+        await log.create_topic("t", 2)
+        await log.append(T0, records(*range(10)), stamp=Stamp("p", 100), fence=Fence("g", 5))
+        await log.trim(T0, 3)
+
+        async def everything() -> Any:
+            return await log.topics(), [(await log.span(p), await contents(log, p)) for p in (T0, T1)]
+
+        before = await everything()
+        with pytest.raises(error) as refused:
+            await call(log)
+        assert type(refused.value) is error
+        assert str(refused.value)
+        assert await everything() == before
+        await log.set_fence(Fence("g", 5))  # which has not been raised
+        assert (await log.append(T0, records(1), stamp=Stamp("p", 100))).duplicate
+        assert not (await log.append(T0, records(1), stamp=Stamp("p", 101))).duplicate
+
+
+@awaited
+async def test_a_refused_append_does_not_harm_those_that_go_on_beside_it(opened: Open) -> None:
+    async with opened(limits=LIMITS) as log:
+        await log.create_topic("t", 2)
+        good = [Record(f"good {i}", None, b"v", timestamp=1) for i in range(len(REFUSED))]
+
+        async def tried(call: Callable[[Log], Awaitable[Any]]) -> None:
+            with contextlib.suppress(ShardyardError):
+                await call(log)
+
+        await asyncio.gather(
+            *(
+                one
+                for row, (name, (call, _)) in zip(good, REFUSED.items(), strict=True)
+                for one in (log.append(T0, [row]), *([tried(call)] if name.startswith(("append", "arrow")) else []))
+            )
+        )
+        assert [r for r in await contents(log, T0) if r.id.startswith("good")] == good
+
+
+@awaited
+async def test_what_is_just_within_the_limits_is_taken(opened: Open) -> None:
+    async with opened(limits=LIMITS) as log:
+        await log.create_topic("x" * 20, 1)
+        partition = Partition("x" * 20, 0)
+        largest = Record("x", b"k" * 100, b"v" * 800, (("h" * 10, b"x" * 90),), 1)
+        for rows in ([largest], [record(i) for i in range(50)], [largest] * 9):
+            for path in (list, arrow):
+                await log.append(partition, path(rows))
+        assert (await log.span(partition)).end == 120
+
+
+@pytest.mark.parametrize("partition", [-1, 2, 100])
+@awaited
+async def test_a_partition_out_of_range_is_named_with_the_range(log: Log, partition: int) -> None:
+    await log.create_topic("t", 2)
+    with pytest.raises(PartitionOutOfRange, match="'t' has partitions 0 to 1") as refused:
+        await log.append(Partition("t", partition), records(0))
+    assert (refused.value.partition, refused.value.partitions) == (Partition("t", partition), 2)
+
+
+@awaited
+async def test_a_record_that_is_too_large_is_named_with_its_size(opened: Open) -> None:
+    async with opened(limits=LIMITS) as log:
+        await log.create_topic("t", 1)
+        for rows in (
+            [record(1), Record("big", b"kk", b"v" * 999)],
+            arrow([record(1), Record("big", b"kk", b"v" * 999)]),
+        ):
+            with pytest.raises(TooLarge, match="record 'big' in bytes is 1001, beyond the limit of 1000") as refused:
+                await log.append(T0, rows)
+            assert (refused.value.size, refused.value.limit) == (1001, 1000)
+
+
+# Closing -----------------------------------------------------------------------------------------------------------
+
+AFTER_CLOSE: dict[str, Callable[[Log], Awaitable[Any]]] = {
+    "create_topic": lambda log: log.create_topic("u", 1),
+    "expand_topic": lambda log: log.expand_topic("t", 2),
+    "set_retention": lambda log: log.set_retention("t", Retention()),
+    "delete_topic": lambda log: log.delete_topic("t"),
+    "topic": lambda log: log.topic("t"),
+    "topics": lambda log: log.topics(),
+    "append": lambda log: log.append(T0, records(0)),
+    "read": lambda log: log.read(T0, 0),
+    "span": lambda log: log.span(T0),
+    "offset_at": lambda log: log.offset_at(T0, 0),
+    "trim": lambda log: log.trim(T0, 0),
+    "set_fence": lambda log: log.set_fence(Fence("g", 1)),
+    "maintain": lambda log: log.maintain(),
+}
+
+
+def test_every_method_is_tried_on_a_closed_log() -> None:
+    methods = {name for name, _ in inspect.getmembers(Log, inspect.isfunction) if not name.startswith("_")}
+    assert set(AFTER_CLOSE) == methods - {"close"}
+
+
+@awaited
+async def test_a_closed_log_refuses_everything_but_to_be_closed_again(log: Log) -> None:
+    await log.create_topic("t", 1)
+    await log.append(T0, records(0))
+    await log.close()
+    for call in AFTER_CLOSE.values():
+        with pytest.raises(Closed):
+            await call(log)
+    await log.close()
+
+
+@awaited
+async def test_a_log_that_was_never_used_can_be_closed(log: Log) -> None:
+    await log.close()
+
+
+@awaited
+async def test_appends_under_way_are_finished_before_the_log_closes(log: Log) -> None:
+    await log.create_topic("t", 1)
+    appends = [asyncio.ensure_future(log.append(T0, records(i))) for i in range(20)]
+    await asyncio.sleep(0)  # each has begun
+    await log.close()
+    assert [a.first.offset for a in await asyncio.gather(*appends)] == list(range(20))
+
+
+@awaited
+async def test_a_log_is_closed_at_the_end_of_its_with_block_also_by_an_error(opened: Open) -> None:
+    log = opened()
+    with contextlib.suppress(ZeroDivisionError):
+        async with log as entered:
+            assert entered is log
+            raise ZeroDivisionError
+    with pytest.raises(Closed):
+        await log.topics()
+
+
+# Any history -------------------------------------------------------------------------------------------------------
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("append"), st.lists(st.integers(1, 50), min_size=1, max_size=30), st.booleans()),
+        st.tuples(st.just("many"), st.integers(1, 80)),
+        st.tuples(st.just("retry"), st.integers(0, 10)),
+        st.tuples(st.just("trim"), st.floats(0, 1.1)),
+        st.tuples(st.just("read"), st.floats(0, 1.1), st.integers(1, 60), st.sampled_from([1, 500, 2**20])),
+        st.tuples(st.just("find"), st.integers(0, 52)),
+        st.tuples(st.just("maintain")),
+    ),
+    max_size=20,
+)
+
+
+class Model:
+    """A log of one partition as a list, and the log it is compared with."""
+
+    def __init__(self, log: Log) -> None:
+        self.log = log
+        self.rows: list[Record] = []
+        self.first = 0
+        self.stamps: list[tuple[Stamp, int, list[Record]]] = []
+
+    def place(self, share: float) -> int:
+        return round(share * len(self.rows))
+
+    async def append(self, timestamps: list[int], as_arrow: bool) -> None:
+        at = len(self.rows)
+        rows = [record(at + i, timestamp=t) for i, t in enumerate(timestamps)]
+        stamp = Stamp("p", len(self.stamps))
+        appended = await self.log.append(T0, arrow(rows) if as_arrow else rows, stamp=stamp)
+        assert (appended.first.offset, appended.count, appended.duplicate) == (at, len(rows), False)
+        self.rows += rows
+        self.stamps.append((stamp, at, rows))
+
+    async def many(self, count: int) -> None:
+        for i in range(count):
+            await self.append([i % 50 + 1], as_arrow=False)
+
+    async def retry(self, back: int) -> None:
+        if back < len(self.stamps):
+            stamp, at, rows = self.stamps[-1 - back]
+            appended = await self.log.append(T0, rows, stamp=stamp)
+            assert (appended.first.offset, appended.count, appended.duplicate) == (at, len(rows), True)
+
+    async def trim(self, share: float) -> None:
+        if (before := self.place(share)) > len(self.rows):
+            with pytest.raises(OffsetBeyondEnd):
+                await self.log.trim(T0, before)
+        else:
+            self.first = max(self.first, before)
+            assert (await self.log.trim(T0, before)).first == self.first
+
+    async def read(self, share: float, max_records: int, max_bytes: int) -> None:
+        offset = self.place(share)
+        if not self.first <= offset <= len(self.rows):
+            with pytest.raises(OffsetTrimmed if offset < self.first else OffsetBeyondEnd):
+                await self.log.read(T0, offset)
+            return
+        batch = await self.log.read(T0, offset, max_records=max_records, max_bytes=max_bytes)
+        assert batch.records() == self.rows[offset : batch.end]
+        assert len(batch) <= max_records
+        assert len(batch) or offset == len(self.rows)
+        if max_bytes == 2**20:
+            assert batch.end == min(offset + max_records, len(self.rows))
+
+    async def find(self, timestamp: int) -> None:
+        late = (i for i in range(self.first, len(self.rows)) if self.rows[i].timestamp >= timestamp)
+        assert await self.log.offset_at(T0, timestamp) == next(late, len(self.rows))
+
+    async def maintain(self) -> None:
+        await self.log.maintain()
+
+    async def check(self) -> None:
+        has = await self.log.span(T0)
+        assert (has.first, has.end) == (self.first, len(self.rows))
+        assert await contents(self.log, T0, max_records=61) == self.rows[self.first :]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@settings(max_examples=60)
+@given(steps=STEPS)
+def test_any_history_of_appends_trims_and_reads_is_as_that_of_a_list(engine: str, steps: list[tuple[Any, ...]]) -> None:
+    async def live() -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            async with open_engine(engine, Path(folder)) as log:
+                await log.create_topic("t", 1)
+                model = Model(log)
+                for name, *arguments in steps:
+                    await getattr(model, name)(*arguments)
+                await model.check()
+                await log.maintain()
+                await model.check()
+
+    asyncio.run(live())

@@ -1,0 +1,604 @@
+"""What is the embedded engine's own: files, other processes, damage, disks."""
+
+import asyncio
+import contextlib
+import fcntl
+import functools
+import json
+import os
+import random
+import shutil
+import sqlite3
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardyard.log import Fence, Log, MemoryLog, Span, SqliteLog, Stamp, open_log
+from shardyard.log.sqlite.files import connect
+from shardyard.model import (
+    Busy,
+    Damaged,
+    Fenced,
+    InvalidValue,
+    NoRoom,
+    NotOurs,
+    NotWritable,
+    Partition,
+    Record,
+    Retention,
+    ShardyardError,
+    TopicKind,
+    WrongSchemaVersion,
+)
+from tests.log import worker
+from tests.log.samples import PATIENCE, T0, T1, awaited, contents
+
+Mount = Callable[[str], Path]
+quiet = functools.partial(SqliteLog, durability="process", maintain_every=None)
+
+
+def records(*numbers: int, size: int = 5) -> list[Record]:
+    return [Record(f"r{i}", None, b"%0*d" % (size, i), timestamp=1 + i) for i in numbers]
+
+
+def sql(folder: Path, statement: str, *parameters: Any) -> list[Any]:
+    """Look into the file, or tamper with it."""
+    with closing(sqlite3.connect(folder / "log.db", isolation_level=None)) as db:
+        return db.execute(statement, parameters).fetchall()
+
+
+def rows(folder: Path) -> int:
+    return int(sql(folder, "SELECT count(*) FROM batches")[0][0])
+
+
+async def checkpoint(folder: Path) -> None:
+    async with asyncio.timeout(PATIENCE):
+        while sql(folder, "PRAGMA wal_checkpoint(TRUNCATE)")[0][0]:  # noqa: ASYNC110 the log may be at one itself
+            await asyncio.sleep(0)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "log"
+
+
+@pytest.fixture
+def mount(tmp_path: Path) -> Iterator[Mount]:
+    """Mounts a small disk of its own, or mounts it anew. Skips the test where that is not allowed."""
+    disk = tmp_path / "disk"
+    mounted: list[Path] = []
+
+    def mount(options: str) -> Path:
+        again = "remount," if mounted else ""
+        disk.mkdir(exist_ok=True)
+        command = ["mount", "-t", "tmpfs", "-o", again + options, "tmpfs", str(disk)]
+        try:
+            subprocess.run(command, check=True, capture_output=True)
+        except (OSError, subprocess.CalledProcessError) as error:
+            pytest.skip(f"mounting a tmpfs takes root and a kernel that allows it ({error})")
+        mounted.append(disk)
+        return disk
+
+    yield mount
+    if mounted:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+class Worker:
+    """`worker.py` in a process of its own."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+
+    def hear(self) -> Any:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, "the other process has failed"
+        return json.loads(line)
+
+    def go(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write("go\n")
+        self.process.stdin.flush()
+
+
+@contextmanager
+def working(*words: object) -> Iterator[Worker]:
+    command = [sys.executable, str(Path(worker.__file__)), *map(str, words)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            other = Worker(process)
+            assert other.hear() == "ready"
+            yield other
+            assert process.wait(PATIENCE) == 0
+        finally:
+            process.kill()
+
+
+# Opening -----------------------------------------------------------------------------------------------------------
+
+
+@awaited
+async def test_a_log_that_is_opened_again_has_everything(folder: Path) -> None:
+    async with quiet(folder) as log:
+        topic = await log.create_topic("t", 2, kind=TopicKind.RETRY, retention=Retention(10**12, 10**12))
+        gone = await log.create_topic("gone", 1)
+        await log.delete_topic("gone")
+        await log.append(T0, records(0, 1, 2), stamp=Stamp("p", 1), fence=Fence("g", 3))
+        await log.trim(T0, 1)
+    async with quiet(folder) as log:
+        assert await log.topics() == [topic]
+        assert await log.span(T0) == Span(topic.epoch, 1, 3)
+        assert await contents(log, T0) == records(1, 2)
+        assert (await log.append(T0, records(0, 1, 2), stamp=Stamp("p", 1))).duplicate
+        with pytest.raises(Fenced):
+            await log.append(T0, records(3), fence=Fence("g", 2))
+        assert (await log.create_topic("gone", 1)).epoch > gone.epoch
+
+
+@awaited
+async def test_a_url_opens_a_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for url, path in (("sqlite:///data/log", "data/log"), (f"sqlite:///{tmp_path}/absolute", "absolute")):
+        async with open_log(url) as log:
+            assert isinstance(log, SqliteLog)
+            await log.create_topic("t", 1)
+        assert (tmp_path / path / "log.db").is_file()
+    async with open_log("memory://") as log:
+        assert isinstance(log, MemoryLog)
+
+
+@pytest.mark.parametrize("url", ["", "sqlite://", "sqlite:///", "data/log", "kafka:/x", "memory://x", "SQLITE:///x"])
+def test_a_url_that_names_no_engine_is_refused(url: str) -> None:
+    with pytest.raises(InvalidValue, match=r"log URL is .*: expected sqlite:///FOLDER"):
+        open_log(url)
+
+
+@pytest.mark.parametrize(("durability", "synchronous"), [("power", 2), ("process", 1)])
+@awaited
+async def test_only_the_power_setting_waits_for_the_disk(folder: Path, durability: Any, synchronous: int) -> None:
+    async with quiet(folder):
+        with closing(connect(folder / "log.db", durability)) as db:
+            assert db.execute("PRAGMA synchronous").fetchone() == (synchronous,)
+
+
+def test_a_durability_that_does_not_exist_is_refused(folder: Path) -> None:
+    with pytest.raises(InvalidValue, match="durability is 'none': expected 'power' or 'process'"):
+        SqliteLog(folder, durability="none")  # type: ignore[arg-type]
+    assert not folder.exists()
+
+
+def test_a_log_whose_creation_was_cut_off_is_created(folder: Path) -> None:
+    folder.mkdir()
+    with closing(sqlite3.connect(folder / "log.db", isolation_level=None)) as db:
+        for begun in ("page_size = 16384", "auto_vacuum = INCREMENTAL", "journal_mode = WAL"):
+            db.execute(f"PRAGMA {begun}").fetchall()
+    assert (folder / "log.db").stat().st_size
+
+    async def use() -> None:
+        async with quiet(folder) as log:
+            await log.create_topic("t", 1)
+            await log.append(T0, records(0))
+            assert await contents(log, T0) == records(0)
+
+    asyncio.run(use())
+    assert [sql(folder, f"PRAGMA {kept}") for kept in ("page_size", "auto_vacuum")] == [[(16384,)], [(2,)]]
+
+
+def test_a_file_that_is_no_database_is_not_ours_and_stays_as_it_is(folder: Path) -> None:
+    folder.mkdir()
+    (folder / "log.db").write_bytes(b"My diary, kept since 1987. Not a database, and dear to me. " * 100)
+    before = (folder / "log.db").read_bytes()
+    with pytest.raises(NotOurs) as refused:
+        quiet(folder)
+    assert refused.value.path == str(folder / "log.db")
+    assert (folder / "log.db").read_bytes() == before
+
+
+def test_a_database_of_someone_else_is_not_ours_and_stays_as_it_is(folder: Path) -> None:
+    folder.mkdir()
+    sql(folder, "CREATE TABLE topics (mine)")
+    before = (folder / "log.db").read_bytes()
+    with pytest.raises(NotOurs):
+        quiet(folder)
+    assert (folder / "log.db").read_bytes() == before
+
+
+def test_a_folder_in_the_place_of_the_file_or_a_file_in_that_of_the_folder_is_refused(folder: Path) -> None:
+    (folder / "log.db").mkdir(parents=True)
+    with pytest.raises(NotWritable):
+        quiet(folder)
+    (folder / "file").write_text("")
+    with pytest.raises(NotWritable, match="File exists"):
+        quiet(folder / "file")
+
+
+@awaited
+async def test_another_schema_version_is_refused_with_both_numbers(folder: Path) -> None:
+    await quiet(folder).close()
+    sql(folder, "PRAGMA user_version = 99")
+    with pytest.raises(WrongSchemaVersion) as refused:
+        quiet(folder)
+    assert (refused.value.path, refused.value.found, refused.value.expected) == (str(folder / "log.db"), 99, 1)
+
+
+@awaited
+async def test_a_read_only_folder_is_not_writable(mount: Mount) -> None:
+    disk = mount("size=4m")
+    async with quiet(disk / "log") as log:
+        await log.create_topic("t", 1)
+    mount("size=4m,ro")
+    for folder in (disk / "log", disk / "another"):
+        with pytest.raises(NotWritable, match="Read-only file system"):
+            quiet(folder)
+    mount("size=4m,rw")
+    async with quiet(disk / "log") as log:
+        assert [topic.name for topic in await log.topics()] == ["t"]
+
+
+# Other processes ---------------------------------------------------------------------------------------------------
+
+
+@awaited
+async def test_a_reader_in_another_process_sees_a_record_soon_and_without_spinning(
+    folder: Path, record_property: Callable[[str, object], None]
+) -> None:
+    delays = []
+    async with quiet(folder) as log:
+        await log.create_topic("t", 1)
+        with working("follow", folder, 100) as reader:
+            reader.go()
+            for i in range(100):
+                assert reader.hear() == "waiting"
+                began = time.monotonic()
+                await log.append(T0, records(i))
+                seen, found = await asyncio.to_thread(reader.hear)
+                assert found == [f"r{i}"]
+                delays.append(seen - began)
+            idle = await asyncio.to_thread(reader.hear)
+    record_property("median_ms", statistics.median(delays) * 1000)
+    record_property("worst_ms", max(delays) * 1000)
+    record_property("idle_share_of_a_core", idle)
+    assert max(delays) < 1
+    assert idle < 0.5
+
+
+@awaited
+async def test_processes_that_append_at_once_lose_nothing_and_keep_their_order(folder: Path) -> None:
+    async with quiet(folder) as log:
+        await log.create_topic("t", 1)
+        with working("produce", folder, "a", 60) as a, working("produce", folder, "b", 60) as b:
+            for other in (a, b):
+                other.go()
+            here = [await log.append(T0, [Record(f"here:{n}:0", None, b"")]) for n in range(60)]
+            placed = await asyncio.to_thread(lambda: {**a.hear(), **b.hear()})
+        placed["here"] = [appended.first.offset for appended in here]
+        found = [record.id for record in await contents(log, T0)]
+    assert len(found) == 6 * 120 + 60
+    assert len(set(found)) == len(found)
+    for producer, offsets in placed.items():
+        assert offsets == sorted(offsets)
+        for n, offset in enumerate(offsets):
+            count = 1 if producer == "here" else 1 + n % 3
+            assert found[offset : offset + count] == [f"{producer}:{n}:{i}" for i in range(count)]
+
+
+@awaited
+async def test_processes_that_open_and_close_at_once_do_not_disturb_each_other(folder: Path) -> None:
+    async with quiet(folder) as log:
+        await log.create_topic("t", 1)
+    with working("reopen", folder, "a", 25) as a, working("reopen", folder, "b", 25) as b:
+        for other in (a, b):
+            other.go()
+        assert await asyncio.to_thread(lambda: [a.hear(), b.hear()]) == ["done", "done"]
+    async with quiet(folder) as log:
+        found = [record.id for record in await contents(log, T0)]
+    assert [[name for name in found if name[0] == who] for who in "ab"] == [
+        [f"{w}:{n}" for n in range(25)] for w in "ab"
+    ]
+
+
+@awaited
+async def test_a_writer_that_waits_too_long_for_another_says_so_and_goes_on_later(folder: Path) -> None:
+    async with quiet(folder, busy_wait=0.1) as log:
+        await log.create_topic("t", 1)
+        with closing(sqlite3.connect(folder / "log.db", isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            with pytest.raises(Busy, match=r"busy for 0\.1 s") as refused:
+                await log.append(T0, records(0), stamp=Stamp("p", 0))
+            assert refused.value.seconds == 0.1
+            assert (await log.span(T0)).end == 0, "and readers are not in the way of writers, nor behind them"
+            other.execute("ROLLBACK")
+        assert not (await log.append(T0, records(0), stamp=Stamp("p", 0))).duplicate
+        assert await contents(log, T0) == records(0)
+
+
+@awaited
+async def test_a_log_can_be_closed_while_another_process_maintains_it(folder: Path) -> None:
+    async with quiet(folder) as log:
+        await log.create_topic("t", 1)
+        with (folder / "maintain.lock").open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            waiting = asyncio.ensure_future(log.maintain())
+            await log.span(T0)
+            assert not waiting.done()
+            waiting.cancel()
+            await asyncio.gather(waiting, return_exceptions=True)
+            await log.close()
+
+
+# Maintenance -------------------------------------------------------------------------------------------------------
+
+
+@awaited
+async def test_small_batches_are_merged_and_keep_their_content(folder: Path) -> None:
+    async with quiet(folder) as log:
+        await log.create_topic("t", 2)
+        for i in range(500):
+            await log.append(T0, records(i))
+        await log.append(T1, records(0))
+        before = rows(folder)
+        await log.maintain()
+        assert (before, await contents(log, T0)) == (501, records(*range(500)))
+        assert rows(folder) < 70
+        assert await contents(log, T1) == records(0)
+        assert [await log.offset_at(T0, 1 + i) for i in (0, 77, 499, 500)] == [0, 77, 499, 500]
+
+
+@awaited
+async def test_merging_goes_on_behind_a_small_batch_between_large_ones(folder: Path) -> None:
+    sizes = [5, 300_000, 5, 300_000] + [5] * 100
+    wanted = [record for i, size in enumerate(sizes) for record in records(i, size=size)]
+    async with quiet(folder) as log:
+        await log.create_topic("t", 1)
+        for record in wanted:
+            await log.append(T0, [record])
+        await log.maintain()
+        assert rows(folder) == 5
+        assert await contents(log, T0) == wanted
+
+
+@awaited
+async def test_maintenance_ends_though_producers_go_on(folder: Path) -> None:
+    async with quiet(folder) as log:
+        topic = await log.create_topic("t", 8)
+        stop = asyncio.Event()
+
+        async def produce(partition: Partition) -> int:
+            sent = 0
+            while not stop.is_set():
+                await asyncio.gather(*(log.append(partition, records(sent + i)) for i in range(3)))
+                sent += 3
+            return sent
+
+        producers = [asyncio.ensure_future(produce(partition)) for partition in topic]
+        for _ in range(3):
+            await asyncio.wait_for(log.maintain(), PATIENCE)
+        stop.set()
+        for partition, sent in zip(topic, await asyncio.gather(*producers), strict=True):
+            assert (await contents(log, partition)) == records(*range(sent))
+
+
+@awaited
+async def test_an_open_log_maintains_itself(folder: Path) -> None:
+    async with SqliteLog(folder, durability="process", maintain_every=0.01) as log:
+        await log.create_topic("t", 1)
+        for i in range(100):
+            await log.append(T0, records(i))
+        await log.trim(T0, 100)
+        async with asyncio.timeout(PATIENCE):
+            while rows(folder):  # noqa: ASYNC110 what the file holds is nobody's event
+                await asyncio.sleep(0)
+    async with quiet(folder) as log:
+        assert (await log.span(T0)).first == 100
+
+
+@awaited
+async def test_trimmed_room_is_given_back_to_the_disk(folder: Path) -> None:
+    async with quiet(folder) as log:
+        await log.create_topic("t", 2)
+        for at in range(0, 200, 10):
+            await log.append(T0, records(*range(at, at + 10), size=100_000))
+        await log.append(T1, records(1, 2))
+        await checkpoint(folder)
+        large = (folder / "log.db").stat().st_size
+        assert large > 20_000_000
+        await log.trim(T0, 195)
+        await log.maintain()
+        await checkpoint(folder)
+        assert (folder / "log.db").stat().st_size < large / 2
+        assert await contents(log, T0) == records(*range(195, 200), size=100_000)
+        assert await contents(log, T1) == records(1, 2)
+        await log.delete_topic("t")
+        await log.maintain()
+        assert sql(folder, "SELECT count(*) FROM batches UNION ALL SELECT count(*) FROM partitions") == [(0,), (0,)]
+
+
+@awaited
+async def test_stamps_are_kept_only_as_far_back_as_the_window(folder: Path) -> None:
+    async with quiet(folder) as log:
+        await log.create_topic("t", 1)
+        for i in range(150):
+            await log.append(T0, records(i), stamp=Stamp("p", i))
+        assert sql(folder, "SELECT min(sequence), max(sequence), count(*) FROM stamps") == [(86, 149, 64)]
+
+
+# Damage ------------------------------------------------------------------------------------------------------------
+
+
+@awaited
+async def test_a_flipped_bit_in_a_batch_is_reported_and_not_served(folder: Path) -> None:
+    async with quiet(folder) as log:
+        await log.create_topic("t", 1)
+        for at in (0, 10, 20):
+            await log.append(T0, records(*range(at, at + 10)))
+        ((good,),) = sql(folder, "SELECT data FROM batches WHERE first = 10")
+        for place in range(0, len(good), 41):
+            bad = bytearray(good)
+            bad[place] ^= 1
+            sql(folder, "UPDATE batches SET data = ? WHERE first = 10", bytes(bad))
+            for offset in (0, 10, 15):
+                with pytest.raises(Damaged, match="t/0 is damaged: the batch at offset 10 fails its checksum"):
+                    await log.read(T0, offset)
+        assert (await log.read(T0, 0, max_records=10)).records() == records(*range(10)), "what comes before is good"
+        assert (await log.read(T0, 20)).records() == records(*range(20, 30)), "and what comes after"
+        assert (await log.append(T0, records(30))).first.offset == 30
+        sql(folder, "UPDATE batches SET data = ? WHERE first = 10", good)
+        assert await contents(log, T0) == records(*range(31))
+
+
+@pytest.mark.parametrize(
+    "tamper",
+    [
+        "DELETE FROM batches WHERE first = 50",
+        "UPDATE batches SET partition = 1 WHERE partition = 2 AND first = 50",
+        "UPDATE batches SET first = 1000 WHERE first = 50",
+        "UPDATE batches SET count = 2 WHERE first = 50",
+        "UPDATE batches SET data = (SELECT data FROM batches WHERE first = 49) WHERE first = 50",
+        "UPDATE batches SET data = x'' WHERE first = 50",
+    ],
+)
+@awaited
+async def test_a_batch_that_is_lost_or_in_the_wrong_place_is_reported_and_not_merged_away(
+    folder: Path, tamper: str
+) -> None:
+    async with quiet(folder) as log:
+        await log.create_topic("t", 2)
+        for i in range(100):
+            await log.append(T0 if i < 50 else T1, records(i))
+            await log.append(T1 if i < 50 else T0, records(i + 100))
+        sql(folder, tamper)
+        wanted = {
+            T0: records(*range(50), *range(150, 200)),
+            T1: records(*range(100, 150), *range(50, 100)),
+        }
+        for _ in range(2):
+            damaged = 0
+            for partition in (T0, T1):
+                for offset in range(100):
+                    try:
+                        batch = await log.read(partition, offset, max_records=1)
+                    except Damaged:
+                        damaged += 1
+                    else:
+                        assert batch.records() == wanted[partition][offset : offset + 1]
+            assert damaged
+            with pytest.raises(Damaged):
+                await log.maintain()
+
+
+@awaited
+async def test_whichever_byte_of_the_file_is_flipped_no_wrong_record_is_served(folder: Path, tmp_path: Path) -> None:
+    async with quiet(folder) as log:
+        await log.create_topic("t", 2)
+        for at in range(0, 400, 40):
+            await log.append(T0, records(*range(at, at + 40), size=30))
+            await log.append(T1, records(*range(at + 1000, at + 1040), size=30))
+    wanted = {T0: records(*range(400), size=30), T1: records(*range(1000, 1400), size=30)}
+    good = (folder / "log.db").read_bytes()
+    dice = random.Random(7)
+    refused = 0
+    headers = [page + at for page in range(0, len(good), 16384) for at in (*range(16), *range(16384 - 60, 16384, 7))]
+    for place in dice.sample(headers, 60) + [dice.randrange(len(good)) for _ in range(60)]:
+        copy = tmp_path / "copy"
+        copy.mkdir()
+        bad = bytearray(good)
+        bad[place] ^= 1 << dice.randrange(8)
+        (copy / "log.db").write_bytes(bad)
+        try:
+            async with quiet(copy) as log:
+                for partition, rows in wanted.items():
+                    has = await log.span(partition)
+                    at = has.first
+                    while at < has.end:
+                        batch = await log.read(partition, at, max_records=100)
+                        assert batch.records() == rows[at : batch.end], f"wrong data after a flip at {place}"
+                        at = batch.end
+        except ShardyardError:
+            refused += 1
+        shutil.rmtree(copy)
+    assert refused > 10
+
+
+@pytest.mark.parametrize("share", [0.001, 0.01, 0.3, 0.5, 0.9, 0.999])
+@awaited
+async def test_a_file_that_was_cut_off_is_reported(folder: Path, share: float) -> None:
+    async with quiet(folder) as log:
+        await log.create_topic("t", 1)
+        for at in range(0, 100, 10):
+            await log.append(T0, records(*range(at, at + 10), size=5_000))
+    size = (folder / "log.db").stat().st_size
+    os.truncate(folder / "log.db", int(size * share))
+
+    async def look() -> list[Record]:
+        async with quiet(folder) as log:
+            return await contents(log, T0)
+
+    with pytest.raises((Damaged, NotOurs)):
+        await look()
+
+
+# Disks -------------------------------------------------------------------------------------------------------------
+
+
+async def fill(log: Log, stored: int = 0) -> int:
+    """Append until there is no room, and return how many records were stored."""
+    with contextlib.suppress(NoRoom):
+        while True:
+            await log.append(T0, records(*range(stored, stored + 4), size=20_000), stamp=Stamp("p", stored // 4))
+            stored += 4
+    return stored
+
+
+@awaited
+async def test_a_full_disk_refuses_appends_and_the_log_goes_on_when_there_is_room(mount: Mount) -> None:
+    disk = mount("size=4m")
+    ballast = disk / "ballast"
+    ballast.write_bytes(bytes(2 * 2**20))
+    async with quiet(disk / "log") as log:
+        await log.create_topic("t", 1)
+        stored = await fill(log)
+        assert stored
+        assert (await log.span(T0)).end == stored
+        assert await contents(log, T0) == records(*range(stored), size=20_000), "nothing by halves"
+        with pytest.raises(NoRoom, match=r"no room left on the disk for .*log\.db: free some"):
+            await log.append(T0, records(*range(stored, stored + 4), size=20_000), stamp=Stamp("p", stored // 4))
+        ballast.unlink()
+        again = await log.append(T0, records(*range(stored, stored + 4), size=20_000), stamp=Stamp("p", stored // 4))
+        assert (again.first.offset, again.duplicate) == (stored, False)
+        assert await contents(log, T0) == records(*range(stored + 4), size=20_000)
+    async with quiet(disk / "log") as log:
+        assert await contents(log, T0) == records(*range(stored + 4), size=20_000)
+
+
+@awaited
+async def test_a_log_on_a_full_disk_still_serves_readers_and_can_be_opened_again(mount: Mount) -> None:
+    disk = mount("size=6m")
+    stored = 0
+    for _ in range(3):
+        async with quiet(disk / "log") as log:
+            if not stored:
+                await log.create_topic("t", 1)
+            stored = await fill(log, stored)
+            assert await contents(log, T0) == records(*range(stored), size=20_000)
+
+
+@awaited
+async def test_a_log_that_found_no_room_to_be_created_is_created_when_there_is(mount: Mount) -> None:
+    disk = mount("size=1m")
+    ballast = disk / "ballast"
+    with pytest.raises(OSError, match="No space left"):
+        ballast.write_bytes(bytes(2**21))
+    with pytest.raises(NoRoom):
+        quiet(disk / "log")
+    ballast.unlink()
+    async with quiet(disk / "log") as log:
+        await log.create_topic("t", 1)
+        assert await contents(log, T0) == []
