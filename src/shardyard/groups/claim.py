@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from shardyard.groups.protocol import Holding
 from shardyard.log import Appended, Batch, Fence, Log, Stamp
-from shardyard.model import Fenced, InvalidValue, OffsetTrimmed, Partition, Position, Record, WrongEpoch
+from shardyard.model import InvalidValue, OffsetTrimmed, Partition, Position, Record, WrongEpoch
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -101,13 +101,13 @@ class Claim:
         holding: Holding,
         log: Log,
         fence: Fence,
-        commit: Callable[[Partition, int, Position], Awaitable[None]],
+        commit: Callable[["Claim", Position], Awaitable[None]],
     ) -> None:
         self.partition = partition
         self.epoch = holding.epoch
         self.lost = False
-        self.ahead = True
-        """It got ahead, or had nothing to do, since this was last looked at."""
+        self.committed_since = True
+        """Something was committed since this was last looked at."""
         self._committed = holding.committed
         self._log = log
         self._fence = fence
@@ -122,6 +122,11 @@ class Claim:
         return current is not None and current.delivered and not current.finished.is_set()
 
     @property
+    def idle(self) -> bool:
+        """There is nothing to work on."""
+        return self._current is None or self._current.finished.is_set()
+
+    @property
     def stopping(self) -> bool:
         return self._stop.is_set()
 
@@ -133,10 +138,8 @@ class Claim:
             self._current.finished.set()
 
     async def commit(self, position: Position) -> None:
-        if self.lost:
-            raise Fenced(f"{self.partition} (epoch {self.epoch}) has gone to another member")
-        await self._commit(self.partition, self.epoch, position)
-        self.ahead = True
+        await self._commit(self, position)
+        self.committed_since = True
 
     async def append(
         self, partition: Partition, records: Sequence[Record] | pa.RecordBatch, stamp: Stamp | None

@@ -4,9 +4,9 @@ import asyncio
 import contextlib
 import logging
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Iterable
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Self
 
 from shardyard.groups import protocol
 from shardyard.groups.claim import Claim, OwnedBatch, Start
@@ -28,10 +28,8 @@ from shardyard.model import (
     SystemClock,
     UnknownTopic,
 )
-from shardyard.registry import Transaction
 
 _log = logging.getLogger(__name__)
-T = TypeVar("T")
 
 HEARTBEATS_PER_SESSION = 5
 
@@ -44,7 +42,8 @@ class Member:
     finished and committed (for up to `drain` seconds), and then it goes. Partitions that stay never pause.
 
     A member that was out of touch for longer than its session (stalled, or cut off) finds its partitions gone: commits
-    raise `Fenced`. It joins again by itself, under a new epoch.
+    raise `Fenced`. It joins again by itself, under a new epoch; if it was put out because its work hangs, when it asks
+    for a batch or commits one.
     """
 
     def __init__(
@@ -85,6 +84,8 @@ class Member:
         """The last epoch in which each partition was ours and we let it go."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._ready: asyncio.Queue[OwnedBatch | BaseException] = asyncio.Queue()
+        self._stirred = asyncio.Event()
+        """Somebody asked for a batch, or committed one, since the last heartbeat."""
         self._living: asyncio.Task[None] | None = None
         self._waking: Waking | None = None
 
@@ -117,10 +118,11 @@ class Member:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._ready.put_nowait(Closed(f"member {self.name}"))
         with contextlib.suppress(Fenced):  # others noticed before us
-            await self._in_registry(lambda tx: protocol.leave(tx, self.group, self.name, self._epoch))
+            await self._node.desk.do(lambda tx: protocol.leave(tx, self.group, self.name, self._epoch))
 
     async def __aiter__(self) -> AsyncIterator[OwnedBatch]:
         while True:
+            self._stirred.set()
             batch = await self._ready.get()
             if isinstance(batch, BaseException):
                 self._ready.put_nowait(batch)  # for whoever asks next
@@ -140,7 +142,7 @@ class Member:
             if offset > span.end:
                 raise OffsetBeyondEnd(partition, offset, span.end)
             told[partition] = (claim.epoch, Position(span.epoch, offset))
-        await self._in_registry(lambda tx: protocol.commit(tx, self.group, self.name, self._epoch, told))
+        await self._node.desk.do(lambda tx: protocol.commit(tx, self.group, self.name, self._epoch, told))
 
     # Being a member
 
@@ -151,8 +153,7 @@ class Member:
                     await self._heartbeat()
                 except Fenced as error:
                     _log.warning("%s", error)
-                    self._lose(*self._claims)
-                    await self._join_again()
+                    await self._come_back()
                 except RetryLater as error:
                     _log.warning("heartbeat of %s put off: %s", self.name, error)
                     if self._clock.monotonic() - self._heard > self._session:
@@ -163,7 +164,7 @@ class Member:
                 await self._waking.wait(self._session / HEARTBEATS_PER_SESSION)
 
     async def _join(self) -> None:
-        row = await self._in_registry(
+        row = await self._node.desk.do(
             lambda tx: protocol.join(
                 tx,
                 self.group,
@@ -178,18 +179,29 @@ class Member:
         self._epoch = row.epoch
         self._heard = self._clock.monotonic()
 
-    async def _join_again(self) -> None:
+    async def _come_back(self) -> None:
+        """Join again; one whose work hangs, only when it stirs: until then others do better without it."""
+        hangs = any(claim.busy for claim in self._claims.values())
+        self._lose(*self._claims)
+        if hangs:
+            self._stirred.clear()
+            await self._stirred.wait()
         try:
             await self._join()
         except (MemberExists, RetryLater) as error:  # a static member's name may be taken by its successor
             _log.warning("joining again put off: %s", error)
 
     async def _heartbeat(self) -> None:
-        ahead = [p for p, claim in self._claims.items() if claim.ahead or not claim.busy]
-        for claim in self._claims.values():
-            claim.ahead = False
+        stirred = self._stirred.is_set()
+        self._stirred.clear()
+        ahead = []
+        for partition, claim in self._claims.items():
+            waits_its_turn = stirred and not claim.busy
+            if claim.idle or claim.committed_since or waits_its_turn:
+                ahead.append(partition)
+            claim.committed_since = False
         began = self._clock.monotonic()
-        told = await self._in_registry(lambda tx: protocol.heartbeat(tx, self.group, self.name, self._epoch, ahead))
+        told = await self._node.desk.do(lambda tx: protocol.heartbeat(tx, self.group, self.name, self._epoch, ahead))
         self._heard = began
         self._follow(told)
 
@@ -237,20 +249,16 @@ class Member:
         self._drop(claim)
         self._released[claim.partition] = claim.epoch
         held = {claim.partition: claim.epoch}
-        await self._in_registry(lambda tx: protocol.release(tx, self.group, self.name, self._epoch, held))
+        await self._node.desk.do(lambda tx: protocol.release(tx, self.group, self.name, self._epoch, held))
 
     def _drop(self, claim: Claim) -> None:
         claim.stop(lost=True)
         if self._claims.get(claim.partition) is claim:
             del self._claims[claim.partition]
 
-    async def _commit(self, partition: Partition, epoch: int, position: Position) -> None:
-        positions = {partition: (epoch, position)}
-        await self._in_registry(lambda tx: protocol.commit(tx, self.group, self.name, self._epoch, positions))
-
-    async def _in_registry(self, work: Callable[[Transaction], T]) -> T:
-        def run() -> T:
-            with self._node.registry.transaction() as tx:
-                return work(tx)
-
-        return await asyncio.to_thread(run)
+    async def _commit(self, claim: Claim, position: Position) -> None:
+        self._stirred.set()
+        if claim.lost:
+            raise Fenced(f"{claim.partition} (epoch {claim.epoch}) has gone to another member")
+        positions = {claim.partition: (claim.epoch, position)}
+        await self._node.desk.do(lambda tx: protocol.commit(tx, self.group, self.name, self._epoch, positions))

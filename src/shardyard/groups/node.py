@@ -8,6 +8,7 @@ import uuid
 from types import TracebackType
 from typing import Self
 
+from shardyard.groups.desk import Desk
 from shardyard.groups.rebalancer import Rebalancer
 from shardyard.log import Log
 from shardyard.registry import Registry
@@ -21,6 +22,7 @@ class Node:
         self.registry = registry
         self.name = name or f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         self.rebalancer = Rebalancer(log, registry, self.name)
+        self.desk = Desk(registry)
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
@@ -34,3 +36,4 @@ class Node:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
+        await asyncio.to_thread(self.desk.close)

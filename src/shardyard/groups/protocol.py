@@ -1,6 +1,7 @@
 """The rebalancing protocol: what members and the rebalancer do to the registry, each function in one transaction.
 
-No I/O, no waiting: the same functions run in production, in tests and in the simulation.
+No I/O, no waiting: the same functions run in production, in tests and in the simulation. Each checks before it changes
+anything, so one that raises leaves its transaction as it was.
 
 A partition changes hands in two steps. The rebalancer writes who is to own it (`target`). The owner, told so by its
 next heartbeat, finishes and commits what it has in hand and releases it; in the same transaction the partition goes to
@@ -79,13 +80,14 @@ def join(
         raise InvalidValue("session_timeout", session_timeout, f"at least {LEAST_SESSION_SECONDS:g} seconds")
     row = _group_or_new(tx, group)
     before = tx.member(group, name)
-    if before is not None and before.expires_at <= tx.now:
-        row = _put_out(tx, row, before)
-        before = None
-    if before is not None and not (before.static and static):
+    expired = before is not None and before.expires_at <= tx.now
+    if before is not None and not expired and not (before.static and static):
         raise MemberExists(group, name)
     named = None if manual is None else tuple(sorted(manual))
     _check_free(tx, group, name, named or ())
+    if before is not None and expired:
+        row = _put_out(tx, row, before)
+        before = None
 
     epoch = row.epoch + 1
     member = MemberRow(
