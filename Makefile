@@ -38,6 +38,7 @@ format: $(VENV)/.ready ## let ruff put the code in order
 chaos: $(VENV)/.ready ## 100 000 simulated histories, then real processes killed and stalled for a minute (some 15 minutes)
 	@$(BIN)/python -m tests.groups.simulation --histories 100000 --first 1000000
 	@$(BIN)/python -m tests.groups.chaos run --seconds 60
+	@$(BIN)/python -m pytest -q tests/log/test_crashes.py
 
 .PHONY: bench
 bench: $(VENV)/.ready ## measure the speeds the README states, beside what one would pick instead

@@ -133,8 +133,9 @@ class Process:
         self.start()
 
     def start(self) -> None:
-        life = self.name if self.role == "produce" else f"{self.name}.{next(self.lives)}"
-        command = [sys.executable, "-m", "tests.groups.chaos", self.role, "--folder", str(self.folder), "--name", life]
+        self.current = self.name if self.role == "produce" else f"{self.name}.{next(self.lives)}"
+        command = [sys.executable, "-m", "tests.groups.chaos", self.role]
+        command += ["--folder", str(self.folder), "--name", self.current]
         errors = (self.folder / f"{self.name}.err").open("a")
         self.handle = subprocess.Popen(command, stderr=errors, cwd=Path(__file__).parent.parent.parent)
 
@@ -212,6 +213,10 @@ async def _catch_up(folder: Path, members: list[Process]) -> None:
             dead = [m.name for m in members if m.handle.poll() is not None]
             assert not dead, f"members ended by themselves: {dead}"
             assert time.monotonic() < until, f"not caught up: {await status(log, registry, GROUP)}"
+            await asyncio.sleep(0.1)
+        alive = {m.current for m in members}
+        while {row.owner for row in await status(log, registry, GROUP)} != alive:  # nobody was left out for good
+            assert time.monotonic() < until, f"{alive} are there: {await status(log, registry, GROUP)}"
             await asyncio.sleep(0.1)
     registry.close()
 

@@ -8,15 +8,18 @@ from typing import Any
 
 import pytest
 
-from shardyard.groups import Member, Node, OwnedBatch, configure, status
+from shardyard.groups import Member, Node, OwnedBatch, configure, protocol, status
 from shardyard.log import Log, MemoryLog, SqliteLog
 from shardyard.model import (
+    Busy,
+    CommitBehind,
+    CommitBeyond,
     Fenced,
     InvalidValue,
     MemberExists,
-    OffsetBeyondEnd,
     Partition,
     PartitionOutOfRange,
+    PartitionTaken,
     Position,
     Record,
     UnknownGroup,
@@ -336,21 +339,20 @@ def test_a_group_goes_on_after_records_were_trimmed_or_the_topic_was_made_anew(t
     tell(story)
 
 
-def test_latest_begins_with_what_comes_after_joining(tell: Callable[[Story], None]) -> None:
+def test_latest_begins_with_what_comes_after_joining_also_for_the_next_owner(tell: Callable[[Story], None]) -> None:
     async def story(yard: Yard) -> None:
         await yard.send(0, "before")
-        async with yard.member("m1", start="latest") as member:
-            await yard.until_shared(4)
+        async with yard.member("m1", start="latest"):
 
-            async def waits() -> bool:
-                return len(member.owned) == 4 and all(c._current is None for c in member._claims.values())
+            async def begun() -> bool:
+                return (await yard.committed()).get(0) == 1
 
-            await yard.until(waits)
-            task = asyncio.create_task(take(member, 1))
-            while not task.done():  # the claim may still be looking for the end
-                await yard.send(0, "after")
-                await asyncio.sleep(0.01)
-            assert task.result()[0].records()[0].id == "after"
+            await yard.until(begun)
+            await yard.send(0, "after")
+        await yard.send(0, "while nobody was there")
+        async with yard.member("m2", start="latest") as member:
+            (batch,) = await take(member, 1)
+            assert [record.id for record in batch.records()] == ["after", "while nobody was there"]
 
     tell(story)
 
@@ -365,20 +367,139 @@ def test_bad_calls_say_what_is_wrong(tell: Callable[[Story], None]) -> None:
                 pass
         with pytest.raises(UnknownGroup):
             await status(yard.log, yard.registry, "billing")
+        with pytest.raises(InvalidValue, match="session_timeout is '10'"):
+            yard.member("m1", session_timeout="10")
+        with pytest.raises(InvalidValue, match="start is 'newest'"):
+            yard.member("m1", start="newest")
         await yard.send(0, "a", "b")
         async with yard.member("m1") as member:
             with pytest.raises(MemberExists):
                 async with yard.member("m1"):
                     pass
             (batch,) = await take(member, 1)
-            with pytest.raises(InvalidValue, match="an offset from 0 to 2"):
+            with pytest.raises(CommitBeyond, match="offset 3 of orders/0 lies beyond what was delivered, 2"):
                 await batch.commit(upto=3)
-            with pytest.raises(OffsetBeyondEnd, match="offset 7 of orders/0 is beyond its end, 2"):
-                await member.commit({Partition(TOPIC, 0): 7})
-            with pytest.raises(Fenced, match="does not belong to member"):
-                await member.commit({Partition(TOPIC, 9): 0})
-            await member.commit({Partition(TOPIC, 0): 2})
-            assert (await yard.committed())[0] == 2
+            with pytest.raises(Fenced, match="has no batch of orders/9 in hand"):
+                await member.commit({Partition(TOPIC, 0): 2, Partition(TOPIC, 9): 0})
+            assert (await yard.committed())[0] is None
+            await batch.commit(upto=1)
+            with pytest.raises(CommitBehind, match="offset 0 of orders/0 lies behind what is committed, 1"):
+                await batch.commit(upto=0)
+
+    tell(story)
+
+
+def test_batches_of_several_partitions_are_committed_at_once_and_the_next_ones_come(
+    tell: Callable[[Story], None],
+) -> None:
+    async def story(yard: Yard) -> None:
+        for partition in (0, 1):
+            await yard.send(partition, "a", "b")
+        async with yard.member("m1", max_records=1) as member:
+            batches = await take(member, 2)
+            await member.commit({batch.partition: batch.end for batch in batches})
+            assert {p: c for p, c in (await yard.committed()).items() if p < 2} == {0: 1, 1: 1}
+            assert [batch.first for batch in await take(member, 2)] == [1, 1]
+
+    tell(story)
+
+
+def test_a_release_that_meets_a_busy_registry_is_tried_again(
+    tell: Callable[[Story], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story(yard: Yard) -> None:
+        real, refusals = protocol.release, iter(range(2))
+
+        def busy(*arguments: Any) -> None:
+            if next(refusals, None) is not None:
+                raise Busy("registry", 0.0)
+            real(*arguments)
+
+        monkeypatch.setattr(protocol, "release", busy)
+        async with yard.member("m1"):
+            await yard.until_shared(4)
+            async with yard.member("m2"):
+                await yard.until_shared(2, 2)
+
+    tell(story)
+
+
+def test_a_member_that_was_fenced_while_its_consumer_waits_comes_back(tell: Callable[[Story], None]) -> None:
+    async def story(yard: Yard) -> None:
+        async with yard.member("m1") as member:
+            await yard.until_shared(4)
+            await yard.send(0, "x")
+            (batch,) = await take(member, 1)
+            asking = asyncio.create_task(take(member, 1))
+            await asyncio.sleep(0)
+            with yard.registry.transaction() as tx:
+                tx.delete_member("billing", "m1")
+            with pytest.raises(Fenced):
+                await batch.commit()
+            assert (await asking)[0].records()[0].id == "x"
+
+    tell(story)
+
+
+def test_one_that_cannot_come_back_says_so_and_leaves_nothing_behind(tell: Callable[[Story], None]) -> None:
+    async def story(yard: Yard) -> None:
+        mine = Partition(TOPIC, 0)
+        with pytest.raises(PartitionTaken):
+            async with yard.member("m1", partitions=[mine]) as member:
+                with yard.registry.transaction() as tx:
+                    tx.delete_member("billing", "m1")
+                    protocol.join(tx, "billing", "m2", topics=[TOPIC], manual=[mine])
+                    tx.touch(protocol.topic_of("billing"))
+                await take(member, 1)
+        assert member._tasks == set()
+        with yard.registry.transaction() as tx:
+            assert [row.name for row in tx.members("billing")] == ["m2"]
+
+    tell(story)
+
+
+def test_of_two_processes_with_one_static_name_the_later_one_stays(tell: Callable[[Story], None]) -> None:
+    async def story(yard: Yard) -> None:
+        await yard.send(0, "x")
+        with pytest.raises(Fenced, match="another process is member 'm1'"):
+            async with yard.member("m1", static=True) as first:
+                await yard.until_shared(4)
+                async with yard.member("m1", static=True) as second:
+                    (batch,) = await take(second, 1)
+                    await batch.commit()
+                    async with asyncio.timeout(PATIENCE_SECONDS):
+                        async for theirs in first:
+                            with contextlib.suppress(Fenced):
+                                await theirs.commit()
+
+    tell(story)
+
+
+def test_a_healthy_member_is_not_put_out_between_two_heartbeats(tell: Callable[[Story], None]) -> None:
+    async def story(yard: Yard) -> None:
+        with yard.registry.transaction() as tx:
+            configure(tx, "billing", "ann", release_after=0.01)
+        async with yard.member("m1") as member:
+            await yard.until_shared(4)
+            heard = member._heard
+
+            async def heard_again() -> bool:
+                return member._heard > heard
+
+            await yard.until(heard_again)
+            with yard.registry.transaction() as tx:
+                assert [row.action for row in tx.audit_log()] == ["group configured"]
+
+    tell(story)
+
+
+def test_a_lost_batch_cannot_append_even_before_its_next_owner_began(tell: Callable[[Story], None]) -> None:
+    async def story(yard: Yard) -> None:
+        await yard.send(0, "x")
+        async with yard.member("m1") as member:
+            (batch,) = await take(member, 1)
+        with pytest.raises(Fenced, match="has gone to another member"):
+            await batch.append(Partition(TOPIC, 1), [Record("too late", None, b"")])
 
     tell(story)
 

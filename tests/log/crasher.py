@@ -19,7 +19,7 @@ from typing import Any
 import pyarrow as pa
 
 from shardyard.log import SCHEMA, SqliteLog, Stamp
-from shardyard.log.sqlite import maintenance, writer
+from shardyard.log.sqlite import checkpoints, maintenance
 from shardyard.model import Partition, Record
 
 PRODUCERS = [f"p{i}" for i in range(6)]
@@ -83,7 +83,7 @@ def telling(name: str, step: maintenance.Step) -> maintenance.Step:
 async def live(order: dict[str, Any]) -> None:
     maintenance.MERGE_BATCHES = 4  # all that is rare happens all the time
     maintenance.VACUUM_PAGES = 2
-    writer.CHECKPOINT_BYTES = 256 * 1024
+    checkpoints.CHECKPOINT_BYTES = 256 * 1024
     dice = random.Random(order["seed"])
     steps = maintenance.steps
 

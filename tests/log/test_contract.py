@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -115,6 +116,21 @@ async def test_a_topic_exists_only_once(log: Log) -> None:
         await log.create_topic("t", 2, kind=TopicKind.RETRY)
     assert refused.value.topic == "t"
     assert await log.topics() == [topic]
+
+
+@awaited
+async def test_whole_numbers_may_come_from_numpy_and_are_stored_as_such(opened: Open) -> None:
+    log = opened()
+    await log.create_topic("t", np.int64(1), retention=Retention(np.int64(10**12)))  # type: ignore[arg-type]
+    await log.expand_topic("t", np.int32(2))  # type: ignore[arg-type]
+    stamp, fence = Stamp("p", np.int64(1)), Fence("f", np.int64(5))  # type: ignore[arg-type]
+    await log.append(T0, records(0, 1), stamp=stamp, fence=fence)
+    assert (await log.append(T0, records(0, 1), stamp=Stamp("p", 1), fence=Fence("f", 5))).duplicate
+    assert await log.offset_at(T0, np.int64(0)) == 0  # type: ignore[arg-type]
+    await log.trim(T0, np.int64(1))  # type: ignore[arg-type]
+    batch = await log.read(T0, np.int64(1), max_records=np.int64(5), fence=fence)  # type: ignore[arg-type]
+    assert batch.records() == records(1)
+    assert (await log.topic("t")).partitions == 2
 
 
 @awaited

@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 
 from shardyard.log import Fence, Log, MemoryLog, Span, SqliteLog, Stamp, open_log
+from shardyard.log.sqlite import checkpoints
 from shardyard.log.sqlite.files import connect
 from shardyard.model import (
     Busy,
@@ -266,8 +267,8 @@ async def test_a_reader_in_another_process_sees_a_record_soon_and_without_spinni
     record_property("median_ms", statistics.median(delays) * 1000)
     record_property("worst_ms", max(delays) * 1000)
     record_property("idle_share_of_a_core", idle)
-    assert max(delays) < 1
-    assert idle < 0.5
+    assert statistics.median(delays) < 0.05  # some 2 ms on a quiet machine
+    assert idle < 0.25  # some 3 %
 
 
 @awaited
@@ -288,6 +289,29 @@ async def test_processes_that_append_at_once_lose_nothing_and_keep_their_order(f
         for n, offset in enumerate(offsets):
             count = 1 if producer == "here" else 1 + n % 3
             assert found[offset : offset + count] == [f"{producer}:{n}:{i}" for i in range(count)]
+
+
+@awaited
+async def test_the_write_ahead_log_stays_small_though_several_write(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two logs in one process are as good as two processes: neither knows of the other."""
+    monkeypatch.setattr(checkpoints, "CHECKPOINT_BYTES", 200_000)
+    monkeypatch.setattr(checkpoints, "LIMIT_BYTES", 2_000_000)
+    largest = 0
+    async with SqliteLog(folder, durability="process") as first, SqliteLog(folder, durability="process") as second:
+        await first.create_topic("t", 2)
+
+        async def write(log: Log, partition: Partition) -> None:
+            nonlocal largest
+            for n in range(300):
+                await log.append(partition, records(n, size=50_000))
+                largest = max(largest, (folder / "log.db-wal").stat().st_size)
+
+        async with asyncio.TaskGroup() as tasks:
+            for log, partition in ((first, T0), (second, T1), (first, T0), (second, T1)):
+                tasks.create_task(write(log, partition))
+    assert largest < 20_000_000, "60 MB were written"
 
 
 @awaited

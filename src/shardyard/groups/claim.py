@@ -9,7 +9,17 @@ import pyarrow as pa
 
 from shardyard.groups.protocol import Holding
 from shardyard.log import Appended, Batch, Fence, Log, Stamp
-from shardyard.model import InvalidValue, OffsetTrimmed, Partition, Position, Record, WrongEpoch
+from shardyard.model import (
+    CommitBehind,
+    CommitBeyond,
+    Fenced,
+    OffsetTrimmed,
+    Partition,
+    Position,
+    Record,
+    WrongEpoch,
+    whole_number,
+)
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -73,17 +83,21 @@ class OwnedBatch:
     def records(self) -> list[Record]:
         return self._batch.records()
 
+    def position(self, offset: int) -> Position:
+        """The position of an offset from `first` to `end`; `CommitBehind` or `CommitBeyond` for another one."""
+        offset = whole_number("offset", offset, at_least=0)
+        if offset < self.first:
+            raise CommitBehind(self.partition, offset, self.first)
+        if offset > self.end:
+            raise CommitBeyond(self.partition, offset, self.end)
+        return Position(self._batch.epoch, offset)
+
     async def commit(self, upto: int | None = None) -> None:
         """Note that everything before `upto` (by default: the whole batch) is done. Durable when it returns.
 
         `Fenced` if the partition is no longer ours; then another member has it, or will do it again.
         """
-        upto = self.end if upto is None else upto
-        if not self.first <= upto <= self.end:
-            raise InvalidValue("upto", upto, f"an offset from {self.first} to {self.end}")
-        await self._claim.commit(Position(self._batch.epoch, upto))
-        if upto == self.end:
-            self.finished.set()
+        await self._claim.commit(self, self.end if upto is None else upto)
 
     async def append(
         self, partition: Partition, records: Sequence[Record] | pa.RecordBatch, *, stamp: Stamp | None = None
@@ -101,80 +115,103 @@ class Claim:
         holding: Holding,
         log: Log,
         fence: Fence,
-        commit: Callable[["Claim", Position], Awaitable[None]],
+        note: Callable[["Claim", Position], Awaitable[None]],
     ) -> None:
+        """`note` commits a position in the registry."""
         self.partition = partition
         self.epoch = holding.epoch
         self.lost = False
-        self.committed_since = True
-        """Something was committed since this was last looked at."""
+        self.current: OwnedBatch | None = None
         self._committed = holding.committed
+        self._committed_lately = False
         self._log = log
         self._fence = fence
-        self._commit = commit
+        self._note = note
         self._stop = asyncio.Event()
-        self._current: OwnedBatch | None = None
-
-    @property
-    def busy(self) -> bool:
-        """Somebody works on a batch of it."""
-        current = self._current
-        return current is not None and current.delivered and not current.finished.is_set()
-
-    @property
-    def idle(self) -> bool:
-        """There is nothing to work on."""
-        return self._current is None or self._current.finished.is_set()
 
     @property
     def stopping(self) -> bool:
+        """No new batch is begun."""
         return self._stop.is_set()
 
+    @property
+    def in_hand(self) -> bool:
+        """Somebody has a batch of it, and has not committed all of it."""
+        current = self.current
+        return current is not None and current.delivered and not current.finished.is_set()
+
+    def got_ahead(self, *, others_did: bool) -> bool:
+        """Whether something was committed since this was last asked, or there was nothing to do; also while a batch
+        waits for its turn, as long as the member gets ahead with others."""
+        lately, self._committed_lately = self._committed_lately, False
+        idle = self.current is None or self.current.finished.is_set()
+        return lately or idle or (others_did and not self.in_hand)
+
     def stop(self, *, lost: bool = False) -> None:
-        """Read no further; `lost`: it is not ours any more, and there is nothing to finish."""
+        """Begin no new batch; `lost`: it is not ours any more, and there is nothing to finish."""
         self.lost = self.lost or lost
         self._stop.set()
-        if lost and self._current is not None:
-            self._current.finished.set()
+        if self.lost and self.current is not None:
+            self.current.finished.set()
 
-    async def commit(self, position: Position) -> None:
-        await self._commit(self, position)
-        self.committed_since = True
+    async def commit(self, batch: OwnedBatch, upto: int) -> None:
+        position = batch.position(upto)
+        self.check()
+        await self._note(self, position)
+        self.committed(batch, upto)
+
+    def committed(self, batch: OwnedBatch, upto: int) -> None:
+        """Take note of a commit."""
+        self._committed_lately = True
+        if upto == batch.end:
+            batch.finished.set()
+
+    def check(self) -> None:
+        if self.lost:
+            raise Fenced(f"{self.partition} (epoch {self.epoch}) has gone to another member")
 
     async def append(
         self, partition: Partition, records: Sequence[Record] | pa.RecordBatch, stamp: Stamp | None
     ) -> Appended:
+        self.check()
         return await self._log.append(partition, records, stamp=stamp, fence=self._fence)
 
     async def serve(
         self, deliver: Callable[[OwnedBatch], None], start: Start, max_records: int, max_bytes: int, drain: float
     ) -> None:
-        """Read and deliver until stopped; then wait, up to `drain` seconds, for the batch that is being worked on."""
+        """Read and deliver until stopped; then wait, up to `drain` seconds, for the batch that is in hand."""
         await self._log.set_fence(self._fence)  # from here on no earlier owner can read or append
         position = self._committed or await self._begin(start)
         while not self.stopping:
             try:
                 batch = await self._unless_stopped(self._read(position, max_records, max_bytes))
             except (OffsetTrimmed, WrongEpoch) as error:
-                position = await self._begin("earliest")
+                span = await self._log.span(self.partition)
+                position = Position(span.epoch, span.first)
                 _log.warning("going on from offset %d: %s", position.offset, error)
                 continue
             if batch is None or not len(batch):
                 continue
-            current = self._current = OwnedBatch(self, batch)
+            current = self.current = OwnedBatch(self, batch)
             deliver(current)
             await self._unless_stopped(current.finished.wait())
             position = Position(batch.epoch, batch.end)
-        if self.busy and self._current is not None and not self.lost:
+        if self.in_hand and self.current is not None and not self.lost:
             try:
                 async with asyncio.timeout(drain):
-                    await self._current.finished.wait()
+                    await self.current.finished.wait()
             except TimeoutError:
                 _log.warning("%s is given up with a batch unfinished after %g s", self.partition, drain)
 
     async def _begin(self, start: Start) -> Position:
+        """Where a group begins that never committed. The end of today is noted: else the next owner would begin at the
+        end of tomorrow, and skip what lies between."""
         span = await self._log.span(self.partition)
-        return Position(span.epoch, span.first if start == "earliest" else span.end)
+        if start == "earliest":
+            return Position(span.epoch, span.first)
+        position = Position(span.epoch, span.end)
+        await self._note(self, position)
+        return position
 
     async def _read(self, position: Position, max_records: int, max_bytes: int) -> Batch:
         return await self._log.read(

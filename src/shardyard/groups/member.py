@@ -18,13 +18,12 @@ from shardyard.model import (
     Clock,
     Closed,
     Fenced,
+    InvalidValue,
     MemberExists,
-    OffsetBeyondEnd,
     Partition,
     PartitionOutOfRange,
     Position,
     RetryLater,
-    ShardyardError,
     SystemClock,
     UnknownTopic,
 )
@@ -32,6 +31,7 @@ from shardyard.model import (
 _log = logging.getLogger(__name__)
 
 HEARTBEATS_PER_SESSION = 5
+RELEASE_AGAIN_SECONDS = 0.2
 
 
 class Member:
@@ -72,7 +72,9 @@ class Member:
         self._weight = weight
         self._static = static
         self._partitions = None if partitions is None else sorted(partitions)
-        self._session = session_timeout
+        if start not in ("earliest", "latest"):
+            raise InvalidValue("start", start, "'earliest' or 'latest'")
+        self._session = protocol.check_session(session_timeout)
         self._drain = session_timeout if drain is None else drain
         self._start: Start = start
         self._max = (max_records, max_bytes)
@@ -80,14 +82,13 @@ class Member:
         self._epoch = -1
         self._heard = self._clock.monotonic()
         self._claims: dict[Partition, Claim] = {}
-        self._released: dict[Partition, int] = {}
-        """The last epoch in which each partition was ours and we let it go."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._ready: asyncio.Queue[OwnedBatch | BaseException] = asyncio.Queue()
+        self._asking = 0
+        """How many wait for a batch."""
         self._stirred = asyncio.Event()
         """Somebody asked for a batch, or committed one, since the last heartbeat."""
         self._living: asyncio.Task[None] | None = None
-        self._waking: Waking | None = None
 
     @property
     def owned(self) -> set[Partition]:
@@ -110,8 +111,7 @@ class Member:
     ) -> None:
         if self._living is not None:
             self._living.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._living
+            await asyncio.gather(self._living, return_exceptions=True)
         self._lose(*self._claims)
         for task in self._tasks:
             task.cancel()
@@ -122,8 +122,7 @@ class Member:
 
     async def __aiter__(self) -> AsyncIterator[OwnedBatch]:
         while True:
-            self._stirred.set()
-            batch = await self._ready.get()
+            batch = await self._next()
             if isinstance(batch, BaseException):
                 self._ready.put_nowait(batch)  # for whoever asks next
                 raise batch
@@ -131,39 +130,61 @@ class Member:
                 batch.delivered = True
                 yield batch
 
+    async def _next(self) -> OwnedBatch | BaseException:
+        self._asking += 1
+        self._stirred.set()
+        try:
+            return await self._ready.get()
+        finally:
+            self._asking -= 1
+
     async def commit(self, positions: dict[Partition, int]) -> None:
-        """Note how far one got in several partitions at once: the offsets to go on from, all of them or none."""
-        told = {}
+        """Commit the batches in hand of several partitions at once, up to these offsets; all of them or none."""
+        self._stirred.set()
+        told, batches = {}, []
         for partition, offset in positions.items():
             claim = self._claims.get(partition)
-            if claim is None or claim.lost:
-                raise Fenced(f"{partition} does not belong to member {self.name!r}")
-            span = await self._node.log.span(partition)
-            if offset > span.end:
-                raise OffsetBeyondEnd(partition, offset, span.end)
-            told[partition] = (claim.epoch, Position(span.epoch, offset))
+            if claim is None or claim.current is None or not claim.in_hand:
+                raise Fenced(f"member {self.name!r} has no batch of {partition} in hand")
+            claim.check()
+            told[partition] = (claim.epoch, claim.current.position(offset))
+            batches.append((claim, claim.current, offset))
         await self._node.desk.do(lambda tx: protocol.commit(tx, self.group, self.name, self._epoch, told))
+        for claim, batch, offset in batches:
+            claim.committed(batch, offset)
 
     # Being a member
 
     async def _live(self) -> None:
-        with Waking(self._node.registry, protocol.topic_of(self.group)) as self._waking:
-            while True:
-                try:
-                    await self._heartbeat()
-                except Fenced as error:
-                    _log.warning("%s", error)
-                    await self._come_back()
-                except RetryLater as error:
-                    _log.warning("heartbeat of %s put off: %s", self.name, error)
-                    if self._clock.monotonic() - self._heard > self._session:
-                        self._lose(*self._claims)  # others may have them by now
-                except ShardyardError as error:
-                    self._ready.put_nowait(error)
-                    raise
-                await self._waking.wait(self._session / HEARTBEATS_PER_SESSION)
+        """Heartbeat until cancelled; whatever else ends it, those who iterate are told."""
+        try:
+            with Waking(self._node.registry, protocol.topic_of(self.group)) as changed:
+                due = self._clock.monotonic()
+                while True:
+                    left = due - self._clock.monotonic()
+                    if left <= 0:
+                        due = self._clock.monotonic() + self._session / HEARTBEATS_PER_SESSION
+                    await self._hear(beat=left <= 0)
+                    await changed.wait(max(due - self._clock.monotonic(), 0.0))
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:  # noqa: BLE001 nobody awaits this task: its end must show elsewhere
+            self._lose(*self._claims)
+            self._ready.put_nowait(error)
 
-    async def _join(self) -> None:
+    async def _hear(self, *, beat: bool) -> None:
+        """Hear what we own: with a heartbeat, or just looking."""
+        try:
+            await (self._heartbeat() if beat else self._look())
+        except Fenced as error:
+            _log.warning("%s", error)
+            await self._come_back()
+        except RetryLater as error:
+            _log.warning("heartbeat of %s put off: %s", self.name, error)
+            if self._clock.monotonic() - self._heard > self._session:
+                self._lose(*self._claims)  # others may have them by now
+
+    async def _join(self, since: int | None = None) -> None:
         row = await self._node.desk.do(
             lambda tx: protocol.join(
                 tx,
@@ -174,6 +195,7 @@ class Member:
                 static=self._static,
                 manual=self._partitions,
                 session_timeout=self._session,
+                since=since,
             )
         )
         self._epoch = row.epoch
@@ -181,84 +203,83 @@ class Member:
 
     async def _come_back(self) -> None:
         """Join again; one whose work hangs, only when it stirs: until then others do better without it."""
-        hangs = any(claim.busy for claim in self._claims.values())
+        hangs = any(claim.in_hand for claim in self._claims.values()) and not self._asking
         self._lose(*self._claims)
         if hangs:
-            self._stirred.clear()
             await self._stirred.wait()
         try:
-            await self._join()
-        except (MemberExists, RetryLater) as error:  # a static member's name may be taken by its successor
+            await self._join(since=self._epoch)
+        except (MemberExists, RetryLater) as error:  # its own last join, whose answer was lost, or a busy registry
             _log.warning("joining again put off: %s", error)
 
     async def _heartbeat(self) -> None:
         stirred = self._stirred.is_set()
         self._stirred.clear()
-        ahead = []
-        for partition, claim in self._claims.items():
-            waits_its_turn = stirred and not claim.busy
-            if claim.idle or claim.committed_since or waits_its_turn:
-                ahead.append(partition)
-            claim.committed_since = False
+        ahead = [p for p, claim in self._claims.items() if claim.got_ahead(others_did=stirred)]
         began = self._clock.monotonic()
         told = await self._node.desk.do(lambda tx: protocol.heartbeat(tx, self.group, self.name, self._epoch, ahead))
         self._heard = began
         self._follow(told)
 
+    async def _look(self) -> None:
+        self._follow(await self._node.desk.look(lambda tx: protocol.look(tx, self.group, self.name, self._epoch)))
+
     def _follow(self, told: dict[Partition, Holding]) -> None:
-        """Do as the registry says: take up what is new, stop what is revoked, forget what is gone."""
+        """Do as the registry says: take up what is new, stop what is revoked, forget what is gone.
+
+        The desk answers in order, so what a release did is never unsaid by older news.
+        """
         self._lose(*(p for p, claim in self._claims.items() if p not in told or told[p].epoch != claim.epoch))
         for partition, holding in told.items():
             claim = self._claims.get(partition)
-            if claim is not None and holding.revoked:
+            if claim is None:
+                claim = self._take_up(partition, holding)
+            if holding.revoked:
                 claim.stop()
-            elif claim is None and holding.epoch > self._released.get(partition, -1):  # else the news is old
-                self._take_up(partition, holding)
 
     def _lose(self, *partitions: Partition) -> None:
         for partition in partitions:
             self._claims.pop(partition).stop(lost=True)
 
-    def _take_up(self, partition: Partition, holding: Holding) -> None:
+    def _take_up(self, partition: Partition, holding: Holding) -> Claim:
         fence = Fence(f"{self.group}/{partition}", holding.epoch)
-        claim = Claim(partition, holding, self._node.log, fence, self._commit)
-        self._claims[partition] = claim
-        if holding.revoked:
-            claim.stop()
+        claim = self._claims[partition] = Claim(partition, holding, self._node.log, fence, self._note)
         task = asyncio.create_task(self._serve(claim), name=f"{partition} of {self.name}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return claim
 
     async def _serve(self, claim: Claim) -> None:
         """Read a partition on until it is to go, then let it go."""
         try:
             await claim.serve(self._ready.put_nowait, self._start, *self._max, self._drain)
-            if not claim.lost:
+            while not claim.lost:
                 await self._release(claim)
-        except Fenced:
-            self._drop(claim)
-            if self._waking is not None:
-                self._waking.poke()  # the next heartbeat tells what became of it
-        except (RetryLater, UnknownTopic) as error:
+        except (Fenced, RetryLater, UnknownTopic) as error:
+            # If it is still ours after all, the next heartbeat takes it up again.
             _log.warning("%s of %s is put down: %s", claim.partition, self.name, error)
-            self._drop(claim)  # if it is still ours, the next heartbeat takes it up again
-        except ShardyardError as error:
+            self._drop(claim)
+        except Exception as error:  # noqa: BLE001 nobody awaits this task: its end must show elsewhere
+            self._drop(claim)
             self._ready.put_nowait(error)
 
     async def _release(self, claim: Claim) -> None:
-        self._drop(claim)
-        self._released[claim.partition] = claim.epoch
+        """The claim stays until the registry has let it go, so that no heartbeat takes it up anew."""
         held = {claim.partition: claim.epoch}
-        await self._node.desk.do(lambda tx: protocol.release(tx, self.group, self.name, self._epoch, held))
+        try:
+            await self._node.desk.do(lambda tx: protocol.release(tx, self.group, self.name, self._epoch, held))
+        except RetryLater as error:
+            _log.warning("release of %s put off: %s", claim.partition, error)
+            await self._clock.sleep(RELEASE_AGAIN_SECONDS)
+        else:
+            self._drop(claim)
 
     def _drop(self, claim: Claim) -> None:
         claim.stop(lost=True)
         if self._claims.get(claim.partition) is claim:
             del self._claims[claim.partition]
 
-    async def _commit(self, claim: Claim, position: Position) -> None:
+    async def _note(self, claim: Claim, position: Position) -> None:
         self._stirred.set()
-        if claim.lost:
-            raise Fenced(f"{claim.partition} (epoch {claim.epoch}) has gone to another member")
         positions = {claim.partition: (claim.epoch, position)}
         await self._node.desk.do(lambda tx: protocol.commit(tx, self.group, self.name, self._epoch, positions))

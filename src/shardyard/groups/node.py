@@ -1,7 +1,6 @@
 """A process among the others: its log, its registry, and a candidate for the rebalancer's lease."""
 
 import asyncio
-import contextlib
 import os
 import socket
 import uuid
@@ -34,6 +33,5 @@ class Node:
     ) -> None:
         if self._task is not None:
             self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+            await asyncio.gather(self._task, return_exceptions=True)
         await asyncio.to_thread(self.desk.close)

@@ -73,16 +73,21 @@ def join(
     static: bool = False,
     manual: Iterable[Partition] | None = None,
     session_timeout: float = 10.0,
+    since: int | None = None,
 ) -> MemberRow:
-    """Become a member. A static member that comes back within its session takes over what it had, under new epochs."""
+    """Become a member. A static member that comes back within its session takes over what it had, under new epochs.
+
+    `since`: the epoch of an earlier life of the same process; `Fenced` if another one has taken its name after that.
+    """
     Member(name, weight)  # checks both
-    if session_timeout < LEAST_SESSION_SECONDS:
-        raise InvalidValue("session_timeout", session_timeout, f"at least {LEAST_SESSION_SECONDS:g} seconds")
+    check_session(session_timeout)
     row = _group_or_new(tx, group)
     before = tx.member(group, name)
     expired = before is not None and before.expires_at <= tx.now
     if before is not None and not expired and not (before.static and static):
         raise MemberExists(group, name)
+    if before is not None and not expired and since is not None and before.epoch > since:
+        raise Fenced(f"another process is member {name!r} of group {group!r} now")
     named = None if manual is None else tuple(sorted(manual))
     _check_free(tx, group, name, named or ())
     if before is not None and expired:
@@ -104,6 +109,13 @@ def join(
     return member
 
 
+def check_session(seconds: object) -> float:
+    """`seconds`, if a session may last that long."""
+    if not isinstance(seconds, int | float) or not LEAST_SESSION_SECONDS <= seconds < float("inf"):
+        raise InvalidValue("session_timeout", seconds, f"at least {LEAST_SESSION_SECONDS:g} seconds")
+    return float(seconds)
+
+
 def _check_free(tx: Transaction, group: str, name: str, named: Iterable[Partition]) -> None:
     for other in tx.members(group):
         if other.name != name and other.expires_at > tx.now:
@@ -117,10 +129,20 @@ def heartbeat(
     """Stay a member, and hear what one owns. `progress` names partitions that got ahead or have nothing to do."""
     member = _member(tx, group, name, epoch)
     tx.put_member(replace(member, expires_at=tx.now + member.session_timeout))
-    owned = [row for row in tx.ownerships_of(group, name) if row.owner == name]
     ahead = set(progress)
-    tx.put_ownerships(replace(row, progress_at=tx.now) for row in owned if row.partition in ahead)
-    return {row.partition: Holding(row.epoch, row.committed, revoked=row.target != name) for row in owned}
+    rows = tx.ownerships_of(group, name)
+    tx.put_ownerships(replace(o, progress_at=tx.now) for o in rows if o.owner == name and o.partition in ahead)
+    return _holdings(rows, name)
+
+
+def look(tx: Transaction, group: str, name: str, epoch: int) -> dict[Partition, Holding]:
+    """Hear what one owns, without changing anything."""
+    _member(tx, group, name, epoch)
+    return _holdings(tx.ownerships_of(group, name), name)
+
+
+def _holdings(rows: Iterable[OwnershipRow], name: str) -> dict[Partition, Holding]:
+    return {o.partition: Holding(o.epoch, o.committed, revoked=o.target != name) for o in rows if o.owner == name}
 
 
 def commit(
@@ -164,18 +186,14 @@ def rebalance(tx: Transaction, group: str, topics: Mapping[str, Topic]) -> Decis
     """
     row = _group(tx, group)
     for member in tx.members(group):
-        if member.expires_at <= tx.now:
+        if (reason := _why_out(tx, row, member)) is not None:
             row = _put_out(tx, row, member)
-            tx.audit("rebalancer", "member expired", group, {"member": member.name})
-        elif (stuck := _stuck(tx, row, member)) is not None:
-            row = _put_out(tx, row, member)
-            tx.audit("rebalancer", "member put out", group, {"member": member.name, "no progress on": str(stuck)})
-        elif member.expires_at > tx.now + member.session_timeout:  # the clock went back: no session lasts that long
+            tx.audit("rebalancer", "member put out", group, {"member": member.name, "because": reason})
+        elif _lasts_too_long(tx, member):
             tx.put_member(replace(member, expires_at=tx.now + member.session_timeout))
 
     members = tx.members(group)
-    subscribed = {name: topics[name] for m in members for name in m.topics if name in topics}
-    shape = zlib.crc32(repr(sorted((t.name, t.epoch, t.partitions) for t in subscribed.values())).encode())
+    subscribed, shape = _subscribed(members, topics)
     if (row.inputs, shape) == (row.assigned, row.shape):
         return None
 
@@ -194,6 +212,26 @@ def rebalance(tx: Transaction, group: str, topics: Mapping[str, Topic]) -> Decis
     if changed:
         _touch(tx, group)
     return Decision(before, after)
+
+
+def is_due(tx: Transaction, row: GroupRow, topics: Mapping[str, Topic]) -> bool:
+    """Whether there is anything for `rebalance` to do."""
+    members = tx.members(row.name)
+    if any(_lasts_too_long(tx, member) or _why_out(tx, row, member) is not None for member in members):
+        return True
+    return (row.inputs, _subscribed(members, topics)[1]) != (row.assigned, row.shape)
+
+
+def _subscribed(members: Iterable[MemberRow], topics: Mapping[str, Topic]) -> tuple[dict[str, Topic], int]:
+    """The topics that somebody wants, and a checksum of their shape."""
+    wanted = {name: topics[name] for m in members for name in m.topics if name in topics}
+    shape = repr(sorted((topic.name, topic.epoch, topic.partitions) for topic in wanted.values()))
+    return wanted, zlib.crc32(shape.encode())
+
+
+def _lasts_too_long(tx: Transaction, member: MemberRow) -> bool:
+    """The clock went back: no session lasts that long."""
+    return member.expires_at > tx.now + member.session_timeout
 
 
 def _targets(
@@ -217,11 +255,21 @@ def _targets(
     return after
 
 
-def _stuck(tx: Transaction, row: GroupRow, member: MemberRow) -> Partition | None:
+def _why_out(tx: Transaction, row: GroupRow, member: MemberRow) -> str | None:
+    """Why a member is to be put out, if it is: its session is over, or it hangs.
+
+    It hangs if it had not got ahead with a partition for `release_after` seconds when it last heartbeat; what happened
+    after that it could not tell yet.
+    """
+    if member.expires_at <= tx.now:
+        return "its session expired"
     if row.release_after is None:
         return None
-    owned = (o for o in tx.ownerships_of(row.name, member.name) if o.owner == member.name)
-    return next((o.partition for o in owned if o.progress_at + row.release_after <= tx.now), None)
+    heard = member.expires_at - member.session_timeout
+    for o in tx.ownerships_of(row.name, member.name):
+        if o.owner == member.name and o.progress_at + row.release_after <= heard:
+            return f"no progress on {o.partition}"
+    return None
 
 
 # What administrators do

@@ -21,10 +21,10 @@ TICK_SECONDS = 0.1
 
 def rebalance_all(registry: Registry, token: int, topics: Mapping[str, Topic]) -> list[protocol.Decision]:
     """Rebalance every group that needs it, each in a transaction of its own that checks the lease."""
-    with registry.transaction() as tx:
-        groups = [row.name for row in tx.groups()]
+    with registry.snapshot() as tx:
+        due = [row.name for row in tx.groups() if protocol.is_due(tx, row, topics)]
     decisions = []
-    for group in groups:
+    for group in due:
         with registry.transaction() as tx:
             lease.check(tx, lease.REBALANCER, token)
             if tx.group(group) is not None and (decision := protocol.rebalance(tx, group, topics)) is not None:
@@ -57,6 +57,8 @@ class Rebalancer:
                         self._token = None
                     except ShardyardError as error:
                         _log.warning("rebalancing put off: %s", error)
+                    except Exception:  # noqa: BLE001 groups must not be left alone for an error in one of them
+                        _log.exception("rebalancing failed")
                     await changed.wait(TICK_SECONDS)
             finally:
                 await self._give_up()
@@ -68,11 +70,14 @@ class Rebalancer:
             await asyncio.to_thread(rebalance_all, self._registry, self._token, topics)
 
     def _acquire(self) -> int | None:
+        with self._registry.snapshot() as tx:  # nearly always there is nothing to write
+            row, now = tx.lease(lease.REBALANCER), tx.now
+        if row is not None and now < row.expires_at <= now + LEASE_SECONDS:
+            if row.holder != self._name:
+                return None
+            if row.token == self._token and row.expires_at > now + LEASE_SECONDS / 2:
+                return self._token
         with self._registry.transaction() as tx:
-            row = tx.lease(lease.REBALANCER)
-            fresh = row is not None and row.expires_at > tx.now + LEASE_SECONDS / 2
-            if fresh and row is not None and row.token == self._token:
-                return self._token  # no need to write
             return lease.acquire(tx, lease.REBALANCER, self._name, LEASE_SECONDS)
 
     async def _give_up(self) -> None:

@@ -31,12 +31,8 @@ class Waking:
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._event.set)
 
-    def poke(self) -> None:
-        """Wake the one who waits, from inside the loop."""
-        self._event.set()
-
     async def wait(self, seconds: float) -> None:
-        """Return at a touch, at a poke, or after `seconds`."""
+        """Return at a touch, or after `seconds`."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):  # wait_for() may swallow a cancellation in Python 3.11
                 await self._event.wait()

@@ -98,7 +98,7 @@ class MemoryLog(Log):
         return self._put(replace(wanted, epoch=self._last_epoch))
 
     async def expand_topic(self, name: str, partitions: int) -> Topic:
-        check_partitions(partitions, self._limits)
+        partitions = check_partitions(partitions, self._limits)
         before = self._topic(name)
         if partitions < before.partitions:
             raise InvalidValue("partitions", partitions, f"at least the {before.partitions} that {name!r} has")
@@ -164,9 +164,9 @@ class MemoryLog(Log):
         wait: float = 0.0,
         fence: Fence | None = None,
     ) -> Batch:
-        whole_number("offset", offset, at_least=0)
-        whole_number("max_records", max_records, at_least=1)
-        whole_number("max_bytes", max_bytes, at_least=1)
+        offset = whole_number("offset", offset, at_least=0)
+        max_records = whole_number("max_records", max_records, at_least=1)
+        max_bytes = whole_number("max_bytes", max_bytes, at_least=1)
 
         def fetch() -> Batch:
             topic, held = self._find(partition)
@@ -188,7 +188,7 @@ class MemoryLog(Log):
         return Span(topic.epoch, held.first, held.end)
 
     async def offset_at(self, partition: Partition, timestamp: int) -> int:
-        check_int64("timestamp", timestamp)
+        timestamp = check_int64("timestamp", timestamp)
         _, held = self._find(partition)
         for first, data in held.batches:
             for i in pc.indices_nonzero(pc.greater_equal(data["timestamp"], timestamp)).to_pylist():
@@ -197,7 +197,7 @@ class MemoryLog(Log):
         return held.end
 
     async def trim(self, partition: Partition, before: int) -> Span:
-        whole_number("before", before, at_least=0)
+        before = whole_number("before", before, at_least=0)
         topic, held = self._find(partition)
         if before > held.end:
             raise OffsetBeyondEnd(partition, before, held.end)

@@ -41,7 +41,7 @@ class Stamp:
 
     def __post_init__(self) -> None:
         check_text("producer", self.producer)
-        check_int64("sequence", self.sequence, at_least=0)
+        object.__setattr__(self, "sequence", check_int64("sequence", self.sequence, at_least=0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Fence:
 
     def __post_init__(self) -> None:
         check_text("fence", self.name)
-        check_int64("epoch", self.epoch, at_least=0)
+        object.__setattr__(self, "epoch", check_int64("epoch", self.epoch, at_least=0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +111,8 @@ class Log(ABC):
 
     **Durability.** A call that changes something returns when the change is durable: it survives SIGKILL of every
     process, and, unless the log was opened for less, a power cut. A call that raised changed nothing, with one
-    exception: when the connection or the process breaks off during an append, the batch may be stored or not. Append
-    it again with the same `Stamp`, and it is stored once.
+    exception: when the connection or the process breaks off during an append, or the append is cancelled, the batch may
+    be stored or not. Append it again with the same `Stamp`, and it is stored once.
 
     **Epochs.** A topic gets an epoch when it is created, higher than that of any topic of the same name before. A
     position with another epoch than the partition's own belongs to records that are gone (`WrongEpoch`).
@@ -186,7 +186,7 @@ class Log(ABC):
         wait: float = 0.0,
         fence: Fence | None = None,
     ) -> Batch:
-        """Read from `offset` on: as much as is there, within the limits.
+        """Read from `offset` on: as much as is there, within the limits (bytes are estimated for a part of a batch).
 
         At least one record is returned if there is one, however large. At the end of the partition the batch is
         empty, after waiting up to `wait` seconds for a record to arrive. A reader in another process sees a new record

@@ -218,6 +218,16 @@ class CommitBehind(InvalidCall):
         self.committed = committed
 
 
+class CommitBeyond(InvalidCall):
+    """Raised when a commit would skip records that were not delivered."""
+
+    def __init__(self, partition: Partition, offset: int, delivered: int) -> None:
+        super().__init__(f"offset {offset} of {partition} lies beyond what was delivered, {delivered}")
+        self.partition = partition
+        self.offset = offset
+        self.delivered = delivered
+
+
 # Try again later ---------------------------------------------------------------------------------------------
 
 

@@ -32,6 +32,11 @@ def whole_number(name: str, value: object, *, at_least: int) -> int:
     return number
 
 
+def settle_whole_number(of: object, name: str, *, at_least: int) -> None:
+    """Make a field of a frozen dataclass the plain int that it is meant to be, whatever kind of integer was given."""
+    object.__setattr__(of, name, whole_number(name, getattr(of, name), at_least=at_least))
+
+
 @dataclass(frozen=True, slots=True)
 class Retention:
     """What may be trimmed away by itself: records older than an age, or beyond a size per partition."""
@@ -40,10 +45,9 @@ class Retention:
     bytes_per_partition: int | None = None
 
     def __post_init__(self) -> None:
-        if self.age_ms is not None:
-            whole_number("age_ms", self.age_ms, at_least=1)
-        if self.bytes_per_partition is not None:
-            whole_number("bytes_per_partition", self.bytes_per_partition, at_least=1)
+        for name in ("age_ms", "bytes_per_partition"):
+            if getattr(self, name) is not None:
+                settle_whole_number(self, name, at_least=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +62,7 @@ class Topic:
     """Given when the topic is created; a later topic of the same name has a higher one."""
 
     def __post_init__(self) -> None:
-        whole_number("partitions", self.partitions, at_least=1)
+        settle_whole_number(self, "partitions", at_least=1)
         if self.kind not in tuple(TopicKind):
             raise InvalidValue("kind", self.kind, "one of " + ", ".join(TopicKind))
 
@@ -117,7 +121,8 @@ class Member:
     def __post_init__(self) -> None:
         if not self.name:
             raise InvalidValue("member name", self.name, "a text that is not empty")
-        whole_number(f"weight of member {self.name!r}", self.weight, at_least=1)
+        weight = whole_number(f"weight of member {self.name!r}", self.weight, at_least=1)
+        object.__setattr__(self, "weight", weight)
 
 
 @dataclass(frozen=True, slots=True)

@@ -213,6 +213,9 @@ class MemoryRegistry(Registry):
     def transaction(self) -> AbstractContextManager[Transaction]:
         return MemoryTransaction(self, self._tables)
 
+    def snapshot(self) -> AbstractContextManager[Transaction]:
+        return MemoryTransaction(self, self._tables)
+
     def start(self) -> float:
         """Let a transaction in, alone. Returns its time."""
         if not self._lock.acquire(timeout=self._busy_wait):

@@ -191,6 +191,11 @@ class Registry(ABC):
         """Read and write."""
 
     @abstractmethod
+    def snapshot(self) -> AbstractContextManager[Transaction]:
+        """Only read, all from one state. Nobody waits for it, and it waits for nobody; what it is asked to change, it
+        may refuse or forget."""
+
+    @abstractmethod
     def watch(self, name: str, callback: Callable[[], None]) -> Callable[[], None]:
         """Call `callback`, from any thread, soon after each transaction of any process that touched `name`.
 

@@ -57,6 +57,10 @@ class Store(Protocol):
         raised. The database's own errors come out as ours."""
         ...
 
+    def look(self) -> AbstractContextManager[Connection]:
+        """A transaction that only reads, and neither waits nor is waited for."""
+        ...
+
     def committed(self, touched: set[str]) -> None:
         """Told after a transaction of this process that touched these names."""
         ...
@@ -365,6 +369,15 @@ class SqlRegistry(Registry):
                 transaction.end()
         if transaction.touched:
             self._store.committed(transaction.touched)
+
+    @contextmanager
+    def snapshot(self) -> Iterator[Transaction]:
+        with self._store.look() as connection:
+            transaction = SqlTransaction(connection, self._clock.now())
+            try:
+                yield transaction
+            finally:
+                transaction.end()
 
     def watch(self, name: str, callback: Callable[[], None]) -> Callable[[], None]:
         return self._store.watch(name, callback)

@@ -8,7 +8,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TypeVar, cast
 
@@ -36,29 +36,57 @@ _Result = TypeVar("_Result")
 class SqliteStore:
     """A registry's SQLite file. It is made, with its folder, if it is not there.
 
-    Transactions of one process queue for one connection, as SQLite has one writer at a time in any case.
+    Transactions of one process queue for one connection, as SQLite has one writer at a time in any case; those that
+    only read have another.
     """
 
     def __init__(self, path: str | Path, *, busy_wait: float = 10.0) -> None:
         """`busy_wait`: seconds to wait for the transactions of others before `Busy`."""
         self._file = _File(Path(path).absolute(), busy_wait)
-        self._busy_wait = busy_wait
-        self._alone = threading.Lock()
-        self._closed = False
         self._file.make_folder()
-        engine = create_engine("sqlite://", creator=self._file.open, poolclass=NullPool)
-        with self._file.own_errors():
-            self._connection = engine.connect()
         self._watcher = _Watcher(self._file)
+        self._writing = _Line(self._file, "BEGIN IMMEDIATE", busy_wait)
         try:
             with self.begin() as connection:
                 schema.migrate(connection, str(self._file.path), schema.MIGRATIONS)
+            self._reading = _Line(self._file, "BEGIN", busy_wait)
         except BaseException:
-            self.close()
+            self._watcher.close()
+            self._writing.close()
             raise
 
+    def begin(self) -> AbstractContextManager[Connection]:
+        return self._writing.transaction()
+
+    def look(self) -> AbstractContextManager[Connection]:
+        return self._reading.transaction()
+
+    def committed(self, touched: set[str]) -> None:
+        self._watcher.wake(touched)
+
+    def watch(self, name: str, callback: Callable[[], None]) -> Callable[[], None]:
+        return self._watcher.watch(name, callback)
+
+    def close(self) -> None:
+        self._watcher.close()
+        self._writing.close()
+        self._reading.close()
+
+
+class _Line:
+    """A connection, for one transaction at a time; the others queue."""
+
+    def __init__(self, file: "_File", begin: str, busy_wait: float) -> None:
+        self._file = file
+        self._begin = begin
+        self._busy_wait = busy_wait
+        self._alone = threading.Lock()
+        self._closed = False
+        with file.own_errors():
+            self._connection = create_engine("sqlite://", creator=file.open, poolclass=NullPool).connect()
+
     @contextmanager
-    def begin(self) -> Iterator[Connection]:
+    def transaction(self) -> Iterator[Connection]:
         deadline = time.monotonic() + self._busy_wait
         if not self._alone.acquire(timeout=self._busy_wait):
             raise self._file.busy()
@@ -68,7 +96,7 @@ class SqliteStore:
             raw = cast(sqlite3.Connection, self._connection.connection.driver_connection)
             try:
                 with self._file.own_errors():
-                    self._file.patiently(lambda: raw.execute("BEGIN IMMEDIATE"), deadline)
+                    self._file.patiently(lambda: raw.execute(self._begin), deadline)
                 with self._connection.begin():
                     yield self._connection
             except DBAPIError as error:
@@ -80,15 +108,8 @@ class SqliteStore:
             self._alone.release()
             self._let_go_if_closed()
 
-    def committed(self, touched: set[str]) -> None:
-        self._watcher.wake(touched)
-
-    def watch(self, name: str, callback: Callable[[], None]) -> Callable[[], None]:
-        return self._watcher.watch(name, callback)
-
     def close(self) -> None:
         self._closed = True
-        self._watcher.close()
         self._let_go_if_closed()
 
     def _let_go_if_closed(self) -> None:

@@ -6,6 +6,7 @@ import fcntl
 import logging
 import sqlite3
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -56,6 +57,9 @@ T = TypeVar("T")
 MAINTAIN_SECONDS = 2.0
 WAITING_BYTES = 64 * 1024 * 1024
 """Appends beyond this wait for room before they join the queue of the writer."""
+ROOM_SECONDS = 0.01
+PACE = 10.0
+"""In the background, rest so many times as long as a step took: appends come first."""
 READERS = 3
 TURN_SECONDS = 0.02
 """How often to ask whether another process has finished its maintenance. Asking, unlike waiting, can be cancelled."""
@@ -85,8 +89,6 @@ class SqliteLog(Log):
         self._connections: list[sqlite3.Connection] = []
         self._tail = Tail(lambda: connect(self._path, "process"))
         self._writer = Writer(self._path, durability, busy_wait, self._tail.notify)
-        self._waiting_bytes = 0
-        self._room = asyncio.Event()
         self._maintain_every = maintain_every
         self._maintaining = asyncio.Lock()
         self._maintenance: asyncio.Task[None] | None = None
@@ -111,8 +113,8 @@ class SqliteLog(Log):
         return await self._change(lambda db: store.create_topic(db, wanted, now_ms()))
 
     async def expand_topic(self, name: str, partitions: int) -> Topic:
-        check_partitions(partitions, self._limits)
-        return await self._change(lambda db: store.expand_topic(db, name, partitions))
+        count = check_partitions(partitions, self._limits)
+        return await self._change(lambda db: store.expand_topic(db, name, count))
 
     async def set_retention(self, name: str, retention: Retention) -> Topic:
         check_retention(retention)
@@ -142,19 +144,12 @@ class SqliteLog(Log):
             size = records.nbytes
         else:
             records, size = check_records(records, self._limits)
-        while self._waiting_bytes > WAITING_BYTES and not self._closed:
-            self._room.clear()
-            await self._room.wait()
         self._open()
-        answer: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
-        self._waiting_bytes += size
-        answer.add_done_callback(lambda _: self._leave(size))
-        self._writer.submit(Append(partition, records, size, stamp, fence, answer))
-        return await answer
-
-    def _leave(self, size: int) -> None:
-        self._waiting_bytes -= size
-        self._room.set()
+        while self._writer.waiting_bytes > WAITING_BYTES:  # noqa: ASYNC110 the room is made by another thread
+            await asyncio.sleep(ROOM_SECONDS)
+        self._open()
+        appended: Appended = await self._writer.do(Append(partition, records, size, stamp, fence))
+        return appended
 
     async def read(
         self,
@@ -167,9 +162,9 @@ class SqliteLog(Log):
         wait: float = 0.0,
         fence: Fence | None = None,
     ) -> Batch:
-        whole_number("offset", offset, at_least=0)
-        whole_number("max_records", max_records, at_least=1)
-        whole_number("max_bytes", max_bytes, at_least=1)
+        offset = whole_number("offset", offset, at_least=0)
+        max_records = whole_number("max_records", max_records, at_least=1)
+        max_bytes = whole_number("max_bytes", max_bytes, at_least=1)
 
         def fetch(db: sqlite3.Connection) -> tuple[store.Found, Batch]:
             if fence is not None:
@@ -195,12 +190,12 @@ class SqliteLog(Log):
         return await self._look(lambda db: store.span(db, partition))
 
     async def offset_at(self, partition: Partition, timestamp: int) -> int:
-        check_int64("timestamp", timestamp)
-        return await self._look(lambda db: store.offset_at(db, partition, timestamp))
+        since = check_int64("timestamp", timestamp)
+        return await self._look(lambda db: store.offset_at(db, partition, since))
 
     async def trim(self, partition: Partition, before: int) -> Span:
-        whole_number("before", before, at_least=0)
-        return await self._change(lambda db: store.trim(db, partition, before))
+        offset = whole_number("before", before, at_least=0)
+        return await self._change(lambda db: store.trim(db, partition, offset))
 
     async def set_fence(self, fence: Fence) -> None:
         def work(db: sqlite3.Connection) -> None:
@@ -210,6 +205,9 @@ class SqliteLog(Log):
         await self._change(work)
 
     async def maintain(self) -> None:
+        await self._maintain(pace=0.0)
+
+    async def _maintain(self, pace: float) -> None:
         """One process at a time; the others wait for their turn, which then finds little to do."""
         async with self._maintaining:
             self._open()
@@ -217,18 +215,19 @@ class SqliteLog(Log):
                 while not _taken(lock):  # noqa: ASYNC110 no event comes from another process
                     await asyncio.sleep(TURN_SECONDS)
                 for step in maintenance.steps():
-                    while await self._change(step):
-                        pass
+                    while True:
+                        began = time.monotonic()
+                        if not await self._change(step):
+                            break
+                        await asyncio.sleep(pace * (time.monotonic() - began))
 
     async def close(self) -> None:
         if self._closed:
             return
         self._closed = True
-        self._room.set()
         if self._maintenance is not None:
             self._maintenance.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._maintenance
+            await asyncio.gather(self._maintenance, return_exceptions=True)
         await asyncio.to_thread(self._stop)
 
     def _stop(self) -> None:
@@ -251,15 +250,16 @@ class SqliteLog(Log):
         while True:
             await asyncio.sleep(every)
             try:
-                await self.maintain()
+                await self._maintain(PACE)
             except ShardyardError as error:
                 _log.warning("maintenance of %s put off: %s", self._folder, error)
+            except Exception:  # noqa: BLE001 the log works on without it, and the next time may go better
+                _log.exception("maintenance of %s failed", self._folder)
 
     async def _change(self, work: Callable[[sqlite3.Connection], T]) -> T:
         self._open()
-        answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._writer.submit(Operation(work, answer))
-        return await answer
+        result: T = await self._writer.do(Operation(work))
+        return result
 
     async def _look(self, work: Callable[[sqlite3.Connection], T]) -> T:
         self._open()

@@ -4,6 +4,7 @@ Each step is a function on the writer's connection that does a little and says w
 never wait long behind it.
 """
 
+import logging
 import sqlite3
 from collections.abc import Callable
 
@@ -11,7 +12,10 @@ import pyarrow as pa
 
 from shardyard.log.batch import Limits, now_ms
 from shardyard.log.sqlite import store
-from shardyard.model import Damaged
+from shardyard.model import Damaged, Partition, Retention, UnknownTopic
+
+_log = logging.getLogger(__name__)
+
 
 Step = Callable[[sqlite3.Connection], bool]
 
@@ -23,26 +27,45 @@ MERGE_BATCHES = 64
 """So many small batches at the end of a partition are merged; fewer wait for more to come."""
 VACUUM_PAGES = 512
 """Pages given back in one step, at the least."""
+PARTITIONS_A_STEP = 200
+"""Partitions looked at in one step."""
+FORGET_FROM = 100_000
+"""Stamps."""
 STAMP_MS = 7 * 24 * 3600 * 1000
 """How long a producer's stamps are remembered after its last append."""
 
 
 def steps() -> list[Step]:
-    return [apply_retention, forget_stamps, clear, merger(), give_back]
+    return [retention(), forget_stamps, clearing(), merger(), give_back]
 
 
-def apply_retention(db: sqlite3.Connection) -> bool:
-    for topic in store.topics(db):
-        age, size = topic.retention.age_ms, topic.retention.bytes_per_partition
-        for partition in topic if age or size else ():
-            found = store.find(db, partition)
-            keep = found.first
-            if age:
-                keep = max(keep, _first_young(db, found, now_ms() - age))
-            if size:
-                keep = max(keep, _first_within(db, found, size))
-            store.trim(db, partition, keep)
-    return False
+def retention() -> Step:
+    """Trims what is too old or too much, some partitions in each step."""
+    left: list[tuple[Partition, Retention]] | None = None
+
+    def step(db: sqlite3.Connection) -> bool:
+        nonlocal left
+        if left is None:
+            left = [(p, t.retention) for t in store.topics(db) if t.retention != Retention() for p in t]
+        for _ in range(min(PARTITIONS_A_STEP, len(left))):
+            partition, wanted = left.pop()
+            try:
+                _apply_retention(db, partition, wanted)
+            except (UnknownTopic, Damaged) as error:  # deleted since, or one that must not hold up the others
+                _log.warning("retention of %s put off: %s", partition, error)
+        return bool(left)
+
+    return step
+
+
+def _apply_retention(db: sqlite3.Connection, partition: Partition, wanted: Retention) -> None:
+    found = store.find(db, partition)
+    keep = found.first
+    if wanted.age_ms:
+        keep = max(keep, _first_young(db, found, now_ms() - wanted.age_ms))
+    if wanted.bytes_per_partition:
+        keep = max(keep, _first_within(db, found, wanted.bytes_per_partition))
+    store.trim(db, partition, keep)
 
 
 def _first_young(db: sqlite3.Connection, found: store.Found, since: int) -> int:
@@ -68,24 +91,44 @@ def _first_within(db: sqlite3.Connection, found: store.Found, size: int) -> int:
 
 
 def forget_stamps(db: sqlite3.Connection) -> bool:
-    db.execute("DELETE FROM stamps WHERE at < ?", (now_ms() - STAMP_MS,))
+    """Forget producers whose last append is long ago, when there are enough stamps for it to matter."""
+    (stamps,) = db.execute("SELECT count(*) FROM (SELECT 1 FROM stamps LIMIT ?)", (FORGET_FROM,)).fetchone()
+    if stamps >= FORGET_FROM:
+        db.execute(
+            "DELETE FROM stamps WHERE (partition, producer) IN"
+            " (SELECT partition, producer FROM stamps GROUP BY partition, producer HAVING max(at) < ?)",
+            (now_ms() - STAMP_MS,),
+        )
     return False
 
 
-def clear(db: sqlite3.Connection) -> bool:
-    """Delete batches that lie below the first offset, and what is left of deleted topics."""
-    for partition, first, topic in db.execute("SELECT id, first, topic FROM partitions").fetchall():
-        dead = db.execute(
-            "SELECT id FROM batches WHERE partition = ? AND first + count <= ? ORDER BY first LIMIT ?",
-            (partition, first, CLEAR_BATCHES),
-        ).fetchall()
-        if dead:
-            db.executemany("DELETE FROM batches WHERE id = ?", dead)
-            return True
-        if topic is None:
-            db.execute("DELETE FROM stamps WHERE partition = ?", (partition,))
-            db.execute("DELETE FROM partitions WHERE id = ?", (partition,))
-    return False
+def clearing() -> Step:
+    """Deletes batches that lie below the first offset, and what is left of deleted topics."""
+    left: list[tuple[int, int, str | None]] | None = None
+
+    def step(db: sqlite3.Connection) -> bool:
+        nonlocal left
+        if left is None:
+            left = db.execute("SELECT id, first, topic FROM partitions").fetchall()
+        for _ in range(min(PARTITIONS_A_STEP, len(left))):
+            if _clear(db, *left[-1]):
+                return True
+            left.pop()
+        return bool(left)
+
+    return step
+
+
+def _clear(db: sqlite3.Connection, partition: int, first: int, topic: str | None) -> bool:
+    dead = db.execute(
+        "SELECT id FROM batches WHERE partition = ? AND first + count <= ? ORDER BY first LIMIT ?",
+        (partition, first, CLEAR_BATCHES),
+    ).fetchall()
+    db.executemany("DELETE FROM batches WHERE id = ?", dead)
+    if topic is None and not dead:
+        db.execute("DELETE FROM stamps WHERE partition = ?", (partition,))
+        db.execute("DELETE FROM partitions WHERE id = ?", (partition,))
+    return bool(dead)
 
 
 def merger() -> Step:
@@ -106,13 +149,18 @@ def merge(db: sqlite3.Connection, ends: dict[int, int]) -> bool:
         rows = db.execute(
             "SELECT id, first, count, bytes FROM batches WHERE partition = ? AND first >= ? AND first < ?"
             " ORDER BY first LIMIT ?",
-            (partition, merged, ends.get(partition, 0), 4 * MERGE_BATCHES),
+            (partition, merged, ends.get(partition, 0), MERGE_BATCHES + 1),
         ).fetchall()
         run, done, closed = _next_run(rows)
         if done > merged:
             db.execute("UPDATE partitions SET merged = ? WHERE id = ?", (done, partition))
         if len(run) > 1 and (closed or len(run) >= MERGE_BATCHES):
-            _merge_run(db, partition, run)
+            try:
+                _merge_run(db, partition, run)
+            except Damaged as error:  # it stays as it is, for who looks at it, and must not hold up the others
+                _log.warning("merging put off: %s", error)
+                ends[partition] = 0
+                continue
             return True
     return False
 

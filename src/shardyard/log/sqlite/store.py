@@ -53,7 +53,9 @@ def topics(db: Connection, name: str | None = None) -> list[Topic]:
         raise Damaged("the list of topics", str(error)) from error
 
 
-def topic(db: Connection, name: str) -> Topic:
+def topic(db: Connection, name: object) -> Topic:
+    if not isinstance(name, str):
+        raise InvalidValue("topic", name, "a text")
     found = topics(db, name)
     if not found:
         raise UnknownTopic(name)

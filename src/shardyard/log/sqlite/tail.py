@@ -1,6 +1,7 @@
 """Waiting for new records: at once for those of this process, within milliseconds for those of another."""
 
 import asyncio
+import json
 import logging
 import sqlite3
 import threading
@@ -11,6 +12,8 @@ _log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.002
 """How often to ask SQLite whether another process has written; a question costs some 20 µs."""
+
+_ENDS = 'SELECT id, "end" FROM partitions WHERE id IN (SELECT value FROM json_each(?))'
 
 
 class Tail:
@@ -77,7 +80,7 @@ class Tail:
                 version = db.execute("PRAGMA data_version").fetchone()
                 if version != seen:
                     seen = version
-                    self.notify(dict(db.execute('SELECT id, "end" FROM partitions').fetchall()))
+                    self.notify(dict(db.execute(_ENDS, (json.dumps(list(self._waiters)),)).fetchall()))
             except sqlite3.Error as error:  # busy, or no room: the next look will tell
                 _log.debug("looking for new records failed: %s", error)
             self._stopped.wait(POLL_SECONDS)
