@@ -87,10 +87,9 @@ async def live(order: dict[str, Any]) -> None:
     dice = random.Random(order["seed"])
     steps = maintenance.steps
 
-    def shuffled() -> list[maintenance.Step]:  # few live to see the end of one maintenance
-        names = ("retain", "forget", "clear", "merge", "give_back")
-        told = [telling(name, step) for name, step in zip(names, steps(), strict=True)]
-        return dice.sample(told, len(told))
+    def shuffled() -> dict[str, maintenance.Step]:  # few live to see the end of one maintenance
+        told = [(name, telling(name, step)) for name, step in steps().items()]
+        return dict(dice.sample(told, len(told)))
 
     maintenance.steps = shuffled
     log = SqliteLog(Path(order["folder"]), durability=order["durability"], maintain_every=None)
@@ -103,6 +102,7 @@ async def live(order: dict[str, Any]) -> None:
 
 
 def main() -> None:
+    pa.array([0])  # imports pandas, where there is one: a quarter of a second that no child should have to spend
     for line in sys.stdin:
         child = os.fork()
         if not child:

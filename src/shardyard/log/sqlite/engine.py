@@ -58,8 +58,9 @@ MAINTAIN_SECONDS = 2.0
 WAITING_BYTES = 64 * 1024 * 1024
 """Appends beyond this wait for room before they join the queue of the writer."""
 ROOM_SECONDS = 0.01
-PACE = 10.0
-"""In the background, rest so many times as long as a step took: appends come first."""
+MERGE_SECONDS = 1.0
+MERGE_REST = 10.0
+"""Times as long as a merge took."""
 READERS = 3
 TURN_SECONDS = 0.02
 """How often to ask whether another process has finished its maintenance. Asking, unlike waiting, can be cancelled."""
@@ -205,21 +206,31 @@ class SqliteLog(Log):
         await self._change(work)
 
     async def maintain(self) -> None:
-        await self._maintain(pace=0.0)
+        await self._maintain(in_background=False)
 
-    async def _maintain(self, pace: float) -> None:
+    async def _maintain(self, *, in_background: bool) -> None:
         """One process at a time; the others wait for their turn, which then finds little to do."""
         async with self._maintaining:
             self._open()
             with open_lock(self._folder / "maintain.lock") as lock:
                 while not _taken(lock):  # noqa: ASYNC110 no event comes from another process
                     await asyncio.sleep(TURN_SECONDS)
-                for step in maintenance.steps():
-                    while True:
-                        began = time.monotonic()
-                        if not await self._change(step):
-                            break
-                        await asyncio.sleep(pace * (time.monotonic() - began))
+                for name, step in maintenance.steps().items():
+                    if name == "merge":
+                        await self._merge(step, in_background=in_background)
+                    else:
+                        while await self._change(step):
+                            pass
+
+    async def _merge(self, step: maintenance.Step, *, in_background: bool) -> None:
+        """In the background appends come first: rest much longer than a merge took, and leave off after a while."""
+        until = time.monotonic() + MERGE_SECONDS
+        while True:
+            began = time.monotonic()
+            if not await self._change(step) or (in_background and began > until):
+                break
+            if in_background:
+                await asyncio.sleep(MERGE_REST * (time.monotonic() - began))
 
     async def close(self) -> None:
         if self._closed:
@@ -250,7 +261,7 @@ class SqliteLog(Log):
         while True:
             await asyncio.sleep(every)
             try:
-                await self._maintain(PACE)
+                await self._maintain(in_background=True)
             except ShardyardError as error:
                 _log.warning("maintenance of %s put off: %s", self._folder, error)
             except Exception:  # noqa: BLE001 the log works on without it, and the next time may go better

@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 
 Step = Callable[[sqlite3.Connection], bool]
 
-CLEAR_BATCHES = 64
+CLEAR_BATCHES = 256
 """Batches deleted in one step."""
 MERGE_BYTES = 256 * 1024
 """Batches smaller than half of this are merged, up to about this size."""
@@ -35,8 +35,15 @@ STAMP_MS = 7 * 24 * 3600 * 1000
 """How long a producer's stamps are remembered after its last append."""
 
 
-def steps() -> list[Step]:
-    return [retention(), forget_stamps, clearing(), merger(), give_back]
+def steps() -> dict[str, Step]:
+    """In their order, by name."""
+    return {
+        "retain": retention(),
+        "forget": forget_stamps,
+        "clear": clearing(),
+        "merge": merger(),
+        "give_back": give_back,
+    }
 
 
 def retention() -> Step:
@@ -161,6 +168,8 @@ def merge(db: sqlite3.Connection, ends: dict[int, int]) -> bool:
                 _log.warning("merging put off: %s", error)
                 ends[partition] = 0
                 continue
+            return True
+        if done > merged and len(rows) > MERGE_BATCHES:  # nothing to merge in these, but there are more
             return True
     return False
 
