@@ -16,6 +16,8 @@ Durability = Literal["power", "process"]
 
 FILE = "log.db"
 PAGE_BYTES = 16384
+WAL_KEEP_BYTES = 64 * 1024 * 1024
+"""What the write-ahead log keeps of its size when it begins anew."""
 OPEN_SECONDS = 30.0
 """How long to wait for a process that is just closing the file, the last to do so, or repairs it after a crash."""
 _APPLICATION_ID = 0x53594C47  # "SYLG"
@@ -124,7 +126,7 @@ def _connect(path: Path, durability: Durability) -> sqlite3.Connection:
     # In WAL mode FULL syncs every commit; NORMAL leaves them to the operating system, which outlives our processes.
     connection.execute(f"PRAGMA synchronous = {'FULL' if durability == 'power' else 'NORMAL'}")
     connection.execute("PRAGMA wal_autocheckpoint = 0")
-    connection.execute("PRAGMA journal_size_limit = 67108864")
+    connection.execute(f"PRAGMA journal_size_limit = {WAL_KEEP_BYTES}")
     connection.execute("PRAGMA cache_size = -16384")
     connection.execute("SELECT last FROM epochs").fetchall()  # from now on no other process takes the file for unused
     return connection
