@@ -40,9 +40,15 @@ chaos: $(VENV)/.ready ## 100 000 simulated histories, then real processes killed
 	@$(BIN)/python -m tests.groups.chaos run --seconds 60
 	@$(BIN)/python -m pytest -q tests/log/test_crashes.py
 
+$(VENV)/.bench: $(VENV)/.ready
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[bench]'
+	@touch $@
+
 .PHONY: bench
-bench: $(VENV)/.ready ## measure the speeds the README states, beside what one would pick instead
-	@$(BIN)/python bench/placement.py
+bench: $(VENV)/.bench ## measure the speeds the README states, beside what one would pick instead (some 8 minutes)
+	@$(BIN)/python -m bench.placement
+	@$(BIN)/python -m bench.log
+	@$(BIN)/python -m bench.groups
 
 .PHONY: clean
 clean: ## remove the virtual environment and all caches
