@@ -136,8 +136,8 @@ class Process:
         self.current = self.name if self.role == "produce" else f"{self.name}.{next(self.lives)}"
         command = [sys.executable, "-m", "tests.groups.chaos", self.role]
         command += ["--folder", str(self.folder), "--name", self.current]
-        errors = (self.folder / f"{self.name}.err").open("a")
-        self.handle = subprocess.Popen(command, stderr=errors, cwd=Path(__file__).parent.parent.parent)
+        with (self.folder / f"{self.name}.err").open("a") as errors:
+            self.handle = subprocess.Popen(command, stderr=errors, cwd=Path(__file__).parent.parent.parent)
 
     def signal(self, number: signal.Signals) -> None:
         self.handle.send_signal(number)
