@@ -15,7 +15,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt tools/setup
 setup: $(VENV)/.ready ## make the virtual environment (the other targets do it by themselves)
 
 .PHONY: run
-run: $(VENV)/.ready ## a tour: where keys live, how evenly, and what moves when something changes
+run: $(VENV)/.ready ## a tour: where keys live, how evenly, what moves; and a group sharing a durable log
 	@$(BIN)/shardyard tour
 
 .PHONY: test

@@ -100,6 +100,8 @@ def test_compare_members_shows_every_assignor() -> None:
         ("check --keys 10 --partitions -3", "partitions is -3"),
         ("check --keys 10 --plot load.bmp", "expected a file name that ends in .png"),
         ("check --keys 10 --plot nowhere/load.png", "expected a file in a folder that exists"),
+        ("demo --members 0", "members is 0"),
+        ("demo --members 2 --partitions 1000", "at most 64, with at most 64 partitions each"),
         ("compare --partitions 12", "expected either --to, or --members and --to-members"),
         ("compare --partitions 12 --to 13 --members 2", "expected either --to, or --members and --to-members"),
         ("compare --partitions 1000000000 --members 2 --to-members 4", "expected at most 1000000 to compare"),
@@ -117,7 +119,16 @@ def test_a_wrong_call_gets_one_clear_error_exit_code_2_and_no_output(arguments: 
     assert run.stdout == ""
 
 
-@pytest.mark.parametrize("command", ["place", "check", "compare"])
+def test_the_demo_moves_only_what_must_and_loses_nothing() -> None:
+    shown = answer("demo", "--partitions", "12", "--members", "3")
+    assert [stage["partitions each"] for stage in shown["stages"]] == ["4 4 4", "3 3 3 3", "4 4 4"]
+    assert [stage["moved"] for stage in shown["stages"]] == [0, 3, 3]
+    summary = shown["summary"]
+    assert summary["delivered"] == summary["sent"] > 1000
+    assert (summary["lost"], summary["twice"], summary["out_of_order"]) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("command", ["place", "check", "compare", "demo"])
 def test_help_has_examples(command: str) -> None:
     run = shardyard(command, "--help")
     assert run.returncode == 0
@@ -127,5 +138,5 @@ def test_help_has_examples(command: str) -> None:
 def test_the_tour_shows_each_answer() -> None:
     run = shardyard("tour")
     assert run.returncode == 0, run.stderr
-    for fact in ("ch_general\t25", "total_deviation\t53634", "contiguous\t120"):
+    for fact in ("ch_general\t25", "total_deviation\t53634", "contiguous\t120", " 0 lost, 0 twice, 0 out of order"):
         assert fact in run.stdout

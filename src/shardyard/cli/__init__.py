@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from shardyard import __version__
-from shardyard.cli import check, compare, place, tour
+from shardyard.cli import check, compare, demo, place, tour
 from shardyard.model import InvalidCall, ShardyardError
 
 app = typer.Typer(
@@ -22,6 +22,7 @@ app = typer.Typer(
 app.command("place")(place.place)
 app.command("check")(check.check)
 app.command("compare")(compare.compare)
+app.command("demo")(demo.demo)
 app.command("tour")(tour.tour)
 
 
