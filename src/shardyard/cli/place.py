@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable, Iterator
 from enum import StrEnum
-from itertools import islice
+from itertools import groupby, islice
 from typing import Annotated
 
 import pyarrow as pa
@@ -87,5 +87,8 @@ def place(
         places = rule.place_array(values).to_pylist()
         return [{"key": text, "partition": partition} for text, partition in zip(texts, places, strict=True)]
 
-    blocks = (rows(block) for key in keys for block in (_blocks_of_stdin() if key == "-" else [[key]]))
+    named = groupby(keys, key="-".__eq__)  # those between two - are one block
+    blocks = (
+        rows(block) for from_stdin, some in named for block in (_blocks_of_stdin() if from_stdin else [list(some)])
+    )
     print_blocks(blocks, json=json)
