@@ -15,6 +15,7 @@ from shardyard.model import (
     CommitBehind,
     CommitBeyond,
     Fenced,
+    InvalidCall,
     InvalidValue,
     MemberExists,
     Partition,
@@ -198,7 +199,7 @@ def test_a_partition_is_not_held_up_beyond_the_drain_time_and_a_late_commit_is_f
                 assert len(gone) == 2
                 for batch in gone:
                     assert batch.lost
-                    with pytest.raises(Fenced, match="has gone to another member"):
+                    with pytest.raises(Fenced, match="is no longer ours"):
                         await batch.commit()
 
     tell(story)
@@ -367,6 +368,20 @@ def test_bad_calls_say_what_is_wrong(tell: Callable[[Story], None]) -> None:
                 pass
         with pytest.raises(UnknownGroup):
             await status(yard.log, yard.registry, "billing")
+        with pytest.raises(InvalidValue, match="topics is 'orders': expected a list"):
+            Member("billing", TOPIC, node=yard.node)
+        with pytest.raises(InvalidValue, match="topics is \\[\\]"):
+            Member("billing", [], node=yard.node)
+        with pytest.raises(InvalidValue, match="member name is 5: expected a text"):
+            async with yard.member(5):  # type: ignore[arg-type]
+                pass
+        with pytest.raises(InvalidCall, match="has not joined: enter it"):
+            await take(yard.member("m1"), 1)
+        with pytest.raises(InvalidCall, match="the node is not open"):
+            async with Member("billing", [TOPIC], node=Node(yard.log, yard.registry)):
+                pass
+        with pytest.raises(InvalidValue, match="expected a log and a registry"):
+            Node(yard.registry, yard.log)  # type: ignore[arg-type]
         with pytest.raises(InvalidValue, match="session_timeout is '10'"):
             yard.member("m1", session_timeout="10")
         with pytest.raises(InvalidValue, match="start is 'newest'"):
@@ -379,7 +394,7 @@ def test_bad_calls_say_what_is_wrong(tell: Callable[[Story], None]) -> None:
             (batch,) = await take(member, 1)
             with pytest.raises(CommitBeyond, match="offset 3 of orders/0 lies beyond what was delivered, 2"):
                 await batch.commit(upto=3)
-            with pytest.raises(Fenced, match="has no batch of orders/9 in hand"):
+            with pytest.raises(InvalidCall, match="has no batch of orders/9 in hand"):
                 await member.commit({Partition(TOPIC, 0): 2, Partition(TOPIC, 9): 0})
             assert (await yard.committed())[0] is None
             await batch.commit(upto=1)
@@ -493,12 +508,28 @@ def test_a_healthy_member_is_not_put_out_between_two_heartbeats(tell: Callable[[
     tell(story)
 
 
+def test_a_batch_that_is_not_committed_is_warned_of(
+    tell: Callable[[Story], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    async def story(yard: Yard) -> None:
+        await yard.send(0, "x")
+        async with yard.member("m1", session_timeout=1.0) as member:
+            await take(member, 1)
+
+            async def warned() -> bool:
+                return "<OwnedBatch orders/0, offsets 0 to 0> has been in hand for 1 s" in caplog.text
+
+            await yard.until(warned)
+
+    tell(story)
+
+
 def test_a_lost_batch_cannot_append_even_before_its_next_owner_began(tell: Callable[[Story], None]) -> None:
     async def story(yard: Yard) -> None:
         await yard.send(0, "x")
         async with yard.member("m1") as member:
             (batch,) = await take(member, 1)
-        with pytest.raises(Fenced, match="has gone to another member"):
+        with pytest.raises(Fenced, match="is no longer ours"):
             await batch.append(Partition(TOPIC, 1), [Record("too late", None, b"")])
 
     tell(story)

@@ -134,6 +134,18 @@ async def test_whole_numbers_may_come_from_numpy_and_are_stored_as_such(opened: 
 
 
 @awaited
+async def test_a_stamp_that_was_used_for_another_batch_is_refused(log: Log) -> None:
+    await log.create_topic("t", 1)
+    await log.append(T0, records(0), stamp=Stamp("p", 1))
+    with pytest.raises(InvalidValue, match="one that was not used for another batch: it has 1 records stored"):
+        await log.append(T0, records(1, 2), stamp=Stamp("p", 1))
+    for marks in ({"stamp": ("p", 1)}, {"fence": "f"}):
+        with pytest.raises(InvalidValue, match=r"expected a (Stamp|Fence) or None"):
+            await log.append(T0, records(3), **marks)
+    assert await contents(log, T0) == records(0)
+
+
+@awaited
 async def test_an_expanded_topic_keeps_its_records_and_its_new_partitions_are_empty(log: Log) -> None:
     topic = await log.create_topic("t", 1)
     await log.append(T0, records(0, 1))
@@ -811,7 +823,7 @@ async def test_a_refused_call_says_why_and_changes_nothing(opened: Open, case: s
         assert str(refused.value)
         assert await everything() == before
         await log.set_fence(Fence("g", 5))  # which has not been raised
-        assert (await log.append(T0, records(1), stamp=Stamp("p", 100))).duplicate
+        assert (await log.append(T0, records(*range(10)), stamp=Stamp("p", 100))).duplicate
         assert not (await log.append(T0, records(1), stamp=Stamp("p", 101))).duplicate
 
 

@@ -40,7 +40,8 @@ class OwnedBatch:
     def __init__(self, claim: "Claim", batch: Batch) -> None:
         self._claim = claim
         self._batch = batch
-        self.delivered = False
+        self.delivered_at: float | None = None
+        """When the member handed it out, on its own clock."""
         self.finished = asyncio.Event()
 
     @property
@@ -79,6 +80,9 @@ class OwnedBatch:
 
     def __len__(self) -> int:
         return len(self._batch)
+
+    def __repr__(self) -> str:
+        return f"<OwnedBatch {self.partition}, offsets {self.first} to {self.end - 1}{', lost' * self.lost}>"
 
     def records(self) -> list[Record]:
         return self._batch.records()
@@ -138,7 +142,7 @@ class Claim:
     def in_hand(self) -> bool:
         """Somebody has a batch of it, and has not committed all of it."""
         current = self.current
-        return current is not None and current.delivered and not current.finished.is_set()
+        return current is not None and current.delivered_at is not None and not current.finished.is_set()
 
     def got_ahead(self, *, others_did: bool) -> bool:
         """Whether something was committed since this was last asked, or there was nothing to do; also while a batch
@@ -168,7 +172,7 @@ class Claim:
 
     def check(self) -> None:
         if self.lost:
-            raise Fenced(f"{self.partition} (epoch {self.epoch}) has gone to another member")
+            raise Fenced(f"{self.partition} (epoch {self.epoch}) is no longer ours: another member has it, or will")
 
     async def append(
         self, partition: Partition, records: Sequence[Record] | pa.RecordBatch, stamp: Stamp | None

@@ -7,6 +7,7 @@ import uuid
 from collections.abc import AsyncIterator, Iterable
 from types import TracebackType
 from typing import Self
+from weakref import WeakSet
 
 from shardyard.groups import protocol
 from shardyard.groups.claim import Claim, OwnedBatch, Start
@@ -18,6 +19,7 @@ from shardyard.model import (
     Clock,
     Closed,
     Fenced,
+    InvalidCall,
     InvalidValue,
     MemberExists,
     Partition,
@@ -65,8 +67,10 @@ class Member:
     ) -> None:
         """`static`: a restart under the same name within the session moves nothing. `partitions`: own these, and no
         others. `drain`: by default as long as the session. `start`: where to begin if the group never committed."""
+        if isinstance(topics, str) or not (wanted := sorted(set(topics))):
+            raise InvalidValue("topics", topics, "a list of at least one topic")
         self.group = group
-        self.topics = sorted(set(topics))
+        self.topics = wanted
         self.name = name or f"{node.name}-{uuid.uuid4().hex[:8]}"
         self._node = node
         self._weight = weight
@@ -84,6 +88,7 @@ class Member:
         self._claims: dict[Partition, Claim] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._ready: asyncio.Queue[OwnedBatch | BaseException] = asyncio.Queue()
+        self._warned: WeakSet[OwnedBatch] = WeakSet()
         self._asking = 0
         """How many wait for a batch."""
         self._stirred = asyncio.Event()
@@ -96,6 +101,8 @@ class Member:
         return {partition for partition, claim in self._claims.items() if not claim.stopping}
 
     async def __aenter__(self) -> Self:
+        if not self._node.is_open:
+            raise InvalidCall("the node is not open: enter it by `async with` first, and leave it last")
         for topic in self.topics:
             await self._node.log.topic(topic)
         for partition in self._partitions or ():
@@ -121,13 +128,15 @@ class Member:
             await self._node.desk.do(lambda tx: protocol.leave(tx, self.group, self.name, self._epoch))
 
     async def __aiter__(self) -> AsyncIterator[OwnedBatch]:
+        if self._living is None:
+            raise InvalidCall(f"member {self.name!r} has not joined: enter it by `async with` first")
         while True:
             batch = await self._next()
             if isinstance(batch, BaseException):
                 self._ready.put_nowait(batch)  # for whoever asks next
                 raise batch
             if not batch.stale:
-                batch.delivered = True
+                batch.delivered_at = self._clock.monotonic()
                 yield batch
 
     async def _next(self) -> OwnedBatch | BaseException:
@@ -145,7 +154,7 @@ class Member:
         for partition, offset in positions.items():
             claim = self._claims.get(partition)
             if claim is None or claim.current is None or not claim.in_hand:
-                raise Fenced(f"member {self.name!r} has no batch of {partition} in hand")
+                raise InvalidCall(f"member {self.name!r} has no batch of {partition} in hand")
             claim.check()
             told[partition] = (claim.epoch, claim.current.position(offset))
             batches.append((claim, claim.current, offset))
@@ -217,9 +226,20 @@ class Member:
         self._stirred.clear()
         ahead = [p for p, claim in self._claims.items() if claim.got_ahead(others_did=stirred)]
         began = self._clock.monotonic()
+        self._warn_of_old_work(began)
         told = await self._node.desk.do(lambda tx: protocol.heartbeat(tx, self.group, self.name, self._epoch, ahead))
         self._heard = began
         self._follow(told)
+
+    def _warn_of_old_work(self, now: float) -> None:
+        """A batch that is never committed holds up its partition: the commonest mistake, so say it, once a batch."""
+        for claim in self._claims.values():
+            batch = claim.current
+            if batch is None or not claim.in_hand or batch.delivered_at is None or batch in self._warned:
+                continue
+            if now - batch.delivered_at > self._session:
+                self._warned.add(batch)
+                _log.warning("%r has been in hand for %g s; its partition waits for its commit", batch, self._session)
 
     async def _look(self) -> None:
         self._follow(await self._node.desk.look(lambda tx: protocol.look(tx, self.group, self.name, self._epoch)))

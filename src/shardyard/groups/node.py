@@ -10,19 +10,29 @@ from typing import Self
 from shardyard.groups.desk import Desk
 from shardyard.groups.rebalancer import Rebalancer
 from shardyard.log import Log
+from shardyard.model import InvalidValue
 from shardyard.registry import Registry
 
 
 class Node:
-    """While it is open, it rebalances all groups whenever it holds the lease. It closes neither log nor registry."""
+    """A process's place among the others; its members share it, so a process needs one.
+
+    While it is open, it rebalances all groups whenever it holds the lease. It closes neither log nor registry.
+    """
 
     def __init__(self, log: Log, registry: Registry, *, name: str | None = None) -> None:
+        if not isinstance(log, Log) or not isinstance(registry, Registry):
+            raise InvalidValue("node", (log, registry), "a log and a registry")
         self.log = log
         self.registry = registry
         self.name = name or f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         self.rebalancer = Rebalancer(log, registry, self.name)
         self.desk = Desk(registry)
         self._task: asyncio.Task[None] | None = None
+
+    @property
+    def is_open(self) -> bool:
+        return self._task is not None and not self._task.done()
 
     async def __aenter__(self) -> Self:
         self._task = asyncio.create_task(self.rebalancer.run(), name=f"rebalancer of {self.name}")

@@ -79,7 +79,10 @@ def join(
 
     `since`: the epoch of an earlier life of the same process; `Fenced` if another one has taken its name after that.
     """
-    Member(name, weight)  # checks both
+    for what, text in (("group", group), ("member name", name)):
+        if not isinstance(text, str) or not text:
+            raise InvalidValue(what, text, "a text that is not empty")
+    Member(name, weight)  # checks the weight
     check_session(session_timeout)
     row = _group_or_new(tx, group)
     before = tx.member(group, name)
@@ -112,7 +115,7 @@ def join(
 def check_session(seconds: object) -> float:
     """`seconds`, if a session may last that long."""
     if not isinstance(seconds, int | float) or not LEAST_SESSION_SECONDS <= seconds < float("inf"):
-        raise InvalidValue("session_timeout", seconds, f"at least {LEAST_SESSION_SECONDS:g} seconds")
+        raise InvalidValue("session_timeout", seconds, f"a number of seconds, at least {LEAST_SESSION_SECONDS:g}")
     return float(seconds)
 
 
@@ -345,7 +348,7 @@ def _group(tx: Transaction, name: str) -> GroupRow:
 def _member(tx: Transaction, group: str, name: str, epoch: int) -> MemberRow:
     member = tx.member(group, name)
     if member is None or member.epoch != epoch:
-        raise Fenced(f"member {name!r} (epoch {epoch}) is no longer in group {group!r}: join again")
+        raise Fenced(f"member {name!r} (epoch {epoch}) is no longer in group {group!r}: it has to join again")
     return member
 
 

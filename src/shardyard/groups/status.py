@@ -10,7 +10,7 @@ from shardyard.registry import OwnershipRow, Registry
 
 @dataclass(frozen=True, slots=True)
 class PartitionStatus:
-    """A row of the table that CatMQ calls queueOffset."""
+    """A partition as a group sees it: who owns it, how far the group got, how much is left."""
 
     partition: Partition
     owner: str | None

@@ -27,6 +27,8 @@ __all__ = [
 
 def open_log(url: str, *, durability: Durability = "power", limits: Limits | None = None) -> Log:
     """Open a log by its URL: `sqlite:///data/log` (a folder; four slashes for an absolute path) or `memory://`."""
+    if not isinstance(url, str):
+        raise InvalidValue("log URL", url, "a text")
     if url.startswith("sqlite:///") and len(url) > len("sqlite:///"):
         return SqliteLog(Path(url.removeprefix("sqlite:///")), durability=durability, limits=limits)
     if url == "memory://":

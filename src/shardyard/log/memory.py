@@ -32,9 +32,11 @@ from shardyard.log.port import (
     Log,
     Span,
     Stamp,
+    check_marks,
     check_offset,
     check_partition,
     check_retention,
+    check_same_batch,
 )
 from shardyard.model import (
     Closed,
@@ -93,7 +95,7 @@ class MemoryLog(Log):
             check_retention(retention),
         )
         if name in self._topics:
-            raise TopicExists(name)
+            raise TopicExists(name, self._topics[name].partitions)
         self._last_epoch = max(self._last_epoch + 1, now_ms())
         return self._put(replace(wanted, epoch=self._last_epoch))
 
@@ -133,11 +135,14 @@ class MemoryLog(Log):
         else:
             rows, _ = check_records(records, self._limits)
             data = from_records(rows, now_ms())
+        check_marks(stamp, fence)
         topic, held = self._find(partition)
         self._check_fence(fence)
         known = held.stamps[stamp.producer] if stamp is not None else {}
         if stamp is not None and known and stamp.sequence <= (last := max(known)) - SEQUENCE_WINDOW:
             raise SequenceTooOld(partition, stamp.producer, stamp.sequence, last)
+        if stamp is not None and stamp.sequence in known:
+            check_same_batch(stamp, known[stamp.sequence][1], len(data))
         if fence is not None:
             self._fences[fence.name] = fence.epoch
         if stamp is not None:

@@ -33,7 +33,9 @@ SEQUENCE_WINDOW = 64
 class Stamp:
     """Makes an append idempotent: a batch that is retried with the same stamp is stored once.
 
-    A producer counts its batches for a partition upwards, and may have up to `SEQUENCE_WINDOW` of them under way.
+    A producer counts its batches for each partition upwards, and may have up to `SEQUENCE_WINDOW` of them under way.
+    One that is started again goes on counting where it stopped, or takes a new name: a stamp that was used before means
+    "the same batch once more". (Another number of records under it is refused.)
     """
 
     producer: str
@@ -91,6 +93,20 @@ def check_partition(partition: object) -> None:
     """Refuse what does not name a partition at all; for engines."""
     if not isinstance(partition, Partition) or (type(partition.topic), type(partition.index)) != (str, int):
         raise InvalidValue("partition", partition, "a Partition: a text as topic and an int as index")
+
+
+def check_marks(stamp: object, fence: object) -> None:
+    """Refuse what is no stamp or no fence; for engines."""
+    if not isinstance(stamp, Stamp | None):
+        raise InvalidValue("stamp", stamp, "a Stamp or None")
+    if not isinstance(fence, Fence | None):
+        raise InvalidValue("fence", fence, "a Fence or None")
+
+
+def check_same_batch(stamp: Stamp, stored: int, count: int) -> None:
+    """Refuse a stamp that was used for another batch; for engines."""
+    if stored != count:
+        raise InvalidValue("stamp", stamp, f"one that was not used for another batch: it has {stored} records stored")
 
 
 def check_retention(retention: object) -> Retention:

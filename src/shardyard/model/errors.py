@@ -69,16 +69,17 @@ class UnknownTopic(InvalidCall):
     """Raised when a topic does not exist."""
 
     def __init__(self, topic: str) -> None:
-        super().__init__(f"topic {topic!r} does not exist: create it first")
+        super().__init__(f"topic {topic!r} does not exist")
         self.topic = topic
 
 
 class TopicExists(InvalidCall):
     """Raised when a topic of that name exists already."""
 
-    def __init__(self, topic: str) -> None:
-        super().__init__(f"topic {topic!r} exists already")
+    def __init__(self, topic: str, partitions: int) -> None:
+        super().__init__(f"topic {topic!r} exists already, with {partitions} partitions")
         self.topic = topic
+        self.partitions = partitions
 
 
 class PartitionOutOfRange(InvalidCall):
@@ -209,7 +210,7 @@ class PartitionTaken(InvalidCall):
 
 
 class CommitBehind(InvalidCall):
-    """Raised when a commit would move a group back; to go back on purpose, reset its position."""
+    """Raised when a commit would move a group back."""
 
     def __init__(self, partition: Partition, offset: int, committed: int) -> None:
         super().__init__(f"offset {offset} of {partition} lies behind what is committed, {committed}")

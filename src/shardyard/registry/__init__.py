@@ -42,6 +42,8 @@ def open_registry(url: str, *, clock: Clock = _SYSTEM_CLOCK) -> Registry:
     `sqlite:///data/registry.db` is relative to the working folder, `sqlite:////data/registry.db` is absolute;
     `memory://` lasts as long as the object.
     """
+    if not isinstance(url, str):
+        raise InvalidValue("registry URL", url, "a text")
     if url == "memory://":
         return MemoryRegistry(clock)
     path = url.removeprefix(_SQLITE)

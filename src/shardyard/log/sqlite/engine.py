@@ -33,6 +33,7 @@ from shardyard.log.port import (
     Log,
     Span,
     Stamp,
+    check_marks,
     check_retention,
 )
 from shardyard.log.sqlite import maintenance, store
@@ -145,6 +146,7 @@ class SqliteLog(Log):
             size = records.nbytes
         else:
             records, size = check_records(records, self._limits)
+        check_marks(stamp, fence)
         self._open()
         while self._writer.waiting_bytes > WAITING_BYTES:  # noqa: ASYNC110 the room is made by another thread
             await asyncio.sleep(ROOM_SECONDS)

@@ -146,6 +146,8 @@ def _named(path: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno == errno.ENOSPC:
             raise NoRoom(str(path)) from error
+        if isinstance(error, FileExistsError | NotADirectoryError):
+            raise NotOurs(str(path), "a folder, as a log needs") from error
         raise NotWritable(str(path), error.strerror or str(error)) from error
 
 

@@ -64,8 +64,8 @@ def topic(db: Connection, name: object) -> Topic:
 
 def create_topic(db: Connection, wanted: Topic, now: int) -> Topic:
     """Its epoch is the time, or one more than the last one: higher even after the whole log was lost."""
-    if topics(db, wanted.name):
-        raise TopicExists(wanted.name)
+    if there := topics(db, wanted.name):
+        raise TopicExists(wanted.name, there[0].partitions)
     (last,) = db.execute("SELECT last FROM epochs").fetchone()
     epoch = max(last + 1, now)
     db.execute("UPDATE epochs SET last = ?", (epoch,))
