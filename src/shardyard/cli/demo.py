@@ -117,7 +117,7 @@ class _Yard:
         await asyncio.gather(task, return_exceptions=not done)
 
     async def consume(self, name: str) -> None:
-        async with Member(GROUP, [TOPIC], node=self.node, name=name, session_timeout=2.0) as member:
+        async with Member(GROUP, [TOPIC], node=self.node, name=name) as member:
             async for batch in member:
                 for record in batch.records():
                     self.got[(record.key or b"").decode()].append(int(record.value))
