@@ -30,7 +30,7 @@ async def status(log: Log, registry: Registry, group: str) -> list[PartitionStat
     """All partitions of a group, in order."""
 
     def rows() -> tuple[float, list[OwnershipRow]]:
-        with registry.transaction() as tx:
+        with registry.snapshot() as tx:
             if tx.group(group) is None:
                 raise UnknownGroup(group)
             return tx.now, tx.ownerships(group)
