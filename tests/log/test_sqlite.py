@@ -217,7 +217,7 @@ def test_a_folder_in_the_place_of_the_file_or_a_file_in_that_of_the_folder_is_re
     with pytest.raises(NotWritable):
         quiet(folder)
     (folder / "file").write_text("")
-    with pytest.raises(NotWritable, match="File exists"):
+    with pytest.raises(NotOurs, match="is not a folder, as a log needs"):
         quiet(folder / "file")
 
 
