@@ -34,6 +34,8 @@ _log = logging.getLogger(__name__)
 
 HEARTBEATS_PER_SESSION = 5
 RELEASE_AGAIN_SECONDS = 0.2
+OLD_WORK_SECONDS = 10.0
+"""How long a batch may be in hand before a warning, if the session is shorter."""
 
 
 class Member:
@@ -237,9 +239,10 @@ class Member:
             batch = claim.current
             if batch is None or not claim.in_hand or batch.delivered_at is None or batch in self._warned:
                 continue
-            if now - batch.delivered_at > self._session:
+            if now - batch.delivered_at > max(self._session, OLD_WORK_SECONDS):
                 self._warned.add(batch)
-                _log.warning("%r has been in hand for %g s; its partition waits for its commit", batch, self._session)
+                age = now - batch.delivered_at
+                _log.warning("%r has been in hand for %.0f s; its partition waits for its commit", batch, age)
 
     async def _look(self) -> None:
         self._follow(await self._node.desk.look(lambda tx: protocol.look(tx, self.group, self.name, self._epoch)))
