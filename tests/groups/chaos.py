@@ -4,7 +4,7 @@
 
 Each producer notes what it is about to append and what was acknowledged; each member notes what it was given. At the
 end the notes are held against the log: nothing acknowledged is lost or stored twice, keys are in order, every partition
-was worked through without a gap, and whatever was delivered twice was delivered by two owners.
+was worked through without a gap, and whatever was delivered twice was delivered under two ownerships.
 """
 
 import argparse

@@ -263,17 +263,26 @@ def test_a_member_that_was_put_out_joins_again_by_itself(tell: Callable[[Story],
 
 def test_a_static_members_restart_moves_nothing(tell: Callable[[Story], None]) -> None:
     async def story(yard: Yard) -> None:
+        async def held_by_other() -> dict[int, int]:
+            rows = await status(yard.log, yard.registry, "billing")
+            return {row.partition.index: row.epoch for row in rows if row.owner == "m2"}
+
         async with yard.member("m2"):
             async with yard.member("m1", static=True) as member:
                 await yard.until_shared(2, 2)
-                before = member.owned
+
+                async def settled() -> bool:
+                    return len(member.owned) == 2
+
+                await yard.until(settled)
+                before, others = member.owned, await held_by_other()
             async with yard.member("m1", static=True) as member:
 
                 async def back() -> bool:
                     return member.owned == before
 
                 await yard.until(back)
-                await yard.until_shared(2, 2)
+                assert await held_by_other() == others, "what the other one has never went away and came back"
 
     tell(story)
 
