@@ -11,7 +11,7 @@ import random
 import sys
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from shardyard.groups import lease, protocol
 from shardyard.groups.protocol import Decision, Holding
@@ -93,6 +93,8 @@ class History:
         self.last_epoch: Counter[Partition] = Counter()
         self.committed: dict[Partition, Position] = {}
         self.decisions = 0
+        self.moves = 0
+        """Topics that went on as others."""
         self.refused = 0
         """Commits that came too late."""
         with self.registry.transaction() as tx:
@@ -116,10 +118,8 @@ class History:
             self.say(f"the clock jumps by {jump}")
             self.clock.time += jump
         if self.chance(0.03):
-            topic = self.random.choice(list(self.topics.values()))
-            grown = Topic(topic.name, topic.partitions + self.random.randint(1, 3), topic.kind)
-            self.topics[topic.name] = grown
-            self.say(f"{topic.name} grows to {grown.partitions}")
+            topic = self.random.choice([topic for topic in self.topics.values() if topic.successor is None])
+            self.random.choices([self.grow, self.move], [3, 2])[0](topic)
         kinds: list[Callable[[], None]] = [self.arrive, self.depart, self.pause, self.restart]
         if self.chance(0.6):
             self.random.choices(kinds, [3 if len(self.members) < 6 else 0, 1, 1.5, 1])[0]()
@@ -134,6 +134,21 @@ class History:
                 self.heartbeat(member)
         if self.chance(0.6):
             self.lead()
+
+    def grow(self, topic: Topic) -> None:
+        grown = replace(topic, partitions=topic.partitions + self.random.randint(1, 3))
+        self.topics[topic.name] = grown
+        self.say(f"{topic.name} grows to {grown.partitions}")
+
+    def move(self, topic: Topic) -> None:
+        successor = Topic(topic.name + "'", self.random.randint(1, 9), topic.kind)
+        self.topics |= {topic.name: replace(topic, successor=successor.name), successor.name: successor}
+        self.moves += 1
+        self.say(f"{topic.name} goes on as {successor.name}, with {successor.partitions} partitions")
+
+    def last(self, name: str) -> str:
+        successor = self.topics[name].successor
+        return name if successor is None else self.last(successor)
 
     def awake(self) -> list[SimMember]:
         return [m for m in self.members if m.asleep_until <= self.step]
@@ -324,6 +339,10 @@ class History:
                 assert first == row.owner, f"{row.partition} had two owners in epoch {row.epoch}"
             if row.partition in self.committed:
                 assert row.committed == self.committed[row.partition], "a commit was lost or invented"
+        owned = {row.partition.topic for row in rows if row.owner is not None}
+        if self.alike:  # nobody keeps partitions of his own
+            both = [name for name in owned if self.last(name) in owned - {name}]
+            assert not both, f"{both} and where it goes on are owned at once"
 
     def check_decision(self, decision: Decision) -> None:
         """Sizes within one, and the fewest moves that this takes, for each kind of topic."""
@@ -374,10 +393,10 @@ class History:
         assert row is not None
         if {m.name for m in present} != {m.name for m in self.members} or row.inputs != row.assigned:
             return False
-        wanted = {p for m in present for t in m.topics for p in self.topics[t]}
-        sharers = [m for m in present if m.manual is None]
+        wanted = {p for m in present for t in m.topics for name in (t, self.last(t)) for p in self.topics[name]}
+        shared = {self.last(t) for m in present if m.manual is None for t in m.topics}
         named = {p for m in present for p in m.manual or ()}
-        reachable = {p for p in wanted if p in named or any(p.topic in m.topics for m in sharers)}
+        reachable = {p for p in wanted if p in named or p.topic in shared}
         owned = {r.partition: r.owner for r in rows if r.owner is not None}
         return all(r.owner == r.target for r in rows) and set(owned) == reachable
 

@@ -20,6 +20,7 @@ def test_the_guarantees_hold_in_every_history(start: int) -> None:
     histories = [run_history(seed) for seed in range(start, start + CHUNK)]
     assert sum(history.decisions for history in histories) > CHUNK, "the histories are too quiet to prove anything"
     assert sum(history.refused for history in histories) > CHUNK // 2, "hardly anybody was fenced"
+    assert sum(history.moves for history in histories) > CHUNK // 4, "hardly any topic moved"
 
 
 def test_a_seed_replays_exactly() -> None:
@@ -54,6 +55,16 @@ def test_commits_without_fencing_would_be_noticed(monkeypatch: pytest.MonkeyPatc
 def test_a_lease_without_its_token_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lease, "check", lambda *_: None)
     _fails_somewhere("a stale leader passed the check")
+
+
+def test_a_successor_that_does_not_wait_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "_without_waiting", lambda after, *_: dict(after))
+    _fails_somewhere("are owned at once")
+
+
+def test_a_successor_that_waits_for_ever_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "_ends", lambda _: False)
+    _fails_somewhere("not settled")
 
 
 def test_a_rebalancer_that_hands_over_without_a_new_epoch_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

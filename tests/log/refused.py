@@ -65,6 +65,23 @@ REFUSED: dict[str, tuple[Callable[[Log], Awaitable[Any]], type[ShardyardError]]]
     "create: half a partition": (lambda log: log.create_topic("u", 1.5), InvalidValue),  # type: ignore[arg-type]
     "create: kind": (lambda log: log.create_topic("u", 1, kind="odd"), InvalidValue),  # type: ignore[arg-type]
     "create: retention": (lambda log: log.create_topic("u", 1, retention=NEITHER), InvalidValue),
+    "create: partitioner": (lambda log: log.create_topic("u", 1, partitioner="random"), InvalidValue),
+    "create: no partitioner": (lambda log: log.create_topic("u", 1, partitioner=NEITHER), InvalidValue),
+    "create: partitioner a list": (lambda log: log.create_topic("u", 1, partitioner=["jump"]), InvalidValue),  # type: ignore[arg-type]
+    "create: hash": (lambda log: log.create_topic("u", 1, hash_="md5"), InvalidValue),
+    "create: hash a list": (lambda log: log.create_topic("u", 1, hash_=["xxh64"]), InvalidValue),  # type: ignore[arg-type]
+    "create: jump, hash": (
+        lambda log: log.create_topic("u", 1, partitioner="jump", hash_="murmur2"),
+        InvalidValue,
+    ),
+    "create: dealt, hash": (lambda log: log.create_topic("u", 1, partitioner="round_robin", hash_="md5"), InvalidValue),
+    "seal: unknown": (lambda log: log.seal_topic("u"), UnknownTopic),
+    "unseal: unknown": (lambda log: log.unseal_topic("u"), UnknownTopic),
+    "move: unknown": (lambda log: log.move_topic("u", "t"), UnknownTopic),
+    "move: to unknown": (lambda log: log.move_topic("t", "u"), UnknownTopic),
+    "move: to itself": (lambda log: log.move_topic("t", "t"), InvalidValue),
+    "move: to nothing": (lambda log: log.move_topic("t", NEITHER), InvalidValue),
+    "move: to no name": (lambda log: log.move_topic("t", ""), InvalidValue),
     "expand: fewer": (lambda log: log.expand_topic("t", 1), InvalidValue),
     "expand: none": (lambda log: log.expand_topic("t", 0), InvalidValue),
     "expand: unknown": (lambda log: log.expand_topic("u", 3), UnknownTopic),

@@ -4,9 +4,11 @@ import asyncio
 import contextlib
 import functools
 import inspect
+import itertools
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -35,6 +37,7 @@ from shardyard.model import (
     Closed,
     Fenced,
     InvalidValue,
+    Moved,
     OffsetBeyondEnd,
     OffsetTrimmed,
     Partition,
@@ -42,6 +45,7 @@ from shardyard.model import (
     Position,
     Record,
     Retention,
+    Sealed,
     SequenceTooOld,
     ShardyardError,
     TooLarge,
@@ -210,6 +214,200 @@ async def test_a_position_of_an_earlier_life_is_refused(log: Log) -> None:
     with pytest.raises(WrongEpoch) as refused:
         await log.read(T0, 0, epoch=old.epoch)
     assert (refused.value.partition, refused.value.epoch, refused.value.current) == (T0, old.epoch, new.epoch)
+
+
+# Moving ------------------------------------------------------------------------------------------------------------
+
+U0 = Partition("u", 0)
+
+
+@pytest.mark.parametrize(
+    ("named", "kept"),
+    [
+        ({}, ("modulus", "fnv1a32")),
+        ({"partitioner": "modulus", "hash_": "murmur2"}, ("modulus", "murmur2")),
+        ({"partitioner": "jump"}, ("jump", "xxh64")),
+        ({"partitioner": "jump", "hash_": "fnv1a64"}, ("jump", "fnv1a64")),
+        ({"partitioner": "round_robin"}, ("round_robin", None)),
+        ({"partitioner": "round_robin", "hash_": "xxh64"}, ("round_robin", None)),
+    ],
+)
+@awaited
+async def test_a_topic_says_how_its_keys_are_placed(
+    log: Log, named: dict[str, Any], kept: tuple[str, str | None]
+) -> None:
+    topic = await log.create_topic("t", 3, **named)
+    assert (topic.partitioner, topic.hash) == kept
+    assert (topic.sealed, topic.successor) == (False, None)
+    assert await log.topic("t") == topic
+    assert await log.expand_topic("t", 4) == replace(topic, partitions=4)
+
+
+@awaited
+async def test_a_sealed_topic_takes_no_records_until_it_is_unsealed(log: Log) -> None:
+    topic = await log.create_topic("t", 1)
+    await log.create_topic("u", 1)
+    await log.append(T0, records(0))
+    for _ in range(2):  # once more changes nothing
+        assert await log.seal_topic("t") == replace(topic, sealed=True)
+        assert await log.topic("t") == replace(topic, sealed=True)
+        for path in (list, arrow):
+            with pytest.raises(Sealed, match="topic 't' takes no records while it is being moved") as refused:
+                await log.append(T0, path(records(1)), stamp=Stamp("p", 1))
+            assert refused.value.topic == "t"
+    await log.append(U0, records(9))
+    assert await contents(log, T0) == records(0)
+    for _ in range(2):
+        assert await log.unseal_topic("t") == topic
+        assert await log.topic("t") == topic
+    assert not (await log.append(T0, records(1), stamp=Stamp("p", 1))).duplicate
+    assert await contents(log, T0) == records(0, 1)
+
+
+@awaited
+async def test_once_a_topic_is_sealed_nothing_comes_after(log: Log) -> None:
+    topic = await log.create_topic("t", 2)
+    under_way = asyncio.Event()
+
+    async def produce(name: int) -> int:
+        for n in itertools.count():
+            try:
+                await log.append(Partition("t", name % 2), [Record(f"{name}.{n}", None, b"")])
+            except Sealed:
+                return n
+            if n == 5:
+                under_way.set()
+            await asyncio.sleep(0)  # the others' turn
+        raise AssertionError
+
+    producing = [asyncio.ensure_future(produce(name)) for name in range(20)]
+    await under_way.wait()
+    await log.seal_topic("t")
+    ends = [(await log.span(p)).end for p in topic]
+    assert sum(await asyncio.gather(*producing)) == sum(ends)
+    assert [(await log.span(p)).end for p in topic] == ends
+
+
+@awaited
+async def test_a_moved_topic_says_where_it_goes_on_and_keeps_its_records(log: Log) -> None:
+    topic = await log.create_topic("t", 1)
+    await log.create_topic("u", 1)
+    await log.append(T0, records(0, 1, 2))
+    for _ in range(2):
+        assert await log.move_topic("t", "u") == replace(topic, sealed=True, successor="u")
+        assert await log.topic("t") == replace(topic, sealed=True, successor="u")
+        with pytest.raises(Moved, match="topic 't' goes on as 'u': append there") as refused:
+            await log.append(T0, records(3))
+        assert (refused.value.topic, refused.value.successor) == ("t", "u")
+    assert await contents(log, T0) == records(0, 1, 2)
+    await log.append(U0, records(3))
+
+
+@awaited
+async def test_a_sealed_or_moved_topic_is_read_trimmed_retained_and_deleted_as_ever(log: Log) -> None:
+    topic = await log.create_topic("t", 1)
+    await log.create_topic("u", 1)
+    await log.append(T0, records(*range(6)))
+    for first, change in enumerate((log.seal_topic("t"), log.move_topic("t", "u")), 1):
+        changed = await change
+        assert await log.trim(T0, first) == Span(topic.epoch, first, 6)
+        assert await contents(log, T0) == records(*range(first, 6))
+        assert await log.offset_at(T0, 0) == first
+        kept = Retention(age_ms=10**15 + first)
+        assert await log.set_retention("t", kept) == replace(changed, retention=kept)
+    await log.set_retention("t", Retention(age_ms=1))
+    await log.maintain()
+    assert await log.span(T0) == Span(topic.epoch, 6, 6)
+    await log.delete_topic("t")
+    assert [left.name for left in await log.topics()] == ["u"]
+
+
+@awaited
+async def test_a_topic_made_anew_under_the_name_of_a_moved_one_is_open(log: Log) -> None:
+    await log.create_topic("u", 1)
+    await log.create_topic("t", 1, partitioner="jump")
+    await log.move_topic("t", "u")
+    await log.delete_topic("t")
+    topic = await log.create_topic("t", 1)
+    assert topic == Topic("t", 1, epoch=topic.epoch)
+    await log.append(T0, records(0))
+
+
+@awaited
+async def test_a_retried_append_is_known_also_when_its_topic_is_sealed_or_moved(log: Log) -> None:
+    topic = await log.create_topic("t", 1)
+    await log.create_topic("u", 1)
+    stored = await log.append(T0, records(0, 1), stamp=Stamp("p", 100))
+    for change, refusal in ((log.seal_topic("t"), Sealed), (log.move_topic("t", "u"), Moved)):
+        await change
+        again = await log.append(T0, records(0, 1), stamp=Stamp("p", 100))
+        assert again == Appended(T0, Position(topic.epoch, 0), 2, duplicate=True)
+        assert again.first == stored.first
+        with pytest.raises(InvalidValue, match="not used for another batch"):
+            await log.append(T0, records(0), stamp=Stamp("p", 100))
+        with pytest.raises(SequenceTooOld):
+            await log.append(T0, records(0), stamp=Stamp("p", 1))
+        with pytest.raises(refusal):
+            await log.append(T0, records(2), stamp=Stamp("p", 101))
+    assert await contents(log, T0) == records(0, 1)
+
+
+@awaited
+async def test_a_fence_comes_before_the_seal_and_is_not_raised_by_what_the_seal_refuses(log: Log) -> None:
+    await log.create_topic("t", 1)
+    await log.append(T0, records(0), stamp=Stamp("p", 1), fence=Fence("g", 5))
+    await log.seal_topic("t")
+    with pytest.raises(Fenced):
+        await log.append(T0, records(1), fence=Fence("g", 4))
+    with pytest.raises(Sealed):
+        await log.append(T0, records(1), fence=Fence("g", 7))
+    await log.set_fence(Fence("g", 6))
+    assert (await log.append(T0, records(0), stamp=Stamp("p", 1), fence=Fence("g", 8))).duplicate
+    with pytest.raises(Fenced):
+        await log.set_fence(Fence("g", 7))
+
+
+@awaited
+async def test_a_sealed_or_moved_topic_is_not_expanded(log: Log) -> None:
+    await log.create_topic("t", 2)
+    await log.create_topic("u", 1)
+    for change, refusal in ((log.seal_topic("t"), Sealed), (log.move_topic("t", "u"), Moved)):
+        changed = await change
+        for partitions in (2, 3):
+            with pytest.raises(refusal):
+                await log.expand_topic("t", partitions)
+        assert await log.topic("t") == changed
+
+
+@awaited
+async def test_a_topic_that_has_moved_is_neither_sealed_unsealed_nor_moved_elsewhere(log: Log) -> None:
+    for name in "tuv":
+        await log.create_topic(name, 1)
+    moved = await log.move_topic("t", "u")
+    for call in (log.seal_topic("t"), log.unseal_topic("t"), log.move_topic("t", "v"), log.move_topic("t", "t")):
+        with pytest.raises(Moved, match="'t' goes on as 'u'"):
+            await call
+    await log.move_topic("u", "v")
+    assert await log.move_topic("t", "u") == moved, "also when the successor has moved on"
+    await log.delete_topic("u")
+    assert await log.move_topic("t", "u") == moved, "or is gone"
+
+
+@awaited
+async def test_topics_do_not_move_in_circles_nor_to_what_is_not_there(log: Log) -> None:
+    topics = [await log.create_topic(name, 1) for name in "tuv"]
+    with pytest.raises(InvalidValue, match="successor is 't': expected another topic"):
+        await log.move_topic("t", "t")
+    with pytest.raises(UnknownTopic, match="'w'"):
+        await log.move_topic("t", "w")
+    assert await log.topics() == topics
+    await log.move_topic("t", "u")
+    with pytest.raises(InvalidValue, match="successor is 't': expected one that does not go on itself, as 'u'"):
+        await log.move_topic("u", "t")
+    await log.move_topic("u", "v")
+    with pytest.raises(InvalidValue, match="successor is 't'"):
+        await log.move_topic("v", "t")
+    assert await log.topic("v") == topics[2]
 
 
 # Order and records -------------------------------------------------------------------------------------------------
@@ -887,6 +1085,9 @@ AFTER_CLOSE: dict[str, Callable[[Log], Awaitable[Any]]] = {
     "create_topic": lambda log: log.create_topic("u", 1),
     "expand_topic": lambda log: log.expand_topic("t", 2),
     "set_retention": lambda log: log.set_retention("t", Retention()),
+    "seal_topic": lambda log: log.seal_topic("t"),
+    "unseal_topic": lambda log: log.unseal_topic("t"),
+    "move_topic": lambda log: log.move_topic("t", "u"),
     "delete_topic": lambda log: log.delete_topic("t"),
     "topic": lambda log: log.topic("t"),
     "topics": lambda log: log.topics(),

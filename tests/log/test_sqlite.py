@@ -21,25 +21,28 @@ from typing import Any
 import pytest
 
 from shardyard.log import Fence, Log, MemoryLog, Span, SqliteLog, Stamp, open_log
-from shardyard.log.sqlite import checkpoints, files
+from shardyard.log.sqlite import checkpoints, files, store
 from shardyard.log.sqlite.files import connect
 from shardyard.model import (
     Busy,
     Damaged,
     Fenced,
     InvalidValue,
+    Moved,
     NoRoom,
     NotOurs,
     NotWritable,
     Partition,
     Record,
     Retention,
+    Sealed,
     ShardyardError,
+    Topic,
     TopicKind,
     WrongSchemaVersion,
 )
 from tests.log import worker
-from tests.log.samples import PATIENCE, T0, T1, awaited, contents
+from tests.log.samples import PATIENCE, T0, T1, arrow, awaited, contents
 
 Mount = Callable[[str], Path]
 quiet = functools.partial(SqliteLog, durability="process", maintain_every=None)
@@ -132,10 +135,14 @@ async def test_a_log_that_is_opened_again_has_everything(folder: Path) -> None:
         topic = await log.create_topic("t", 2, kind=TopicKind.RETRY, retention=Retention(10**12, 10**12))
         gone = await log.create_topic("gone", 1)
         await log.delete_topic("gone")
+        later = await log.create_topic("u", 1, partitioner="jump")
+        for name in ("v", "w"):
+            await log.create_topic(name, 1, partitioner="round_robin")
+        sealed = [await log.move_topic("v", "u"), await log.seal_topic("w")]
         await log.append(T0, records(0, 1, 2), stamp=Stamp("p", 1), fence=Fence("g", 3))
         await log.trim(T0, 1)
     async with quiet(folder) as log:
-        assert await log.topics() == [topic]
+        assert await log.topics() == [topic, later, *sealed]
         assert await log.span(T0) == Span(topic.epoch, 1, 3)
         assert await contents(log, T0) == records(1, 2)
         assert (await log.append(T0, records(0, 1, 2), stamp=Stamp("p", 1))).duplicate
@@ -227,7 +234,112 @@ async def test_another_schema_version_is_refused_with_both_numbers(folder: Path)
     sql(folder, "PRAGMA user_version = 99")
     with pytest.raises(WrongSchemaVersion) as refused:
         quiet(folder)
-    assert (refused.value.path, refused.value.found, refused.value.expected) == (str(folder / "log.db"), 99, 1)
+    assert (refused.value.path, refused.value.found, refused.value.expected) == (str(folder / "log.db"), 99, 2)
+
+
+VERSION_1 = """
+CREATE TABLE epochs (last INTEGER NOT NULL);
+INSERT INTO epochs VALUES (0);
+CREATE TABLE topics (
+    name TEXT PRIMARY KEY, partitions INTEGER NOT NULL, kind TEXT NOT NULL, age_ms INTEGER,
+    bytes_per_partition INTEGER, epoch INTEGER NOT NULL
+) WITHOUT ROWID;
+CREATE TABLE partitions (
+    id INTEGER PRIMARY KEY AUTOINCREMENT, topic TEXT, number INTEGER NOT NULL, first INTEGER NOT NULL DEFAULT 0,
+    "end" INTEGER NOT NULL DEFAULT 0, merged INTEGER NOT NULL DEFAULT 0, UNIQUE (topic, number)
+);
+CREATE TABLE batches (
+    id INTEGER PRIMARY KEY, partition INTEGER NOT NULL, first INTEGER NOT NULL, count INTEGER NOT NULL,
+    latest INTEGER NOT NULL, bytes INTEGER NOT NULL, checksum INTEGER NOT NULL, data BLOB NOT NULL
+);
+CREATE INDEX batches_by_offset ON batches (partition, first, count, latest, bytes);
+CREATE TABLE stamps (
+    partition INTEGER NOT NULL, producer TEXT NOT NULL, sequence INTEGER NOT NULL, first INTEGER NOT NULL,
+    count INTEGER NOT NULL, at INTEGER NOT NULL, PRIMARY KEY (partition, producer, sequence)
+) WITHOUT ROWID;
+CREATE TABLE fences (name TEXT PRIMARY KEY, epoch INTEGER NOT NULL) WITHOUT ROWID;
+INSERT INTO topics VALUES ('t', 2, 'retry', 7, NULL, 5);
+INSERT INTO partitions (topic, number) VALUES ('t', 0), ('t', 1);
+"""
+
+
+@contextmanager
+def of_version_1(folder: Path) -> Iterator[sqlite3.Connection]:
+    """A log as the first version made it, as long as a process of that version has it open."""
+    folder.mkdir()
+    with closing(sqlite3.connect(folder / "log.db", isolation_level=None)) as db:
+        for setting in ("page_size = 16384", "auto_vacuum = INCREMENTAL", "journal_mode = WAL"):
+            db.execute(f"PRAGMA {setting}").fetchall()
+        db.executescript(f"BEGIN; {VERSION_1} PRAGMA application_id = {0x53594C47}; PRAGMA user_version = 1; COMMIT;")
+        with db:
+            db.execute("BEGIN")
+            store.put_batch(db, 1, 0, arrow(records(0, 1)))
+            db.execute("INSERT INTO stamps VALUES (1, 'p', 3, 0, 2, 1)")
+            store.set_ends(db, [(2, 1)])
+        yield db
+
+
+@awaited
+async def test_a_log_of_the_first_version_is_upgraded_with_all_that_it_holds(folder: Path, tmp_path: Path) -> None:
+    with of_version_1(folder):
+        pass
+    async with quiet(folder) as log:
+        assert await log.topics() == [Topic("t", 2, TopicKind.RETRY, Retention(age_ms=7), 5)]
+        assert await contents(log, T0) == records(0, 1)
+        assert (await log.append(T0, records(0, 1), stamp=Stamp("p", 3))).duplicate
+        await log.append(T1, records(2))
+        dealt = await log.create_topic("u", 1, partitioner="round_robin")
+        moved = await log.move_topic("t", "u")
+    async with quiet(folder) as log:
+        assert await log.topics() == [moved, dealt]
+    await quiet(tmp_path / "new").close()
+    for pragma in ("table_info(topics)", "user_version"):
+        assert sql(folder, f"PRAGMA {pragma}") == sql(tmp_path / "new", f"PRAGMA {pragma}")
+
+
+@awaited
+async def test_a_log_is_not_upgraded_while_an_older_process_has_it_open(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "UPGRADE_SECONDS", 0.05)
+    with of_version_1(folder) as older:
+        with pytest.raises(Busy, match=r"log\.db was busy for 0\.05 s"):
+            quiet(folder)
+        older.execute("INSERT INTO topics VALUES ('u', 1, 'normal', NULL, NULL, 6)")
+    async with quiet(folder) as log:
+        assert [topic.name for topic in await log.topics()] == ["t", "u"]
+
+
+@awaited
+async def test_an_upgrade_that_fails_halfway_leaves_the_log_as_it_was(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with of_version_1(folder):
+        pass
+    with monkeypatch.context() as broken:
+        broken.setattr(files, "_UPGRADES", {1: files._UPGRADES[1] + "ALTER TABLE nothing ADD COLUMN x;"})
+        with pytest.raises(Damaged):
+            quiet(folder)
+    assert sql(folder, "PRAGMA user_version") == [(1,)]
+    async with quiet(folder) as log:
+        assert [topic.name for topic in await log.topics()] == ["t"]
+
+
+@awaited
+async def test_a_topic_that_is_sealed_by_one_process_takes_no_records_from_another(folder: Path) -> None:
+    async with quiet(folder) as log, quiet(folder) as other:
+        await log.create_topic("t", 1)
+        await other.append(T0, records(0))
+        await log.seal_topic("t")
+        with pytest.raises(Sealed):
+            await other.append(T0, records(1))
+        await other.unseal_topic("t")
+        await log.append(T0, records(1))
+        await other.create_topic("u", 1)
+        await other.move_topic("t", "u")
+        with pytest.raises(Moved):
+            await log.append(T0, records(2))
+        assert await contents(log, T0) == records(0, 1)
 
 
 @awaited

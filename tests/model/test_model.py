@@ -5,7 +5,20 @@ import pickle
 import pytest
 
 from shardyard import model
-from shardyard.model import InvalidValue, ManualClock, Member, OffsetTrimmed, Partition, Position, Record, Topic
+from shardyard.model import (
+    InvalidCall,
+    InvalidValue,
+    ManualClock,
+    Member,
+    Moved,
+    OffsetTrimmed,
+    Partition,
+    Position,
+    Record,
+    RetryLater,
+    Sealed,
+    Topic,
+)
 
 
 def test_the_words_are_frozen_and_slotted() -> None:
@@ -38,6 +51,15 @@ def test_an_error_crosses_processes_with_its_fields() -> None:
         7,
         "offset 3 of t/1 was trimmed away: the first one there is 7",
     )
+
+
+def test_a_topic_that_takes_no_records_says_whether_to_wait_or_where_to_go() -> None:
+    assert issubclass(Sealed, RetryLater)
+    assert issubclass(Moved, InvalidCall)
+    sealed, moved = (pickle.loads(pickle.dumps(error)) for error in (Sealed("orders"), Moved("orders", "orders.2")))
+    assert str(sealed) == "topic 'orders' takes no records while it is being moved: try again in a moment"
+    assert str(moved) == "topic 'orders' goes on as 'orders.2': append there"
+    assert (sealed.topic, moved.topic, moved.successor) == ("orders", "orders", "orders.2")
 
 
 @pytest.mark.parametrize("weight", [0, -1, 2.5, "1", True])

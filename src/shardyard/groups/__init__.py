@@ -10,8 +10,18 @@
 
 from shardyard.groups.claim import OwnedBatch
 from shardyard.groups.member import Member
+from shardyard.groups.moving import carry_over, positions_on
 from shardyard.groups.node import Node
 from shardyard.groups.protocol import configure
 from shardyard.groups.status import PartitionStatus, status
 
-__all__ = ["Member", "Node", "OwnedBatch", "PartitionStatus", "configure", "status"]
+__all__ = [
+    "Member",
+    "Node",
+    "OwnedBatch",
+    "PartitionStatus",
+    "carry_over",
+    "configure",
+    "positions_on",
+    "status",
+]

@@ -6,6 +6,9 @@ anything, so one that raises leaves its transaction as it was.
 A partition changes hands in two steps. The rebalancer writes who is to own it (`target`). The owner, told so by its
 next heartbeat, finishes and commits what it has in hand and releases it; in the same transaction the partition goes to
 its target, under a new epoch. A partition whose target is its owner never pauses. Nobody waits for who is gone.
+
+When a topic moves, its partitions are revoked, and those of its successor given out when all of them are released: no
+key is in two members' hands. Partitions that members named themselves stay as they are.
 """
 
 import zlib
@@ -105,10 +108,11 @@ def join(
     row = replace(row, epoch=epoch, inputs=row.inputs + (not same))
     if before is not None:
         mine = [o for o in tx.ownerships_of(group, name) if o.owner == name]
+        row = replace(row, inputs=row.inputs + _ends(mine))
         row = _give(tx, row, (replace(o, owner=None) for o in mine))  # under new epochs: the earlier life is fenced off
     tx.put_member(member)
     tx.put_group(row)
-    _touch(tx, group)
+    touch(tx, group)
     return member
 
 
@@ -167,8 +171,9 @@ def release(tx: Transaction, group: str, name: str, epoch: int, partitions: Mapp
     _member(tx, group, name, epoch)
     rows = [_owned(tx, group, name, partition, since) for partition, since in partitions.items()]
     row = _group(tx, group)
+    row = replace(row, inputs=row.inputs + _ends(rows))
     tx.put_group(_give(tx, row, [replace(o, owner=None) for o in rows]))
-    _touch(tx, group)
+    touch(tx, group)
 
 
 def leave(tx: Transaction, group: str, name: str, epoch: int) -> None:
@@ -176,7 +181,7 @@ def leave(tx: Transaction, group: str, name: str, epoch: int) -> None:
     member = _member(tx, group, name, epoch)
     if not member.static:
         tx.put_group(_put_out(tx, _group(tx, group), member))
-        _touch(tx, group)
+        touch(tx, group)
 
 
 # What the rebalancer does
@@ -201,9 +206,12 @@ def rebalance(tx: Transaction, group: str, topics: Mapping[str, Topic]) -> Decis
         return None
 
     rows = {o.partition: o for o in tx.ownerships(group)}
-    tx.delete_ownerships(group, [p for p in rows if p.topic not in topics or p.index >= topics[p.topic].partitions])
+    gone = [p for p in rows if p.topic not in topics or p.index >= topics[p.topic].partitions]
+    tx.delete_ownerships(group, gone)
+    for partition in gone:
+        del rows[partition]
     before = {p: holder for p, o in rows.items() if (holder := o.owner or o.target) is not None}
-    after = _targets(row, members, subscribed, before)
+    after = _without_waiting(_targets(row, members, subscribed, topics, before), rows, topics)
     changed = []
     for partition in (p for topic in topics.values() for p in topic if p in rows or p in after):
         o = rows.get(partition) or OwnershipRow(group, partition, progress_at=tx.now)
@@ -213,7 +221,7 @@ def rebalance(tx: Transaction, group: str, topics: Mapping[str, Topic]) -> Decis
     row = _give(tx, replace(row, assigned=row.inputs, shape=shape), changed)
     tx.put_group(row)
     if changed:
-        _touch(tx, group)
+        touch(tx, group)
     return Decision(before, after)
 
 
@@ -226,10 +234,22 @@ def is_due(tx: Transaction, row: GroupRow, topics: Mapping[str, Topic]) -> bool:
 
 
 def _subscribed(members: Iterable[MemberRow], topics: Mapping[str, Topic]) -> tuple[dict[str, Topic], int]:
-    """The topics that somebody wants, and a checksum of their shape."""
-    wanted = {name: topics[name] for m in members for name in m.topics if name in topics}
-    shape = repr(sorted((topic.name, topic.epoch, topic.partitions) for topic in wanted.values()))
+    """The topics that somebody wants, also those that moved, and a checksum of their shape."""
+    wanted = {name: topics[name] for m in members for name in (*m.topics, *_wants(m, topics)) if name in topics}
+    shape = repr(sorted((t.name, t.epoch, t.partitions, t.successor or "") for t in wanted.values()))
     return wanted, zlib.crc32(shape.encode())
+
+
+def _wants(member: MemberRow, topics: Mapping[str, Topic]) -> list[str]:
+    """The topics that a member shares in: those it named, or where these go on."""
+    return [_last(name, topics) for name in member.topics if name in topics]
+
+
+def _last(name: str, topics: Mapping[str, Topic]) -> str:
+    """Where a topic goes on, as far as its successors exist."""
+    while (successor := topics[name].successor) is not None and successor in topics:
+        name = successor
+    return name
 
 
 def _lasts_too_long(tx: Transaction, member: MemberRow) -> bool:
@@ -238,24 +258,38 @@ def _lasts_too_long(tx: Transaction, member: MemberRow) -> bool:
 
 
 def _targets(
-    row: GroupRow, members: list[MemberRow], topics: Mapping[str, Topic], before: Mapping[Partition, str]
+    row: GroupRow,
+    members: list[MemberRow],
+    subscribed: Mapping[str, Topic],
+    topics: Mapping[str, Topic],
+    before: Mapping[Partition, str],
 ) -> dict[Partition, str]:
     """Partitions that members named are theirs; the others are shared by those who want their topic.
 
     Topics wanted by the same members are balanced together.
     """
-    everything = {partition for topic in topics.values() for partition in topic}
+    everything = {partition for topic in subscribed.values() for partition in topic}
     after = {p: m.name for m in members for p in m.manual or () if p in everything}
     sharing = [m for m in members if m.manual is None]
+    wants = {m.name: _wants(m, topics) for m in sharing}
     classes: defaultdict[tuple[str, ...], list[Partition]] = defaultdict(list)
-    for name, topic in topics.items():
-        wanting = tuple(m.name for m in sharing if name in m.topics)
+    for name, topic in subscribed.items():
+        wanting = tuple(m.name for m in sharing if name in wants[m.name])
         classes[wanting].extend(p for p in topic if p not in after)
-    kinds = {topic.name: topic.kind for topic in topics.values()}
+    kinds = {topic.name: topic.kind for topic in subscribed.values()}
     for wanting, partitions in sorted(classes.items()):
         sharers = [Member(m.name, m.weight) for m in sharing if m.name in wanting]
         after |= assign(partitions, sharers, before, assignor=row.assignor, kinds=kinds, max_active=row.max_active)
     return after
+
+
+def _without_waiting(
+    after: Mapping[Partition, str], rows: Mapping[Partition, OwnershipRow], topics: Mapping[str, Topic]
+) -> dict[Partition, str]:
+    """`after`, without the partitions that wait until those of a topic that moved there are released."""
+    owned = {p for p, o in rows.items() if o.owner is not None}
+    ending = {_last(p.topic, topics) for p in owned if p not in after and topics[p.topic].successor is not None}
+    return {p: name for p, name in after.items() if p.topic not in ending or p in owned}
 
 
 def _why_out(tx: Transaction, row: GroupRow, member: MemberRow) -> str | None:
@@ -299,7 +333,7 @@ def configure(
     tx.put_group(row)
     detail = {"assignor": assignor, "max_active": max_active, "release_after": release_after}
     tx.audit(who, "group configured", group, detail)
-    _touch(tx, group)
+    touch(tx, group)
     return row
 
 
@@ -333,6 +367,11 @@ def _give(tx: Transaction, row: GroupRow, ownerships: Iterable[OwnershipRow]) ->
     return replace(row, epoch=epoch)
 
 
+def _ends(rows: Iterable[OwnershipRow]) -> bool:
+    """Whether letting these go ends something, which a successor may have waited for: they are meant for nobody."""
+    return any(o.target is None for o in rows)
+
+
 def _group_or_new(tx: Transaction, name: str) -> GroupRow:
     """Epochs of a new group begin with the time, so that they lie above those of a lost one of the same name."""
     return tx.group(name) or GroupRow(name, epoch=int(tx.now * 1000))
@@ -360,6 +399,7 @@ def _owned(tx: Transaction, group: str, name: str, partition: Partition, epoch: 
     return row
 
 
-def _touch(tx: Transaction, group: str) -> None:
+def touch(tx: Transaction, group: str) -> None:
+    """Tell the members of a group, and the rebalancer, that something changed."""
     tx.touch(topic_of(group))
     tx.touch(ANY_GROUP)

@@ -27,7 +27,7 @@ class PartitionStatus:
 
 
 async def status(log: Log, registry: Registry, group: str) -> list[PartitionStatus]:
-    """All partitions of a group, in order."""
+    """All partitions of a group, in order; of a topic that moved, only those that somebody owns yet."""
 
     def rows() -> tuple[float, list[OwnershipRow]]:
         with registry.snapshot() as tx:
@@ -36,8 +36,12 @@ async def status(log: Log, registry: Registry, group: str) -> list[PartitionStat
             return tx.now, tx.ownerships(group)
 
     now, found = await asyncio.to_thread(rows)
+    topics = {topic.name: topic for topic in await log.topics()}
+    moved = {topic.name for topic in topics.values() if topic.successor in topics}
     result = []
     for row in found:
+        if row.owner is None and row.partition.topic in moved:
+            continue
         try:
             span = await log.span(row.partition)
         except UnknownTopic:  # deleted; its rows go with the next rebalance

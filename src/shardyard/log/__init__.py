@@ -5,6 +5,7 @@ from pathlib import Path
 from shardyard.log.batch import SCHEMA, Batch, Limits
 from shardyard.log.memory import MemoryLog
 from shardyard.log.port import SEQUENCE_WINDOW, Appended, Fence, Log, Span, Stamp
+from shardyard.log.sender import Sender
 from shardyard.log.sqlite import Durability, SqliteLog
 from shardyard.model import InvalidValue
 
@@ -18,6 +19,7 @@ __all__ = [
     "Limits",
     "Log",
     "MemoryLog",
+    "Sender",
     "Span",
     "SqliteLog",
     "Stamp",

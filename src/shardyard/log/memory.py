@@ -17,6 +17,7 @@ from shardyard.log.batch import (
     check_int64,
     check_partitions,
     check_records,
+    check_text,
     check_topic_name,
     cut,
     from_records,
@@ -33,8 +34,11 @@ from shardyard.log.port import (
     Span,
     Stamp,
     check_marks,
+    check_move,
     check_offset,
+    check_open,
     check_partition,
+    check_placement,
     check_retention,
     check_same_batch,
 )
@@ -86,6 +90,8 @@ class MemoryLog(Log):
         *,
         kind: TopicKind = TopicKind.NORMAL,
         retention: Retention = DEFAULT_RETENTION,
+        partitioner: str = "modulus",
+        hash_: str | None = None,
     ) -> Topic:
         self._open()
         wanted = Topic(
@@ -93,6 +99,8 @@ class MemoryLog(Log):
             check_partitions(partitions, self._limits),
             kind,
             check_retention(retention),
+            0,
+            *check_placement(partitioner, partitions, hash_),
         )
         if name in self._topics:
             raise TopicExists(name, self._topics[name].partitions)
@@ -102,6 +110,7 @@ class MemoryLog(Log):
     async def expand_topic(self, name: str, partitions: int) -> Topic:
         partitions = check_partitions(partitions, self._limits)
         before = self._topic(name)
+        check_open(name, before.sealed, before.successor)
         if partitions < before.partitions:
             raise InvalidValue("partitions", partitions, f"at least the {before.partitions} that {name!r} has")
         return self._put(replace(before, partitions=partitions))
@@ -109,6 +118,25 @@ class MemoryLog(Log):
     async def set_retention(self, name: str, retention: Retention) -> Topic:
         check_retention(retention)
         return self._put(replace(self._topic(name), retention=retention))
+
+    async def seal_topic(self, name: str) -> Topic:
+        return self._seal(name, sealed=True)
+
+    async def unseal_topic(self, name: str) -> Topic:
+        return self._seal(name, sealed=False)
+
+    def _seal(self, name: str, *, sealed: bool) -> Topic:
+        topic = self._topic(name)
+        check_open(name, sealed=False, successor=topic.successor)
+        return self._put(replace(topic, sealed=sealed))
+
+    async def move_topic(self, name: str, successor: str) -> Topic:
+        check_text("successor", successor)
+        topic = self._topic(name)
+        if topic.successor != successor:
+            check_open(name, sealed=False, successor=topic.successor)
+            check_move(topic, self._topic(successor))
+        return self._put(replace(topic, sealed=True, successor=successor))
 
     async def delete_topic(self, name: str) -> None:
         for partition in self._topic(name):
@@ -143,6 +171,8 @@ class MemoryLog(Log):
             raise SequenceTooOld(partition, stamp.producer, stamp.sequence, last)
         if stamp is not None and stamp.sequence in known:
             check_same_batch(stamp, known[stamp.sequence][1], len(data))
+        else:
+            check_open(topic.name, topic.sealed, topic.successor)
         if fence is not None:
             self._fences[fence.name] = fence.epoch
         if stamp is not None:

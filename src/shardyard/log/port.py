@@ -11,12 +11,14 @@ import pyarrow as pa
 from shardyard.log.batch import Batch, check_int64, check_text
 from shardyard.model import (
     InvalidValue,
+    Moved,
     OffsetBeyondEnd,
     OffsetTrimmed,
     Partition,
     Position,
     Record,
     Retention,
+    Sealed,
     Topic,
     TopicKind,
     WrongEpoch,
@@ -119,6 +121,35 @@ def check_retention(retention: object) -> Retention:
     return retention
 
 
+def check_placement(partitioner: object, partitions: int, hash_: object) -> tuple[str, str | None]:
+    """The names of a partitioner and of the hash it works on, if it can place keys with that; for engines."""
+    if not isinstance(partitioner, str):
+        raise InvalidValue("partitioner", partitioner, "a text")
+    if not isinstance(hash_, str | None):
+        raise InvalidValue("hash", hash_, "a text or None")
+    from shardyard.placement import DEFAULT_HASH, partitioner_named  # noqa: PLC0415 its compiler takes half a second
+
+    partitioner_named(partitioner, partitions, hash_)
+    default = DEFAULT_HASH[partitioner]
+    return partitioner, default and (hash_ or default)
+
+
+def check_open(topic: str, sealed: bool, successor: str | None) -> None:
+    """Refuse to add anything to a topic that is sealed or has moved; for engines."""
+    if successor is not None:
+        raise Moved(topic, successor)
+    if sealed:
+        raise Sealed(topic)
+
+
+def check_move(topic: Topic, successor: Topic) -> None:
+    """Whether a topic that has not moved yet may go on as another one; for engines."""
+    if topic.name == successor.name:
+        raise InvalidValue("successor", successor.name, "another topic")
+    if successor.successor is not None:
+        raise InvalidValue("successor", successor.name, f"one that does not go on itself, as {successor.successor!r}")
+
+
 class Log(ABC):
     """A durable log of topics, each split into partitions.
 
@@ -132,6 +163,12 @@ class Log(ABC):
 
     **Epochs.** A topic gets an epoch when it is created, higher than that of any topic of the same name before. A
     position with another epoch than the partition's own belongs to records that are gone (`WrongEpoch`).
+
+    **Moving.** A topic that is to have other partitions, or another partitioner, goes on as another topic. It is sealed
+    first: what it holds then stays as it is, and can be carried over. Then it is moved: who appends is told where it
+    goes on, and records of a key stay in order, first those of the old topic, then those of the new one. An append that
+    was stored before is known by its stamp also on a topic that is sealed or has moved. Reading, trimming, retention
+    and deleting work as ever.
 
     **Names.** Topic names have 1 to 200 letters, digits, `.`, `_` and `-`; those that begin with `__` are reserved.
 
@@ -149,16 +186,44 @@ class Log(ABC):
         *,
         kind: TopicKind = TopicKind.NORMAL,
         retention: Retention = DEFAULT_RETENTION,
+        partitioner: str = "modulus",
+        hash_: str | None = None,
     ) -> Topic:
-        """Create a topic; `TopicExists` if there is one."""
+        """Create a topic; `TopicExists` if there is one.
+
+        `partitioner` and `hash_` (by default the partitioner's own) say how its keys are placed. The log only keeps
+        their names: an append names its partition.
+        """
 
     @abstractmethod
     async def expand_topic(self, name: str, partitions: int) -> Topic:
-        """Raise the number of partitions. The ones there are keep their records; new ones are empty."""
+        """Raise the number of partitions. The ones there are keep their records; new ones are empty.
+
+        `Sealed` or `Moved` if the topic is.
+        """
 
     @abstractmethod
     async def set_retention(self, name: str, retention: Retention) -> Topic:
         """Change what may be trimmed away by itself."""
+
+    @abstractmethod
+    async def seal_topic(self, name: str) -> Topic:
+        """From the return on no append to the topic succeeds, in any process: it raises `Sealed`.
+
+        Nothing changes if it is sealed already. `Moved` if it has a successor.
+        """
+
+    @abstractmethod
+    async def unseal_topic(self, name: str) -> Topic:
+        """Let it take records again. Nothing changes if it does already. `Moved` if it has a successor."""
+
+    @abstractmethod
+    async def move_topic(self, name: str, successor: str) -> Topic:
+        """Let a topic go on as another one: it is sealed for good, and appends raise `Moved`. Its records stay.
+
+        Nothing changes if it has that successor already; `Moved` if it has another one. `UnknownTopic` if the successor
+        does not exist, `InvalidValue` if it is the topic itself or has a successor of its own: there are no circles.
+        """
 
     @abstractmethod
     async def delete_topic(self, name: str) -> None:
@@ -188,6 +253,7 @@ class Log(ABC):
         Records may be given as an Arrow batch with the columns of `SCHEMA`: nothing then touches them one by one.
         A record with the timestamp 0 gets the time of the call. A batch that was stored before under the same stamp
         is not stored again. `SequenceTooOld` if its sequence lies `SEQUENCE_WINDOW` or more behind the producer's last.
+        Any other batch is refused with `Sealed` or `Moved` if the topic is; nothing was stored under its stamp then.
         """
 
     @abstractmethod

@@ -91,6 +91,15 @@ class PartitionOutOfRange(InvalidCall):
         self.partitions = partitions
 
 
+class Moved(InvalidCall):
+    """Raised when a topic takes no more records because it goes on as another one."""
+
+    def __init__(self, topic: str, successor: str) -> None:
+        super().__init__(f"topic {topic!r} goes on as {successor!r}: append there")
+        self.topic = topic
+        self.successor = successor
+
+
 class OffsetTrimmed(InvalidCall):
     """Raised when an offset was trimmed away; `first` is the first one that is still there."""
 
@@ -238,6 +247,14 @@ class NoRoom(RetryLater):
     def __init__(self, path: str) -> None:
         super().__init__(f"no room left on the disk for {path}: free some, then try again")
         self.path = path
+
+
+class Sealed(RetryLater):
+    """Raised when a topic takes no records for now."""
+
+    def __init__(self, topic: str) -> None:
+        super().__init__(f"topic {topic!r} takes no records while it is being moved: try again in a moment")
+        self.topic = topic
 
 
 class Busy(RetryLater):

@@ -60,6 +60,14 @@ class Topic:
     retention: Retention = Retention()
     epoch: int = 0
     """Given when the topic is created; a later topic of the same name has a higher one."""
+    partitioner: str = "modulus"
+    """How keys are placed, with `hash`; everyone who appends by key goes by it."""
+    hash: str | None = "fnv1a32"
+    """None for a partitioner that has no use for keys."""
+    sealed: bool = False
+    """It takes no records for now."""
+    successor: str | None = None
+    """The topic where it goes on."""
 
     def __post_init__(self) -> None:
         settle_whole_number(self, "partitions", at_least=1)

@@ -21,6 +21,7 @@ from shardyard.log.batch import (
     check_int64,
     check_partitions,
     check_records,
+    check_text,
     check_topic_name,
     now_ms,
 )
@@ -34,6 +35,7 @@ from shardyard.log.port import (
     Span,
     Stamp,
     check_marks,
+    check_placement,
     check_retention,
 )
 from shardyard.log.sqlite import maintenance, store
@@ -105,12 +107,16 @@ class SqliteLog(Log):
         *,
         kind: TopicKind = TopicKind.NORMAL,
         retention: Retention = DEFAULT_RETENTION,
+        partitioner: str = "modulus",
+        hash_: str | None = None,
     ) -> Topic:
         wanted = Topic(
             check_topic_name(name, self._limits),
             check_partitions(partitions, self._limits),
             kind,
             check_retention(retention),
+            0,
+            *check_placement(partitioner, partitions, hash_),
         )
         return await self._change(lambda db: store.create_topic(db, wanted, now_ms()))
 
@@ -121,6 +127,16 @@ class SqliteLog(Log):
     async def set_retention(self, name: str, retention: Retention) -> Topic:
         check_retention(retention)
         return await self._change(lambda db: store.set_retention(db, name, retention))
+
+    async def seal_topic(self, name: str) -> Topic:
+        return await self._change(lambda db: store.set_sealed(db, name, sealed=True))
+
+    async def unseal_topic(self, name: str) -> Topic:
+        return await self._change(lambda db: store.set_sealed(db, name, sealed=False))
+
+    async def move_topic(self, name: str, successor: str) -> Topic:
+        check_text("successor", successor)
+        return await self._change(lambda db: store.move_topic(db, name, successor))
 
     async def delete_topic(self, name: str) -> None:
         await self._change(lambda db: store.delete_topic(db, name))

@@ -20,8 +20,10 @@ WAL_KEEP_BYTES = 64 * 1024 * 1024
 """What the write-ahead log keeps of its size when it begins anew."""
 OPEN_SECONDS = 30.0
 """How long to wait for a process that is just closing the file, the last to do so, or repairs it after a crash."""
+UPGRADE_SECONDS = 2.0
+"""How long to wait for processes that have an older file open."""
 _APPLICATION_ID = 0x53594C47  # "SYLG"
-_SCHEMA_VERSION = 1
+_SCHEMA_VERSION = 2
 _SCHEMA = """
 CREATE TABLE epochs (last INTEGER NOT NULL);
 INSERT INTO epochs VALUES (0);
@@ -71,6 +73,15 @@ CREATE TABLE stamps (
 
 CREATE TABLE fences (name TEXT PRIMARY KEY, epoch INTEGER NOT NULL) WITHOUT ROWID;
 """
+_UPGRADES = {
+    1: """
+ALTER TABLE topics ADD COLUMN partitioner TEXT NOT NULL DEFAULT 'modulus';
+ALTER TABLE topics ADD COLUMN hash TEXT DEFAULT 'fnv1a32';
+ALTER TABLE topics ADD COLUMN sealed INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE topics ADD COLUMN successor TEXT;
+"""
+}
+"""What makes a file of a version one of the next. A new file goes through all of them, so that all files are alike."""
 
 
 def create_or_check(folder: Path) -> Path:
@@ -84,9 +95,13 @@ def create_or_check(folder: Path) -> Path:
         try:
             if _is_blank(connection):
                 _create(connection)
-            _check(connection, path)
+            version = _version(connection, path)
         finally:
             connection.close()
+        if version in _UPGRADES:
+            version = _upgrade(path)
+        if version != _SCHEMA_VERSION:
+            raise WrongSchemaVersion(str(path), version, _SCHEMA_VERSION)
     return path
 
 
@@ -102,17 +117,38 @@ def _create(connection: sqlite3.Connection) -> None:
     connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
     connection.execute("PRAGMA journal_mode = WAL")
     connection.executescript(
-        f"BEGIN; {_SCHEMA} PRAGMA application_id = {_APPLICATION_ID}; PRAGMA user_version = {_SCHEMA_VERSION}; COMMIT;"
+        f"BEGIN; {_SCHEMA} {''.join(_UPGRADES.values())} PRAGMA application_id = {_APPLICATION_ID};"
+        f" PRAGMA user_version = {_SCHEMA_VERSION}; COMMIT;"
     )
 
 
-def _check(connection: sqlite3.Connection, path: Path) -> None:
+def _version(connection: sqlite3.Connection, path: Path) -> int:
     (application,) = connection.execute("PRAGMA application_id").fetchone()
     if application != _APPLICATION_ID:
         raise NotOurs(str(path), "a Shardyard log")
     (version,) = connection.execute("PRAGMA user_version").fetchone()
-    if version != _SCHEMA_VERSION:
-        raise WrongSchemaVersion(str(path), version, _SCHEMA_VERSION)
+    return int(version)
+
+
+def _upgrade(path: Path) -> int:
+    """Make an older file one of today, in one transaction. `Busy` while a process has it open that is as old: it would
+    go on without knowing what is new."""
+    connection = sqlite3.connect(path, isolation_level=None, timeout=UPGRADE_SECONDS)
+    try:
+        connection.execute("PRAGMA locking_mode = EXCLUSIVE")
+        connection.execute("BEGIN EXCLUSIVE")
+        for version in range(_version(connection, path), _SCHEMA_VERSION):
+            for statement in filter(str.strip, _UPGRADES[version].split(";")):
+                connection.execute(statement)
+        connection.execute(f"PRAGMA user_version = {_SCHEMA_VERSION}")
+        connection.execute("COMMIT")
+    except sqlite3.OperationalError as error:
+        if error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY:
+            raise Busy(str(path), UPGRADE_SECONDS) from error
+        raise
+    finally:
+        connection.close()
+    return _SCHEMA_VERSION
 
 
 def connect(path: Path, durability: Durability) -> sqlite3.Connection:

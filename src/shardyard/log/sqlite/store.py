@@ -9,7 +9,17 @@ import pyarrow.compute as pc
 import xxhash
 
 from shardyard.log.batch import SCHEMA, Batch, cut
-from shardyard.log.port import SEQUENCE_WINDOW, Fence, Span, Stamp, check_offset, check_partition
+from shardyard.log.port import (
+    SEQUENCE_WINDOW,
+    Fence,
+    Span,
+    Stamp,
+    check_move,
+    check_offset,
+    check_open,
+    check_partition,
+    check_placement,
+)
 from shardyard.model import (
     Damaged,
     Fenced,
@@ -30,25 +40,31 @@ Connection = sqlite3.Connection
 
 @dataclass(slots=True)
 class Found:
-    """A partition's row."""
+    """A partition's row, and whether its topic takes records."""
 
     id: int
     epoch: int
     first: int
     end: int
+    sealed: bool
+    successor: str | None
 
 
 # Topics
 
+_COLUMNS = "name, partitions, kind, age_ms, bytes_per_partition, epoch, partitioner, hash, sealed, successor"
+
 
 def topics(db: Connection, name: str | None = None) -> list[Topic]:
     rows = db.execute(
-        "SELECT name, partitions, kind, age_ms, bytes_per_partition, epoch FROM topics"
-        " WHERE ?1 IS NULL OR name = ?1 ORDER BY name",
+        f"SELECT {_COLUMNS} FROM topics WHERE ?1 IS NULL OR name = ?1 ORDER BY name",  # noqa: S608 names of ours
         (name,),
     )
     try:
-        return [Topic(n, p, TopicKind(k), Retention(age, size), e) for n, p, k, age, size, e in rows]
+        return [
+            Topic(n, p, TopicKind(kind), Retention(age, size), epoch, *check_placement(by, p, on), bool(sealed), to)
+            for n, p, kind, age, size, epoch, by, on, sealed, to in rows
+        ]
     except ValueError as error:
         raise Damaged("the list of topics", str(error)) from error
 
@@ -70,16 +86,20 @@ def create_topic(db: Connection, wanted: Topic, now: int) -> Topic:
     epoch = max(last + 1, now)
     db.execute("UPDATE epochs SET last = ?", (epoch,))
     retention = wanted.retention
+    keeps = (retention.age_ms, retention.bytes_per_partition)
+    places = (wanted.partitioner, wanted.hash)
     db.execute(
-        "INSERT INTO topics VALUES (?, ?, ?, ?, ?, ?)",
-        (wanted.name, wanted.partitions, wanted.kind, retention.age_ms, retention.bytes_per_partition, epoch),
+        f"INSERT INTO topics ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, 0, NULL)",  # noqa: S608 names of ours
+        (wanted.name, wanted.partitions, wanted.kind, *keeps, epoch, *places),
     )
     _add_partitions(db, wanted.name, 0, wanted.partitions)
     return topic(db, wanted.name)
 
 
 def expand_topic(db: Connection, name: str, partitions: int) -> Topic:
-    before = topic(db, name).partitions
+    there = topic(db, name)
+    check_open(name, there.sealed, there.successor)
+    before = there.partitions
     if partitions < before:
         raise InvalidValue("partitions", partitions, f"at least the {before} that {name!r} has")
     db.execute("UPDATE topics SET partitions = ? WHERE name = ?", (partitions, name))
@@ -100,6 +120,21 @@ def set_retention(db: Connection, name: str, retention: Retention) -> Topic:
     return topic(db, name)
 
 
+def set_sealed(db: Connection, name: str, *, sealed: bool) -> Topic:
+    check_open(name, sealed=False, successor=topic(db, name).successor)
+    db.execute("UPDATE topics SET sealed = ? WHERE name = ?", (sealed, name))
+    return topic(db, name)
+
+
+def move_topic(db: Connection, name: str, successor: str) -> Topic:
+    there = topic(db, name)
+    if there.successor != successor:
+        check_open(name, sealed=False, successor=there.successor)
+        check_move(there, topic(db, successor))
+        db.execute("UPDATE topics SET sealed = 1, successor = ? WHERE name = ?", (successor, name))
+    return topic(db, name)
+
+
 def delete_topic(db: Connection, name: str) -> None:
     """Its batches are cleared away later, in small steps."""
     topic(db, name)
@@ -113,8 +148,8 @@ def delete_topic(db: Connection, name: str) -> None:
 def find(db: Connection, partition: Partition) -> Found:
     check_partition(partition)
     row = db.execute(
-        'SELECT p.id, t.epoch, p.first, p."end" FROM partitions p JOIN topics t ON t.name = p.topic'
-        " WHERE p.topic = ? AND p.number = ?",
+        'SELECT p.id, t.epoch, p.first, p."end", t.sealed, t.successor'
+        " FROM partitions p JOIN topics t ON t.name = p.topic WHERE p.topic = ? AND p.number = ?",
         (partition.topic, partition.index if partition.index < 2**63 else -1),  # SQLite has no greater number
     ).fetchone()
     if row is None:

@@ -1,0 +1,168 @@
+"""`Sender`: appends by key, to the partitions where the topic's own partitioner places them."""
+
+import asyncio
+import contextlib
+import random
+import uuid
+from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any, TypeAlias, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from shardyard.log.batch import Limits, check_batch, check_records, now_ms
+from shardyard.log.port import SEQUENCE_WINDOW, Appended, Log, Stamp
+from shardyard.model import Clock, Moved, Partition, PartitionOutOfRange, Record, RetryLater, SystemClock, Topic
+
+T = TypeVar("T")
+Rows: TypeAlias = Sequence[Record] | pa.RecordBatch
+
+LOOK_SECONDS = 2.0
+"""How long to go by what was last known of the topic."""
+FIRST_WAIT_SECONDS = 0.01
+LONGEST_WAIT_SECONDS = 0.2
+_ANY = Limits(record_bytes=2**62, batch_bytes=2**62, batch_records=2**62)
+"""How much is too much, only the log knows."""
+
+
+class Sender:
+    """Sends records to a topic, and goes on with its successor when it moves.
+
+    **Place.** A record goes to the partition of its key. Those without one, and all of a topic whose partitioner has no
+    use for keys, are dealt in turn.
+
+    **Order.** Sends that are awaited one after another keep the order of each key, also over a move: what the old topic
+    took comes first. Those under way at once have none between them. When the topic is expanded, keys that get another
+    partition go on there, each sender in its own time within `LOOK_SECONDS`: where order matters, move it instead.
+
+    **Once.** Each part of a send that goes to a partition has a stamp, so what is tried again is stored once.
+    """
+
+    def __init__(self, log: Log, topic: str, *, patience: float = 30.0, clock: Clock | None = None) -> None:
+        """`patience`: seconds for which a send tries again what the log refuses for now."""
+        self.topic: Topic | None = None
+        """Where it sends to; None before the first send."""
+        self._log = log
+        self._name = topic
+        self._patience = patience
+        self._clock = clock or SystemClock()
+        self._producer = uuid.uuid4().hex
+        self._look_at = self._clock.monotonic()
+        self._looking = asyncio.Lock()
+        self._turn = random.randrange(2**16)  # many senders of a few records each shall not all begin with partition 0
+        self._sequences: defaultdict[Partition, int] = defaultdict(int)
+        self._under_way: defaultdict[Partition, dict[int, asyncio.Event]] = defaultdict(dict)
+
+    async def send(self, records: Rows) -> list[Appended]:
+        """Append the records (an Arrow batch has the columns of `SCHEMA`), all partitions at once. No records are fine.
+
+        While the topic is sealed it waits, like for anything else that may pass, and when its patience is over, raises
+        what the log said. A part that is beyond the log's limits is refused as it is. When it raises, or is cancelled,
+        other parts may be stored; a record that is wrong in itself is refused before anything is.
+        """
+        if isinstance(records, pa.RecordBatch):
+            rows: Rows = check_batch(records, _ANY, now_ms()) if len(records) else ()
+        else:
+            rows = check_records(records, _ANY)[0] if not isinstance(records, Sequence) or records else ()
+        until = self._clock.monotonic() + self._patience
+        stored: list[Appended] = []
+        while len(rows):
+            topic = await self._current(until)
+            parts = _split(rows, self._places(topic, rows))
+            outcomes = await asyncio.gather(
+                *(self._append(Partition(topic.name, index), part, until) for index, part in parts),
+                return_exceptions=True,  # the others are finished first: a later send must not overtake them
+            )
+            for outcome in outcomes:
+                if isinstance(outcome, BaseException):
+                    raise outcome
+                if outcome is not None:
+                    stored.append(outcome)
+            rows = _join([part for (_, part), outcome in zip(parts, outcomes, strict=True) if outcome is None])
+        return stored
+
+    async def _current(self, until: float) -> Topic:
+        """The topic to send to, looked up now and then, and when it turned out to be another one than was thought."""
+        async with self._looking:  # one at a time, so that old news never replace new ones
+            now = self._clock.monotonic()
+            if self.topic is None or now >= self._look_at:
+                topic = await self._patiently(lambda: self._log.topic(self._name), until)
+                while (successor := topic.successor) is not None:
+                    self._name = successor
+                    topic = await self._patiently(lambda: self._log.topic(self._name), until)
+                self.topic, self._look_at = topic, now + LOOK_SECONDS
+            return self.topic
+
+    def _places(self, topic: Topic, rows: Rows) -> npt.NDArray[Any]:
+        """The partition of each row."""
+        keys = rows.column("key") if isinstance(rows, pa.RecordBatch) else pa.array([r.key for r in rows], pa.binary())
+        if topic.hash is None:
+            keys = pa.nulls(len(keys), pa.binary())
+        from shardyard.placement import partitioner_named  # noqa: PLC0415 its compiler takes half a second
+
+        partitioner = partitioner_named(topic.partitioner, topic.partitions, topic.hash)
+        places = np.array(partitioner.place_array(keys))
+        if keys.null_count:
+            turns = np.arange(self._turn, self._turn + keys.null_count) % topic.partitions
+            places[keys.is_null().to_numpy(zero_copy_only=False)] = turns
+            self._turn += keys.null_count
+        return places
+
+    async def _append(self, partition: Partition, part: Rows, until: float) -> Appended | None:
+        """None if it has to go elsewhere: the topic has moved, or was made anew with fewer partitions."""
+        async with self._stamp(partition) as stamp:
+            try:
+                return await self._patiently(lambda: self._log.append(partition, part, stamp=stamp), until)
+            except (Moved, PartitionOutOfRange) as error:
+                if isinstance(error, Moved) and self._name == partition.topic:
+                    self._name = error.successor
+                self._look_at = self._clock.monotonic()
+                return None
+
+    @contextlib.asynccontextmanager
+    async def _stamp(self, partition: Partition) -> AsyncIterator[Stamp]:
+        """The next stamp, once it is not too far ahead of the oldest that is under way: that may be tried again yet."""
+        under_way = self._under_way[partition]
+        while under_way and self._sequences[partition] - next(iter(under_way)) >= SEQUENCE_WINDOW:
+            await next(iter(under_way.values())).wait()
+        sequence = self._sequences[partition]
+        self._sequences[partition] += 1
+        done = under_way[sequence] = asyncio.Event()
+        try:
+            yield Stamp(self._producer, sequence)
+        finally:
+            del under_way[sequence]
+            done.set()
+
+    async def _patiently(self, call: Callable[[], Awaitable[T]], until: float) -> T:
+        """Call until it is not refused for now, or the time is over."""
+        wait = FIRST_WAIT_SECONDS
+        while True:
+            try:
+                return await call()
+            except RetryLater:
+                if (left := until - self._clock.monotonic()) <= 0:
+                    raise
+            await self._clock.sleep(min(wait, left))
+            wait = min(2 * wait, LONGEST_WAIT_SECONDS)
+
+
+def _split(rows: Rows, places: npt.NDArray[Any]) -> list[tuple[int, Rows]]:
+    """The rows of each partition, in their order."""
+    order = np.argsort(places, kind="stable")
+    places = places[order]
+    starts = np.flatnonzero(np.diff(places, prepend=-1)).tolist()
+    ends = [*starts[1:], len(places)]
+    if isinstance(rows, pa.RecordBatch):
+        taken = rows.take(pa.array(order)) if len(starts) > 1 else rows
+        return [(int(places[a]), taken.slice(a, b - a)) for a, b in zip(starts, ends, strict=True)]
+    sorted_rows = [rows[i] for i in order.tolist()]
+    return [(int(places[a]), sorted_rows[a:b]) for a, b in zip(starts, ends, strict=True)]
+
+
+def _join(parts: list[Rows]) -> Rows:
+    if parts and isinstance(parts[0], pa.RecordBatch):
+        return pa.concat_batches(parts)
+    return [record for part in parts for record in part]

@@ -1,0 +1,359 @@
+"""Sending by key, on every engine: where records go, in which order, and what happens when their topic moves."""
+
+import asyncio
+import random
+from collections import Counter, defaultdict
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from shardyard.log import SEQUENCE_WINDOW, Appended, Fence, Limits, Log, MemoryLog, Sender, SqliteLog, Stamp
+from shardyard.log import sender as sender_module
+from shardyard.model import (
+    Busy,
+    InvalidValue,
+    ManualClock,
+    Partition,
+    Record,
+    Sealed,
+    SystemClock,
+    TooLarge,
+    Topic,
+    UnknownTopic,
+)
+from shardyard.placement import partitioner_named
+from tests.log.samples import arrow, awaited, contents
+
+Path_ = Callable[[Sequence[Record]], Any]
+both_paths = pytest.mark.parametrize("path", [list, arrow])
+
+
+class Refusing(MemoryLog):
+    """Raises what it is told to, once each, before or after it has stored a batch; and notes what was asked of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before: list[Exception] = []
+        self.after: list[Exception] = []
+        self.stamps: list[Stamp | None] = []
+        self.looks = 0
+
+    async def topic(self, name: str) -> Topic:
+        self.looks += 1
+        return await super().topic(name)
+
+    async def append(
+        self,
+        partition: Partition,
+        records: Sequence[Record] | pa.RecordBatch,
+        *,
+        stamp: Stamp | None = None,
+        fence: Fence | None = None,
+    ) -> Appended:
+        self.stamps.append(stamp)
+        await asyncio.sleep(0)
+        if self.before:
+            raise self.before.pop(0)
+        appended = await super().append(partition, records, stamp=stamp, fence=fence)
+        if self.after:
+            raise self.after.pop(0)
+        return appended
+
+
+class Hurried(ManualClock):
+    """A clock on which sleeping takes no time, but for what is done meanwhile."""
+
+    def __init__(self, meanwhile: Callable[[], Awaitable[Any]] | None = None) -> None:
+        super().__init__()
+        self.slept: list[float] = []
+        self._meanwhile = meanwhile
+
+    async def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        await self.advance(seconds)
+        if self._meanwhile is not None:
+            await self._meanwhile()
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def log(request: pytest.FixtureRequest, tmp_path: Path) -> Log:
+    return MemoryLog() if request.param == "memory" else SqliteLog(tmp_path, durability="process", maintain_every=None)
+
+
+def keyed(*numbers: int, keys: int = 20) -> list[Record]:
+    return [Record(f"r{i}", b"k%d" % (i % keys), b"v", timestamp=1) for i in numbers]
+
+
+def keyless(*numbers: int) -> list[Record]:
+    return [Record(f"r{i}", None, b"v", (("tag", b"%d" % i),) if i % 2 else (), timestamp=1) for i in numbers]
+
+
+async def everything(log: Log, topic: str) -> dict[int, list[Record]]:
+    return {p.index: await contents(log, p) for p in await log.topic(topic)}
+
+
+# Place and order ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "how", [{}, {"hash_": "murmur2"}, {"partitioner": "jump"}, {"partitioner": "jump", "hash_": "fnv1a64"}], ids=str
+)
+@both_paths
+@awaited
+async def test_records_go_where_the_topics_own_partitioner_places_their_keys(
+    log: Log, how: dict[str, Any], path: Path_
+) -> None:
+    topic = await log.create_topic("t", 7, **how)
+    place = partitioner_named(topic.partitioner, 7, topic.hash).place
+    appended = await Sender(log, "t").send(path(keyed(*range(100))))
+    found = await everything(log, "t")
+    assert sum(a.count for a in appended) == 100
+    assert {a.partition.index: a.count for a in appended} == {i: len(rows) for i, rows in found.items() if rows}
+    for index, rows in found.items():
+        assert rows == [r for r in keyed(*range(100)) if place(r.key) == index], "and in their order"
+
+
+@both_paths
+@awaited
+async def test_records_without_a_key_are_dealt_in_turn_and_those_beside_them_keep_their_place(
+    log: Log, path: Path_
+) -> None:
+    await log.create_topic("t", 4)
+    sender = Sender(log, "t")
+    empty = Record("an empty key is a key", b"", b"", timestamp=1)
+    rows = [*keyless(*range(7)), *keyed(*range(10, 16)), empty, *keyless(*range(7, 10))]
+    for at in range(0, len(rows), 5):
+        await sender.send(path(rows[at : at + 5]))
+    found = await everything(log, "t")
+    dealt = [sum(r.key is None for r in some) for some in found.values()]
+    assert sorted(dealt) == [2, 2, 3, 3]
+    place = partitioner_named("modulus", 4).place
+    assert all(r.key is None or place(r.key) == index for index, some in found.items() for r in some)
+    assert sorted((r for some in found.values() for r in some), key=lambda r: r.id) == sorted(rows, key=lambda r: r.id)
+
+
+@both_paths
+@awaited
+async def test_a_round_robin_topic_has_no_use_for_keys(log: Log, path: Path_) -> None:
+    await log.create_topic("t", 4, partitioner="round_robin")
+    sender = Sender(log, "t")
+    for at in range(0, 30, 3):
+        await sender.send(path(keyed(at, at + 1, at + 2, keys=1)))
+    assert sorted(len(rows) for rows in (await everything(log, "t")).values()) == [7, 7, 8, 8]
+
+
+@awaited
+async def test_sends_one_after_another_keep_the_order_of_each_key(log: Log) -> None:
+    await log.create_topic("t", 3)
+    sender = Sender(log, "t")
+    for at in range(0, 60, 4):
+        await sender.send((arrow if at % 8 else list)(keyed(*range(at, at + 4))))
+    for rows in (await everything(log, "t")).values():
+        assert [int(r.id[1:]) for r in rows] == sorted(int(r.id[1:]) for r in rows)
+
+
+@awaited
+async def test_no_records_are_nothing_to_do_and_wrong_ones_are_refused_before_any_is_stored(log: Log) -> None:
+    await log.create_topic("t", 2)
+    sender = Sender(log, "t")
+    assert sender.topic is None
+    assert await sender.send([]) == []
+    assert await sender.send(arrow([])) == []
+    bad: list[Any] = [None, "x", keyed(1)[0], [*keyed(*range(9)), None], [*keyed(1), Record("x", "k", b"v")]]  # type: ignore[arg-type]
+    bad += [arrow(keyed(1)).drop_columns(["key"]), arrow([*keyed(*range(9)), Record("", b"k", b"v")])]
+    for records in bad:
+        with pytest.raises(InvalidValue):
+            await sender.send(records)
+    assert await everything(log, "t") == {0: [], 1: []}
+    with pytest.raises(UnknownTopic):
+        await Sender(log, "u").send(keyed(1))
+
+
+@awaited
+async def test_a_part_beyond_the_limits_is_refused_by_the_log() -> None:
+    async with MemoryLog(limits=Limits(batch_records=3)) as log:
+        await log.create_topic("t", 1)
+        with pytest.raises(TooLarge):
+            await Sender(log, "t").send(keyed(*range(4)))
+
+
+@awaited
+async def test_when_one_part_is_refused_the_others_are_finished_first() -> None:
+    async with MemoryLog(limits=Limits(record_bytes=100)) as log:
+        await log.create_topic("t", 8)
+        with pytest.raises(TooLarge):
+            await Sender(log, "t").send([Record("x", b"large", b"v" * 200), *keyless(*range(8))])
+        found = [r.id for rows in (await everything(log, "t")).values() for r in rows]
+        assert len(found) >= 7
+
+
+# Trying again ------------------------------------------------------------------------------------------------------
+
+
+@awaited
+async def test_what_is_refused_for_now_is_tried_again_with_the_same_stamp_and_stored_once() -> None:
+    async with Refusing() as log:
+        await log.create_topic("t", 1)
+        log.before = [Busy("the log", 1.0), Busy("the log", 1.0)]
+        log.after = [Busy("the log", 1.0)]  # stored, and the answer is lost
+        (appended,) = await Sender(log, "t").send(keyed(1, 2))
+        assert appended.duplicate
+        assert len(log.stamps) == 4
+        assert len(set(log.stamps)) == 1
+        assert await contents(log, Partition("t", 0)) == keyed(1, 2)
+
+
+@awaited
+async def test_patience_ends_and_the_waits_grow_up_to_a_limit() -> None:
+    async with Refusing() as log:
+        await log.create_topic("t", 1)
+        await log.seal_topic("t")
+        clock = Hurried()
+        with pytest.raises(Sealed):
+            await Sender(log, "t", patience=3.0, clock=clock).send(keyed(1))
+        assert clock.slept[:8] == [0.01, 0.02, 0.04, 0.08, 0.16, 0.2, 0.2, 0.2]
+        assert sum(clock.slept) == pytest.approx(3.0)
+
+
+@awaited
+async def test_many_sends_at_once_are_never_too_far_ahead_of_one_that_waits() -> None:
+    async with Refusing() as log:
+        await log.create_topic("t", 1)
+        log.before = [Busy("the log", 1.0)] * 5
+        sender = Sender(log, "t")
+        sends = [sender.send([Record(f"r{i}", b"k", b"")]) for i in range(3 * SEQUENCE_WINDOW)]
+        await asyncio.gather(*sends)
+        found = Counter(r.id for r in await contents(log, Partition("t", 0)))
+        assert found == Counter(f"r{i}" for i in range(3 * SEQUENCE_WINDOW))
+
+
+# Topics that change ------------------------------------------------------------------------------------------------
+
+
+@awaited
+async def test_the_topic_is_looked_up_now_and_then_but_not_with_every_send() -> None:
+    async with Refusing() as log:
+        clock = ManualClock()
+        await log.create_topic("t", 2)
+        sender = Sender(log, "t", clock=clock)
+        for i in range(10):
+            await sender.send(keyed(i))
+        assert log.looks == 1
+        expanded = await log.expand_topic("t", 8)
+        await clock.advance(sender_module.LOOK_SECONDS)
+        await sender.send(keyed(*range(10, 50)))
+        assert log.looks == 2
+        assert sender.topic == expanded
+        place = partitioner_named("modulus", 8).place
+        for index, rows in (await everything(log, "t")).items():
+            late = [r for r in rows if int(r.id[1:]) >= 10]
+            assert all(place(r.key) == index for r in late)
+
+
+@awaited
+async def test_a_topic_made_anew_with_fewer_partitions_is_noticed_at_once(log: Log) -> None:
+    await log.create_topic("t", 8)
+    sender = Sender(log, "t")
+    await sender.send(keyed(*range(20)))
+    await log.delete_topic("t")
+    anew = await log.create_topic("t", 1)
+    await sender.send(keyed(*range(20)))
+    assert sender.topic == anew
+    assert len(await contents(log, Partition("t", 0))) == 20
+
+
+@both_paths
+@awaited
+async def test_a_sender_waits_at_a_sealed_topic_and_goes_on_when_it_is_unsealed(log: Log, path: Path_) -> None:
+    await log.create_topic("t", 4)
+    await log.seal_topic("t")
+    clock = Hurried(meanwhile=lambda: log.unseal_topic("t"))
+    assert sum(a.count for a in await Sender(log, "t", clock=clock).send(path(keyed(*range(20))))) == 20
+    assert clock.slept[0] == 0.01
+    assert sum(map(len, (await everything(log, "t")).values())) == 20
+
+
+@both_paths
+@awaited
+async def test_a_sender_follows_a_topic_that_moved_to_the_end_of_its_way(log: Log, path: Path_) -> None:
+    await log.create_topic("t", 4)
+    sender = Sender(log, "t")
+    await sender.send(path(keyed(*range(20))))
+    await log.create_topic("u", 1)
+    await log.move_topic("t", "u")
+    last = await log.create_topic("v", 7, partitioner="jump")
+    await log.move_topic("u", "v")
+    rows = [*keyed(*range(20, 40)), *keyless(*range(40, 50))]
+    appended = await sender.send(path(rows))
+    assert sender.topic == last
+    assert {a.partition.topic for a in appended} == {"v"}
+    place = partitioner_named("jump", 7).place
+    found = await everything(log, "v")
+    assert sum(map(len, found.values())) == 30
+    assert all(r.key is None or place(r.key) == index for index, some in found.items() for r in some)
+    await log.delete_topic("t")
+    await log.delete_topic("u")
+    await sender.send(path(keyed(50)))
+    await log.create_topic("w", 1)
+    await log.move_topic("w", "v")
+    late = Sender(log, "w")
+    await late.send(path(keyed(51)))
+    assert late.topic == last
+
+
+@awaited
+async def test_over_a_move_under_way_no_record_is_lost_or_doubled_and_each_key_keeps_its_order(log: Log) -> None:
+    await log.create_topic("t", 4)
+    chance = random.Random(1)
+    sent = [0] * 6
+    stop = asyncio.Event()
+    waiting = set[int]()
+    all_wait = asyncio.Event()
+
+    class Watched(SystemClock):
+        async def sleep(self, seconds: float) -> None:
+            waiting.add(id(self))
+            if len(waiting) == len(sent):
+                all_wait.set()
+            await super().sleep(seconds)
+
+    async def produce(name: int) -> None:
+        """A key has one producer, and that one awaits each send."""
+        sender = Sender(log, "t", clock=Watched())
+        while not stop.is_set():
+            rows = [
+                Record(f"{name}.{sent[name] + i}", b"%d.%d" % (name, (sent[name] + i) % 7), b"", timestamp=1)
+                for i in range(chance.randint(1, 12))
+            ]
+            await sender.send(arrow(rows) if chance.random() < 0.5 else rows)
+            sent[name] += len(rows)
+            await asyncio.sleep(0)  # the others' turn
+
+    async def until_sent(more: int) -> None:
+        goal = sum(sent) + more
+        while sum(sent) < goal:  # noqa: ASYNC110 the producers know nothing of this
+            await asyncio.sleep(0.001)
+
+    producing = [asyncio.ensure_future(produce(name)) for name in range(6)]
+    await until_sent(300)
+    await log.seal_topic("t")
+    await all_wait.wait()
+    await log.create_topic("u", 9, partitioner="jump")
+    await log.move_topic("t", "u")
+    await until_sent(300)
+    stop.set()
+    await asyncio.gather(*producing)
+
+    by_key: defaultdict[bytes | None, list[int]] = defaultdict(list)
+    count: Counter[str] = Counter()
+    for topic in ("t", "u"):  # of each key, all that the old topic took before what the new one has
+        for rows in (await everything(log, topic)).values():
+            for r in rows:
+                by_key[r.key].append(int(r.id.split(".")[1]))
+                count[r.id] += 1
+        assert sum(count.values()) > 200, "each topic has its share"
+    assert count == Counter(f"{name}.{i}" for name in range(6) for i in range(sent[name]))
+    assert all(numbers == sorted(numbers) for numbers in by_key.values())
