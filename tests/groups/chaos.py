@@ -3,8 +3,9 @@
     python -m tests.groups.chaos run --seconds 60 --seed 1
 
 Each producer notes what it is about to append and what was acknowledged; each member notes what it was given. At the
-end the notes are held against the log: nothing acknowledged is lost or stored twice, keys are in order, every partition
-was worked through without a gap, and whatever was delivered twice was delivered under two ownerships.
+end `audit` holds the acknowledged records against the log, and the log against the deliveries: nothing is lost, nothing
+is stored twice, keys are in order. Besides, every partition was worked through without a gap, and whatever was
+delivered twice was delivered under two ownerships.
 """
 
 import argparse
@@ -20,15 +21,21 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from shardyard.groups import Member, Node, status
 from shardyard.log import SqliteLog, Stamp
 from shardyard.model import Fenced, Partition, Record, RetryLater
 from shardyard.placement import Modulus
 from shardyard.registry import open_registry
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from shardyard.pipeline.audit.report import AuditReport
 
 TOPIC = "orders"
 GROUP = "billing"
@@ -167,12 +174,11 @@ class Report:
 def run(folder: Path, seconds: float, seed: int) -> Report:
     """Let producers and members work under fire for that long, then check."""
     rng = random.Random(seed)
-    report = Report()
     asyncio.run(_prepare(folder))
     producers = [Process(folder, "produce", f"p{i}") for i in range(PRODUCERS)]
     members = [Process(folder, "consume", f"m{i}") for i in range(MEMBERS)]
     try:
-        _fire([*producers, *members], rng, seconds, report)
+        kills, stalls = _fire([*producers, *members], rng, seconds)
         for producer in producers:
             producer.end()
         asyncio.run(_catch_up(folder, members))
@@ -180,8 +186,10 @@ def run(folder: Path, seconds: float, seed: int) -> Report:
         for process in [*producers, *members]:
             process.signal(signal.SIGCONT)
             process.kill()
-    _check(folder, asyncio.run(_stored(folder)), report)
-    return report
+    from shardyard.pipeline.session import session  # noqa: PLC0415 as in `check`
+
+    spark = session("chaos", master="local[2]", memory="1g", settings={"spark.sql.shuffle.partitions": "2"})
+    return replace(check(folder, spark), kills=kills, stalls=stalls)
 
 
 async def _prepare(folder: Path) -> None:
@@ -189,20 +197,23 @@ async def _prepare(folder: Path) -> None:
         await log.create_topic(TOPIC, PARTITIONS)
 
 
-def _fire(processes: list[Process], rng: random.Random, seconds: float, report: Report) -> None:
+def _fire(processes: list[Process], rng: random.Random, seconds: float) -> tuple[int, int]:
+    """How many were killed, and how many stalled."""
+    kills = stalls = 0
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         time.sleep(rng.uniform(0.1, 0.6))
         victim = rng.choice(processes)
         if rng.random() < 0.5:
             victim.kill()
-            report.kills += 1
+            kills += 1
             victim.start()
         else:
             victim.signal(signal.SIGSTOP)
-            report.stalls += 1
+            stalls += 1
             time.sleep(rng.choice([0.1, 0.5, SESSION_SECONDS + 1.0]))
             victim.signal(signal.SIGCONT)
+    return kills, stalls
 
 
 async def _catch_up(folder: Path, members: list[Process]) -> None:
@@ -224,84 +235,93 @@ async def _catch_up(folder: Path, members: list[Process]) -> None:
 # The check
 
 
-def _check(folder: Path, stored: dict[int, list[str]], report: Report) -> None:
-    report.stored = sum(map(len, stored.values()))
-    acknowledged = set(_acknowledged(folder))
-    report.acknowledged = len(acknowledged)
-    everything = [record for records in stored.values() for record in records]
-    if lost := acknowledged - set(everything):
-        report.problems.append(f"{len(lost)} acknowledged records are not in the log, such as {min(lost)}")
-    if len(everything) != len(set(everything)):
-        report.problems.append("records are in the log twice")
-    for partition, ids in stored.items():
-        _check_key_order(partition, ids, report)
-        _check_deliveries(partition, ids, _deliveries(folder, partition), report)
+def check(folder: Path, spark: "SparkSession") -> Report:
+    """Hold the notes in the folder against its log."""
+    from shardyard.pipeline.audit import audit as auditing  # noqa: PLC0415 Spark: the processes under fire need not load it
+
+    report = Report()
+    given = _deliveries(folder)
+    topic = spark.read.format("shardyard").options(log=f"sqlite:///{folder / 'log'}", topics=TOPIC).load().cache()
+    acknowledged = spark.createDataFrame(list(_acknowledged(folder)), auditing.SENT)
+    stored = auditing.audit(acknowledged, auditing.delivered_from_topic(topic))
+    table = spark.createDataFrame(
+        [
+            (partition, turn, record)
+            for partition, by_epoch in given.items()
+            for turn, (_, record) in enumerate(itertools.chain.from_iterable(by_epoch.values()))
+        ],
+        "partition int, turn long, id string",
+    )
+    delivered = auditing.audit(
+        auditing.sent_from_topic(topic),
+        auditing.delivered_from_table(table, id="id", partition="partition", order="turn"),
+    )
+    places = {
+        (row["partition"], row["offset"]): row["id"] for row in topic.select("partition", "offset", "id").collect()
+    }
+    topic.unpersist()
+
+    report.acknowledged, report.stored = stored.sent, delivered.sent
+    report.delivered, report.twice = delivered.delivered, delivered.duplicated
+    # A record whose acknowledgement was lost with its producer is in the log unexpectedly, and rightly so.
+    _add_problems("from producers to the log", stored, ("lost", "duplicated", "out_of_order"), report)
+    _add_problems("from the log to members", delivered, ("lost", "unexpected", "out_of_order"), report)
+    for partition, by_epoch in given.items():
+        _check_ownerships(partition, by_epoch, places, report)
     report.fenced = sum(path.read_text().count("fenced\n") for path in folder.glob("*.got"))
     report.problems.extend(
         f"{path.name} has a traceback: {text[-600:]}"
         for path in folder.glob("*.err")
         if "Traceback" in (text := path.read_text())
     )
+    return report
 
 
-async def _stored(folder: Path) -> dict[int, list[str]]:
-    stored: dict[int, list[str]] = {}
-    async with _log(folder) as log:
-        for index in range(PARTITIONS):
-            ids, offset = list[str](), 0
-            while len(batch := await log.read(Partition(TOPIC, index), offset)):
-                ids += batch.data["id"].to_pylist()
-                offset = batch.end
-            stored[index] = ids
-    return stored
+def _add_problems(way: str, found: "AuditReport", forbidden: Iterable[str], report: Report) -> None:
+    for name in forbidden:
+        if count := getattr(found, name):
+            report.problems.append(f"{way}: {count} {name}, such as {found.to_json()['examples'][name][0]}")
 
 
-def _acknowledged(folder: Path) -> Iterator[str]:
+def _acknowledged(folder: Path) -> Iterator[tuple[str, bytes, int, int, None]]:
+    """As rows of `SENT`; the position is the number among those of the key."""
     for path in folder.glob("*.sent"):
-        intention: list[str] = []
+        intention: list[tuple[str, bytes, int, int, None]] = []
         for line in path.read_text().splitlines():
             if line.startswith("I "):
-                _, _, _, key, first, count = line.split()
-                intention = [f"{key}:{n}" for n in range(int(first), int(first) + int(count))]
+                _, partition, _, key, first, count = line.split()
+                numbers = range(int(first), int(first) + int(count))
+                intention = [(f"{key}:{n}", key.encode(), int(partition), n, None) for n in numbers]
             else:
                 yield from intention
 
 
-def _deliveries(folder: Path, partition: int) -> dict[int, list[tuple[int, str]]]:
-    """By the owner's epoch: what it was given, in order."""
-    given: defaultdict[int, list[tuple[int, str]]] = defaultdict(list)
+def _deliveries(folder: Path) -> dict[int, dict[int, list[tuple[int, str]]]]:
+    """By partition and the owner's epoch: the offsets and records it was given, in order."""
+    given: defaultdict[int, defaultdict[int, list[tuple[int, str]]]] = defaultdict(lambda: defaultdict(list))
     for path in folder.glob("*.got"):
         for line in path.read_text().splitlines():
             parts = line.split()
-            if len(parts) == 4 and int(parts[0]) == partition:
-                given[int(parts[1])].append((int(parts[2]), parts[3]))
-    return dict(sorted(given.items()))
+            if len(parts) == 4:
+                given[int(parts[0])][int(parts[1])].append((int(parts[2]), parts[3]))
+    return {partition: dict(sorted(by_epoch.items())) for partition, by_epoch in given.items()}
 
 
-def _check_key_order(partition: int, ids: list[str], report: Report) -> None:
-    last: dict[str, int] = {}
-    for record in ids:
-        key, number = record.split(":")
-        if int(number) != last.get(key, -1) + 1:
-            report.problems.append(f"partition {partition}: {record} follows {key}:{last.get(key)}")
-        last[key] = int(number)
-
-
-def _check_deliveries(partition: int, ids: list[str], given: dict[int, list[tuple[int, str]]], report: Report) -> None:
+def _check_ownerships(
+    partition: int, by_epoch: dict[int, list[tuple[int, str]]], places: dict[tuple[int, int], str], report: Report
+) -> None:
+    """What an audit can't know: twice is for two owners only, each goes on where the last was or before, offsets are
+    those of the log."""
     reached = 0
-    for epoch, records in given.items():
+    for epoch, records in by_epoch.items():
         offsets = [offset for offset, _ in records]
-        report.delivered += len(offsets)
-        report.twice += sum(offset < reached for offset in offsets)
         if offsets != list(range(offsets[0], offsets[0] + len(offsets))):
             report.problems.append(f"partition {partition}, epoch {epoch}: not each record once and in order")
         if offsets[0] > reached:
             report.problems.append(f"partition {partition}, epoch {epoch}: begins at {offsets[0]}, skipping {reached}")
-        if any(ids[offset] != record for offset, record in records):
-            report.problems.append(f"partition {partition}, epoch {epoch}: delivered what is not in the log")
+        if any(places.get((partition, offset)) != record for offset, record in records):
+            report.problems.append(f"partition {partition}, epoch {epoch}: offsets are not those of the log")
         reached = max(reached, offsets[-1] + 1)
-    if reached < len(ids):
-        report.problems.append(f"partition {partition}: {len(ids) - reached} records were never delivered")
 
 
 def main() -> int:

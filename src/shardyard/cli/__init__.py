@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from shardyard import __version__
-from shardyard.cli import check, compare, demo, place, tour
+from shardyard.cli import check, compare, demo, pipeline, place, tour
 from shardyard.model import InvalidCall, ShardyardError
 
 app = typer.Typer(
@@ -24,6 +24,7 @@ app.command("check")(check.check)
 app.command("compare")(compare.compare)
 app.command("demo")(demo.demo)
 app.command("tour")(tour.tour)
+app.add_typer(pipeline.app)
 
 
 def _show_version(asked: bool) -> None:

@@ -1,0 +1,246 @@
+"""`balance` over many keys: seconds, and memory of all processes; DuckDB and Polars beside it.
+
+Run by `python -m bench.balance`. Keys are text (`user-1`, ...) in Parquet files of 5 M rows, with a size in bytes each:
+`distinct` has every key once, `zipf` has a tenth as many keys, the n-th of them about 1/n as often as the first.
+
+Ours is the whole report: six schemes (fnv1a32 and xxh64 modulus, xxh64 jump, at 12 and 256 partitions), hot keys by
+records and by bytes, the key check, 16 members. DuckDB and Polars are asked for less: records and bytes per partition,
+at 12 and 256 partitions, of the one hash that they have (they have neither fnv1a nor jump), and the 10 keys with the
+most records, all exact. DuckDB is held to 6 GB, and spills to disk beyond that. Whoever takes more than 10 GB is
+stopped.
+"""
+
+import argparse
+import multiprocessing
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from bench.figures import filesystem, rate, table, use_cores
+
+from shardyard.placement import generate_ids
+
+SIZES = (10_000_000, 100_000_000)
+FILE_ROWS = 5_000_000
+CHUNK_ROWS = 1_000_000
+KEYS_OF_ZIPF = 0.1
+"""Different keys to choose from, for each record."""
+PARTITIONS = (12, 256)
+TARGET = "100 M: 180 s, 8 GB"
+MOST_BYTES = 10 * 1024**3
+"""Of one system, at which it is stopped: the machine is not ours alone."""
+SAMPLE_SECONDS = 0.5
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+# Data
+
+
+def write_keys(folder: Path, variant: str, count: int) -> None:
+    random = np.random.default_rng(1)
+    schema = pa.schema([("key", pa.string()), ("size", pa.int32())])
+    chunks = generate_ids("text", count, CHUNK_ROWS)
+    if variant == "zipf":
+        pool = pa.concat_arrays(generate_ids("text", int(count * KEYS_OF_ZIPF), CHUNK_ROWS))
+        chunks = (_zipf(random, pool, min(CHUNK_ROWS, count - start)) for start in range(0, count, CHUNK_ROWS))
+    folder.mkdir()
+    for number in range(-(-count // FILE_ROWS)):
+        with pq.ParquetWriter(folder / f"{number:05}.parquet", schema) as writer:
+            for _, keys in zip(range(FILE_ROWS // CHUNK_ROWS), chunks, strict=False):
+                sizes = pa.array(random.integers(100, 1000, len(keys), np.int32))
+                writer.write_table(pa.table([keys, sizes], schema=schema))
+
+
+def _zipf(random: np.random.Generator, pool: pa.Array, count: int) -> pa.Array:
+    ranks = np.exp(random.random(count) * np.log(len(pool))).astype(np.int64)
+    return pool.take(pa.array(np.minimum(ranks, len(pool)) - 1))
+
+
+# The systems; each answers with the most records that a key has, as a check on one another, and says how long it took
+
+
+def ours(folder: Path, temporary: Path) -> tuple[float, float, str]:
+    start = time.perf_counter()
+    from shardyard.pipeline.balance.report import Scheme, balance_report, loads_of_table  # noqa: PLC0415 time of the start
+    from shardyard.pipeline.session import session  # noqa: PLC0415
+
+    rules = (("modulus", "fnv1a32"), ("modulus", "xxh64"), ("jump", "xxh64"))
+    schemes = [Scheme(partitioner, hash_, count) for partitioner, hash_ in rules for count in PARTITIONS]
+    spark = session("bench", master="local[2]", settings={"spark.local.dir": str(temporary)})
+    loads = loads_of_table(spark.read.parquet(str(folder)), key="key", bytes="size")
+    began = time.perf_counter()
+    report = balance_report(loads, schemes, assignors=["sticky"], members=[16])
+    seconds = time.perf_counter() - began
+    (topic,) = report.topics
+    spark.stop()
+    most = topic.hot_keys.keys[0]
+    keys = f"{'' if topic.key_check.exact else 'about '}{topic.key_check.distinct:,} keys"
+    return began - start, seconds, f"{most.records:,} records; {keys}; {topic.sentence}"
+
+
+def duckdb(folder: Path, temporary: Path) -> tuple[float, float, str]:
+    start = time.perf_counter()
+    import duckdb as engine  # noqa: PLC0415 only there for the benchmarks
+
+    settings: dict[str, str | bool | int | float | list[str]] = {
+        "memory_limit": "6GB",
+        "threads": 2,
+        "temp_directory": str(temporary),
+        "preserve_insertion_order": False,
+    }
+    with engine.connect(config=settings) as database:
+        began = time.perf_counter()
+        rows = f"read_parquet('{folder}/*.parquet')"
+        for count in PARTITIONS:
+            counted = f"SELECT hash(key) % {count}, count(*), sum(size) FROM {rows} GROUP BY 1"
+            assert len(database.execute(counted).fetchall()) == count
+        hot = f"SELECT key, count(*) AS n FROM {rows} GROUP BY key ORDER BY n DESC LIMIT 10"
+        (_, most), *_ = database.execute(hot).fetchall()
+        return began - start, time.perf_counter() - began, f"{most:,} records"
+
+
+def polars(folder: Path, temporary: Path) -> tuple[float, float, str]:
+    start = time.perf_counter()
+    os.environ |= {"POLARS_MAX_THREADS": "2", "POLARS_TEMP_DIR": str(temporary)}
+    import polars as pl  # noqa: PLC0415 only there for the benchmarks
+
+    began = time.perf_counter()
+    rows = pl.scan_parquet(folder / "*.parquet")
+    for count in PARTITIONS:
+        by_place = rows.group_by(pl.col("key").hash() % count)
+        assert by_place.agg(pl.len(), pl.col("size").sum()).collect(engine="streaming").height == count
+    hot = (
+        rows.group_by("key")
+        .agg(pl.len().alias("n"))
+        .top_k(10, by="n")
+        .sort("n", descending=True)
+        .collect(engine="streaming")
+    )
+    return began - start, time.perf_counter() - began, f"{int(hot['n'].to_list()[0]):,} records"
+
+
+SYSTEMS = {"ours": ours, "duckdb": duckdb, "polars": polars}
+System = Callable[[Path, Path], tuple[float, float, str]]
+
+
+# Measuring a process and all that it starts
+
+
+@dataclass(slots=True)
+class Figures:
+    starting: float = float("nan")
+    seconds: float = float("nan")
+    cpu: float = 0.0
+    """Seconds of all cores, from the start on."""
+    peak: int = 0
+    """Bytes of all processes together; memory that some of them share counts once."""
+    answer: str = "stopped"
+    _cpu: dict[int, float] = field(default_factory=dict)
+
+    def look(self, root: int) -> None:
+        used = 0
+        for process in family(root):
+            try:
+                used += _pss(process)
+                self._cpu[process] = _cpu_seconds(process)
+            except (FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+                continue
+        self.peak = max(self.peak, used)
+        self.cpu = sum(self._cpu.values())
+
+
+def family(root: int) -> list[int]:
+    """A process and all its descendants."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            children.setdefault(parent, []).append(int(entry.name))
+    found = [root]
+    for process in found:
+        found += children.get(process, [])
+    return found
+
+
+def _pss(process: int) -> int:
+    for line in Path(f"/proc/{process}/smaps_rollup").read_text().splitlines():
+        if line.startswith("Pss:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+def _cpu_seconds(process: int) -> float:
+    parts = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(parts[11]) + int(parts[12])) / _TICKS
+
+
+def _child(connection: Connection, system: System, folder: Path, temporary: Path) -> None:
+    connection.send(system(folder, temporary))
+
+
+def measure(system: System, folder: Path, temporary: Path) -> Figures:
+    spawn = multiprocessing.get_context("spawn")
+    here, there = spawn.Pipe(duplex=False)
+    process = spawn.Process(target=_child, args=(there, system, folder, temporary))
+    process.start()
+    there.close()
+    figures, over = Figures(), threading.Event()
+    while not over.wait(SAMPLE_SECONDS):
+        if here.poll():
+            figures.starting, figures.seconds, figures.answer = here.recv()
+            over.set()
+        elif not process.is_alive():
+            figures.answer = f"ended with {process.exitcode}"
+            over.set()
+        elif process.pid is not None:
+            figures.look(process.pid)
+            if figures.peak > MOST_BYTES:
+                process.kill()
+                figures.answer = f"stopped beyond {MOST_BYTES / 1e9:.1f} GB"
+                over.set()
+    process.join()
+    return figures
+
+
+def main(sizes: list[int], variants: list[str], systems: list[str]) -> None:
+    print(f"balance: {use_cores()}; target of ours: {TARGET}")
+    rows = []
+    with tempfile.TemporaryDirectory(prefix="shardyard-bench-") as temporary:
+        root = Path(temporary)
+        print(f"in {root}: {filesystem(root)}")
+        spill = root / "spill"
+        spill.mkdir()
+        for variant in variants:
+            for count in sizes:
+                folder = root / f"{variant}-{count}"
+                write_keys(folder, variant, count)
+                for name in systems:
+                    load = os.getloadavg()[0]
+                    f = measure(SYSTEMS[name], folder, spill)
+                    print(f"{variant} {count:,} {name}: {f.seconds:.1f} s; the hottest key has {f.answer}", flush=True)
+                    row = [f"{variant} {rate(count)}", name, f"{f.starting:.1f}", f"{f.seconds:.1f}", f"{f.cpu:.0f}"]
+                    rows.append([*row, f"{f.peak / 1e9:.2f}", rate(count / f.seconds), f"{load:.1f}"])
+                for path in folder.iterdir():
+                    path.unlink()
+    table(["keys", "", "start s", "seconds", "CPU s", "peak GB", "keys/s", "load before"], rows)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sizes", type=int, nargs="+", default=list(SIZES), help="how many records")
+    parser.add_argument("--variants", nargs="+", choices=["distinct", "zipf"], default=["distinct", "zipf"])
+    parser.add_argument("--systems", nargs="+", choices=list(SYSTEMS), default=list(SYSTEMS))
+    options = parser.parse_args()
+    main(options.sizes, options.variants, options.systems)

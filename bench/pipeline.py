@@ -1,0 +1,220 @@
+"""The Spark pipeline: reading and writing topics, ingest, placement in a column. `python -m bench.pipeline`."""
+
+import argparse
+import asyncio
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from bench.figures import percentile
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 as everybody calls it
+
+from shardyard.log import SCHEMA, Sender, open_log
+from shardyard.model import Partition
+from shardyard.pipeline.lake.ingest import ingest
+from shardyard.pipeline.placing import placement_column
+from shardyard.pipeline.reshard.reshard import reshard
+from shardyard.pipeline.session import session
+from shardyard.placement import generate_ids
+
+ROUNDS = 3
+PARTITIONS = 16
+BATCH = 5_000
+VALUE_BYTES = 256
+LATENCY_SECONDS = 20.0
+
+
+def records(first: int, count: int, chance: np.random.Generator) -> pa.RecordBatch:
+    """Keys of 50 000 customers, values that do not compress."""
+    numbers = pa.array(np.arange(first, first + count)).cast(pa.string())
+    keys = pa.array(chance.integers(0, 50_000, count)).cast(pa.string())
+    values = pa.FixedSizeBinaryArray.from_buffers(
+        pa.binary(VALUE_BYTES), count, [None, pa.py_buffer(chance.bytes(count * VALUE_BYTES))]
+    )
+    return pa.RecordBatch.from_arrays(
+        [
+            pc.binary_join_element_wise("order-", numbers, ""),
+            pc.binary_join_element_wise("customer-", keys, "").cast(pa.binary()),
+            values.cast(pa.binary()),
+            pa.nulls(count, SCHEMA.field("headers").type),
+            pa.repeat(0, count),
+        ],
+        schema=SCHEMA,
+    )
+
+
+async def fill(log: str, count: int) -> None:
+    chance = np.random.default_rng(1)
+    async with open_log(log, durability="process") as opened:
+        await opened.create_topic("orders", PARTITIONS)
+        sender = Sender(opened, "orders")
+        for first in range(0, count, BATCH * 10):
+            await sender.send(records(first, BATCH * 10, chance))
+        await opened.maintain()
+
+
+def topic(spark: SparkSession, log: str, name: str = "orders") -> DataFrame:
+    return spark.read.format("shardyard").options(log=log, topics=name).load()
+
+
+def noop(frame: DataFrame) -> None:
+    frame.write.format("noop").mode("overwrite").save()
+
+
+def seconds(work: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+def best(work: Callable[[], object], rounds: int = ROUNDS) -> float:
+    """Of some rounds, after one to warm up."""
+    work()
+    return min(seconds(work) for _ in range(rounds))
+
+
+def each(rates: Sequence[float]) -> str:
+    return ", ".join(f"{rate:,.0f}" for rate in rates)
+
+
+def bench_read(spark: SparkSession, log: str, folder: Path, count: int) -> None:
+    ours = best(lambda: noop(topic(spark, log)))
+    keys = best(
+        lambda: noop(
+            spark.read.format("shardyard").schema("partition int, key binary").options(log=log, topics="orders").load()
+        )
+    )
+    path = str(folder / "copy.parquet")
+    topic(spark, log).write.parquet(path)
+    parquet = best(lambda: noop(spark.read.parquet(path)))
+    print(f"batch read, all columns        {count / ours:12,.0f} records/s")
+    print(f"batch read, partition and key  {count / keys:12,.0f} records/s")
+    print(f"the same as Parquet, by Spark  {count / parquet:12,.0f} records/s")
+
+
+def bench_ingest(spark: SparkSession, log: str, folder: Path, count: int) -> None:
+    rates = []
+    for _ in range(ROUNDS):
+        shutil.rmtree(folder / "lake", ignore_errors=True)
+        took = seconds(lambda: ingest(spark, log, ["orders"], folder / "lake"))
+        rates.append(count / took)
+    print(f"streaming ingest to Parquet    {each(rates)} records/s, round by round")
+
+
+def bench_write(spark: SparkSession, log: str, count: int) -> None:
+    async def create(name: str) -> None:
+        async with open_log(log) as opened:
+            await opened.create_topic(name, PARTITIONS)
+
+    def copy(name: str) -> None:
+        topic(spark, log).write.format("shardyard").options(log=log, topic=name).mode("append").save()
+
+    rates = []
+    for name in ("copy-1", "copy-2"):
+        asyncio.run(create(name))
+        rates.append(count / seconds(partial(copy, name)))
+    print(f"batch write, read included     {each(rates)} records/s, round by round")
+
+
+def bench_reshard(spark: SparkSession, log: str, count: int) -> None:
+    took = seconds(lambda: print(reshard(spark, log, "orders", partitions=24)))
+    print(f"reshard 16 -> 24, checked      {count / took:12,.0f} records/s")
+
+
+def bench_latency(spark: SparkSession, log: str, folder: Path) -> None:
+    """A few records every 50 ms: how long a micro-batch takes, and when a record is seen."""
+
+    async def trickle(stop: threading.Event) -> None:
+        chance = np.random.default_rng(2)
+        async with open_log(log) as opened:
+            await opened.create_topic("trickle", 4)
+            ready.set()
+            first = 0
+            while not stop.is_set():
+                await opened.append(Partition("trickle", first % 4), records(first, 10, chance))
+                first += 10
+                await asyncio.sleep(0.05)
+
+    seen: list[float] = []
+
+    def look(frame: DataFrame, _batch: int) -> None:
+        row = frame.select(F.unix_millis(F.max("timestamp")).alias("at")).first()
+        if row is not None and row["at"] is not None:
+            seen.append(time.time() * 1000 - row["at"])
+
+    stop, ready = threading.Event(), threading.Event()
+    producer = threading.Thread(target=lambda: asyncio.run(trickle(stop)))
+    producer.start()
+    ready.wait()
+    stream = spark.readStream.format("shardyard").options(log=log, topics="trickle").load()
+    query = stream.writeStream.foreachBatch(look).option("checkpointLocation", str(folder / "trickle")).start()
+    time.sleep(LATENCY_SECONDS)
+    batches = [p.durationMs["triggerExecution"] for p in query.recentProgress if p.numInputRows]
+    query.stop()
+    stop.set()
+    producer.join()
+    for what, times in (("micro-batches under small load", batches), ("appended -> seen in a batch   ", seen)):
+        warm = times[len(times) // 4 :]
+        print(f"{what} p50 {percentile(warm, 50):.0f} ms, p99 {percentile(warm, 99):.0f} ms, of {len(warm)}")
+
+
+def bench_placement(spark: SparkSession, folder: Path, count: int) -> None:
+    path = folder / "keys.parquet"
+    with pq.ParquetWriter(path, pa.schema([("key", pa.string())])) as writer:
+        for chunk in generate_ids("text", count):
+            writer.write_table(pa.table({"key": chunk}))
+    keys = spark.read.parquet(str(path))
+    theirs = keys.select(F.pmod(F.hash("key"), F.lit(256)).alias("p"))
+    ours = keys.select(placement_column("key", "fnv1a32", "modulus", 256).alias("p"))
+    for frame in (theirs, ours):
+        frame.agg(F.sum("p")).collect()
+    took: dict[str, list[float]] = {"theirs": [], "ours": []}
+    for _ in range(ROUNDS):
+        took["theirs"].append(seconds(lambda: theirs.agg(F.sum("p")).collect()))
+        took["ours"].append(seconds(lambda: ours.agg(F.sum("p")).collect()))
+    them, us = min(took["theirs"]), min(took["ours"])
+    print(f"pmod(hash(key), 256)           {count / them:12,.0f} keys/s")
+    print(f"placement_column fnv1a32       {count / us:12,.0f} keys/s, {us / them:.2f} times as long")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--records", type=int, default=4_000_000)
+    parser.add_argument("--keys", type=int, default=20_000_000)
+    parser.add_argument("--only", choices=["read", "ingest", "write", "reshard", "latency", "placement"])
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="shardyard-bench-") as name:
+        folder = Path(name)
+        log = f"sqlite:///{folder / 'log'}"
+        if asked.only not in ("latency", "placement"):
+            asyncio.run(fill(log, asked.records))
+        spark = session("bench", master="local[2]", memory="4g")
+        wanted = [asked.only] if asked.only else ["placement", "latency", "read", "ingest", "write", "reshard"]
+        for what in wanted:
+            match what:
+                case "read":
+                    bench_read(spark, log, folder, asked.records)
+                case "ingest":
+                    bench_ingest(spark, log, folder, asked.records)
+                case "write":
+                    bench_write(spark, log, asked.records)
+                case "reshard":
+                    bench_reshard(spark, log, asked.records)
+                case "latency":
+                    bench_latency(spark, log, folder)
+                case "placement":
+                    bench_placement(spark, folder, asked.keys)
+        spark.stop()
+
+
+if __name__ == "__main__":
+    main()

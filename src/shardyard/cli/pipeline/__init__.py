@@ -1,0 +1,18 @@
+"""`shardyard pipeline`: the jobs that look at all of the data, on Spark."""
+
+import typer
+
+from shardyard.cli.pipeline import audit, balance, demo, ingest, plan, reshard
+
+app = typer.Typer(
+    name="pipeline",
+    help="Look at all of the data, on Spark: keep a lake, measure balance, plan, reshard, audit.",
+    rich_markup_mode="rich",
+    no_args_is_help=True,
+)
+app.command("ingest")(ingest.ingest)
+app.command("balance")(balance.balance)
+app.command("plan")(plan.plan)
+app.command("reshard")(reshard.reshard)
+app.command("audit")(audit.audit)
+app.command("demo")(demo.demo)

@@ -1,0 +1,84 @@
+"""What an audit found, for people and for programs."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+COUNTS = ("lost", "duplicated", "unexpected", "out_of_order")
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """From sent to first delivered, over the `records` of which both times are known."""
+
+    records: int
+    p50_ms: float
+    p90_ms: float
+    p99_ms: float
+    p999_ms: float
+    max_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class AuditReport:
+    """What an audit found. `lost`, `duplicated`, `unexpected` and `out_of_order` count records, each once."""
+
+    exactly_once: bool
+    """Whether it was asked for; at least once otherwise."""
+    sent: int
+    delivered: int
+    """Deliveries: a record that came twice counts twice."""
+    lost: int
+    duplicated: int
+    unexpected: int
+    out_of_order: int
+    ordered: int
+    """Records that have an order: sent with a key, and delivered at a position."""
+    latency: Latency | None
+    examples: Mapping[str, tuple[Mapping[str, Any], ...]]
+    """By the names of the counts: the first ones in the order of partition and position."""
+
+    @property
+    def broken(self) -> list[str]:
+        """The names of the guarantees that do not hold."""
+        counts = {"lost": self.lost, "out of order": self.out_of_order}
+        if self.exactly_once:
+            counts |= {"duplicated": self.duplicated, "unexpected": self.unexpected}
+        return [name for name, count in counts.items() if count]
+
+    @property
+    def ok(self) -> bool:
+        return not self.broken
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data. Keys are text, with backslashes where they are none."""
+        return {
+            "guarantee": "exactly once" if self.exactly_once else "at least once",
+            "ok": self.ok,
+            "broken": self.broken,
+            **{name: getattr(self, name) for name in ("sent", "delivered", *COUNTS, "ordered")},
+            "latency": self.latency and asdict(self.latency),
+            "examples": {name: [_plain(one) for one in found] for name, found in self.examples.items()},
+        }
+
+    def sentence(self) -> str:
+        """For people: what was found, and whether the guarantee holds."""
+        order = f"{_spaced(self.out_of_order)} out of order" if self.ordered else "no order known"
+        found = [f"{_spaced(self.lost)} lost", f"{_spaced(self.duplicated)} twice", order]
+        if self.unexpected:
+            found.append(f"{_spaced(self.unexpected)} never sent")
+        guarantee = "exactly once" if self.exactly_once else "at least once"
+        verdict = f"{guarantee} holds" if self.ok else f"broken ({', '.join(self.broken)})"
+        return f"{_spaced(self.sent)} sent, {_spaced(self.delivered)} delivered: {', '.join(found)}: {verdict}"
+
+
+def _spaced(number: int) -> str:
+    return f"{number:,}".replace(",", " ")
+
+
+def _plain(example: Mapping[str, Any]) -> dict[str, Any]:
+    """Bytes as text."""
+    return {
+        name: value.decode(errors="backslashreplace") if isinstance(value, bytes | bytearray) else value
+        for name, value in example.items()
+    }

@@ -1,0 +1,185 @@
+"""What is wrong with a topic and what would help, in one sentence, from its figures. Pure."""
+
+from shardyard.pipeline.balance.figures import (
+    ACTUAL_NAME,
+    HotKey,
+    KeySpread,
+    SchemeLoad,
+    Spread,
+    TopicBalance,
+    shown,
+)
+
+UNEVEN = 1.25
+"""The fullest partition against the mean: from here on it is worth a remedy."""
+BAD_CHI2 = 1.5
+"""Chi-square per degree of freedom of the keys ..."""
+BAD_P_VALUE = 1e-4
+"""... that chance does not explain: with few partitions it alone goes above 2 now and then."""
+BAD_KEYS = 1.05
+"""Nor is it worth a word while the fullest partition has but so many times its share of the keys."""
+FEW_KEYS = 200
+"""To a partition: below that chance alone makes partitions uneven by a quarter, if there are many of them."""
+SHOWN_CHARACTERS = 60
+
+
+def verdict(found: TopicBalance) -> str:
+    """The first thing to know about a topic, judged where its records are, or else by the first scheme."""
+    if not found.records:
+        return "no records"
+    if not found.schemes:
+        return f"{_number(found.records)} records, and neither partitions nor a scheme to judge them by"
+    load = found.schemes[0]
+    return (
+        _few_keys(found, load)
+        or _hot_key(found, load)
+        or _large_records(load)
+        or _bad_hash(found, load)
+        or _idle_members(found, load)
+        or _uneven(found, load)
+        or _even(load)
+    )
+
+
+def _few_keys(found: TopicBalance, load: SchemeLoad) -> str | None:
+    keys, partitions = found.key_check.distinct, load.partitions
+    if found.keyless or not found.key_check.exact or keys >= partitions:
+        return None
+    have = "1 key fills" if keys == 1 else f"{_number(keys)} keys fill"
+    rest = partitions - keys
+    stay = "1 stays" if rest == 1 else f"{rest} stay"
+    return f"{have} at most {keys} of {partitions} partitions, at least {stay} empty: more partitions do not help"
+
+
+def _hot_key(found: TopicBalance, load: SchemeLoad) -> str | None:
+    """A key that has more than a partition should, and is at least half of what its partition has. More partitions
+    can't help: wherever the key goes, all of it goes."""
+    unit, spread = _measure(load)
+    if spread.over_mean < UNEVEN:
+        return None
+    mean = spread.total / len(spread.counts)
+    heavy = [key for key in found.hot_keys.keys if _of(key, unit) > mean and key.records > 1]
+    worst = max(_on(heavy, load.scheme, spread.fullest), key=lambda key: _of(key, unit), default=None)
+    if worst is None or _of(worst, unit) * 2 < spread.counts[spread.fullest]:
+        return None
+    rest = list(spread.counts)
+    for key in heavy:
+        if (place := key.place(load.scheme)) is not None:
+            rest[place] -= _of(key, unit)
+    share = max(rest) / sum(rest) if sum(rest) else 0.0
+    also = {0: "the key", 1: "the key and another one as hot"}.get(
+        len(heavy) - 1, f"the key and {len(heavy) - 1} others as hot"
+    )
+    return (
+        f"{_fullest(load, unit, spread)}, {_percent(_of(worst, unit) / spread.counts[spread.fullest])} of it "
+        f"the key `{_short(worst)}`: splitting {also} helps (without {'it' if len(heavy) == 1 else 'them'} the fullest "
+        f"partition would carry {_percent(share)}), more partitions do not "
+        f"(the key alone is {_percent(_of(worst, unit) / spread.total)})"
+    )
+
+
+def _large_records(load: SchemeLoad) -> str | None:
+    spread = load.bytes
+    if spread is None or spread.over_mean < UNEVEN or load.records.over_mean >= UNEVEN:
+        return None
+    records = load.records.counts[spread.fullest] / load.records.total
+    return (
+        f"{_fullest(load, 'bytes', spread)} but only {_percent(records)} of the records, which are "
+        f"{_times(spread.fullest_share / records)} the mean size: smaller records help, "
+        "more partitions or another hash do not"
+    )
+
+
+def _bad_hash(found: TopicBalance, load: SchemeLoad) -> str | None:
+    here = next((check for check in found.key_check.schemes if check.scheme == load.scheme), None)
+    if here is None or not _badly(here):
+        return None
+    others = [check for check in found.key_check.schemes if check is not here and not _badly(check)]
+    best = min(others, key=lambda o: (o.partitions != here.partitions, o.keys.balance.chi2_per_df), default=None)
+    who = "their hash" if load.scheme == ACTUAL_NAME else f"`{load.scheme}`"
+    helps = f"`{best.scheme}` helps ({best.keys.balance.chi2_per_df:.1f})" if best else "none that was tried is better"
+    return (
+        f"{who} spreads the keys badly "
+        f"(chi-square per degree of freedom {here.keys.balance.chi2_per_df:.1f} instead of 1; "
+        f"partition {here.keys.fullest} has {_percent(here.keys.fullest_share)} of the keys): {helps}"
+    )
+
+
+def _badly(check: KeySpread) -> bool:
+    found = check.keys.balance
+    return found.chi2_per_df > BAD_CHI2 and found.p_value < BAD_P_VALUE and found.max_over_mean > BAD_KEYS
+
+
+def _idle_members(found: TopicBalance, load: SchemeLoad) -> str | None:
+    idle = [m for m in found.members if m.scheme == load.scheme and m.idle]
+    if not idle:
+        return None
+    least = min(idle, key=lambda m: m.members)
+    are = "1 member" if least.idle == 1 else f"{least.idle} members"
+    return (
+        f"{load.partitions} partitions for {least.members} members leave {are} idle: "
+        f"at least {least.members} partitions help"
+    )
+
+
+def _uneven(found: TopicBalance, load: SchemeLoad) -> str | None:
+    unit, spread = _measure(load)
+    if spread.over_mean < UNEVEN:
+        return None
+    most = max(_on(found.hot_keys.keys, load.scheme, spread.fullest), key=lambda key: _of(key, unit), default=None)
+    part = _of(most, unit) / spread.counts[spread.fullest] if most else 0.0
+    if most and part >= 0.1:
+        cause = f"{_percent(part)} of it the key `{_short(most)}`, which is not too large for a partition"
+    elif found.key_check.distinct < FEW_KEYS * load.partitions:
+        cause = f"by chance, since {_number(found.key_check.distinct)} keys are few for {load.partitions} partitions"
+    else:
+        cause = "and neither one key nor the hash is to blame"
+    best = min(found.schemes, key=lambda other: _measure(other)[1].over_mean)
+    helps = "fewer partitions even it out"
+    if (over := _measure(best)[1].over_mean) < 0.9 * spread.over_mean:
+        helps = f"`{best.scheme}` comes to {_times(over)} the mean"
+    return f"{_fullest(load, unit, spread)}, {_times(spread.over_mean)} the mean, {cause}: {helps}"
+
+
+def _even(load: SchemeLoad) -> str:
+    unit, spread = _measure(load)
+    return (
+        f"even: {_fullest(load, unit, spread)}, {spread.over_mean:.2f} times the mean of {load.partitions} partitions"
+    )
+
+
+def _measure(load: SchemeLoad) -> tuple[str, Spread]:
+    """Bytes or records, whichever is less even."""
+    if load.bytes is not None and load.bytes.over_mean >= load.records.over_mean:
+        return "bytes", load.bytes
+    return "records", load.records
+
+
+def _of(key: HotKey, unit: str) -> int:
+    return (key.bytes or 0) if unit == "bytes" else key.records
+
+
+def _on(keys: tuple[HotKey, ...] | list[HotKey], scheme: str, partition: int) -> list[HotKey]:
+    return [key for key in keys if key.place(scheme) == partition]
+
+
+def _fullest(load: SchemeLoad, unit: str, spread: Spread) -> str:
+    where = "" if load.scheme == ACTUAL_NAME else f"with `{load.scheme}`, "
+    return f"{where}partition {spread.fullest} carries {_percent(spread.fullest_share)} of the {unit}"
+
+
+def _short(key: HotKey) -> str:
+    text = shown(key.key)
+    return text if len(text) <= SHOWN_CHARACTERS else text[: SHOWN_CHARACTERS - 1] + "…"
+
+
+def _percent(share: float) -> str:
+    return f"{share:.0%}"[:-1] + " %" if share >= 0.1 else f"{share * 100:.2g} %"
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:.0f} times" if ratio >= 10 else f"{ratio:.1f} times"
+
+
+def _number(count: int) -> str:
+    return f"{count:,}".replace(",", " ")

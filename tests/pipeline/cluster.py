@@ -1,0 +1,63 @@
+"""A standalone Spark cluster of one master and two workers, from the installed pyspark."""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyspark
+
+HOME = Path(pyspark.__file__).parent
+PATIENCE = 60.0
+ENVIRONMENT = {"SPARK_LOCAL_IP": "127.0.0.1", "SPARK_HOME": str(HOME)}
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@contextlib.contextmanager
+def daemon(name: str, folder: Path, *arguments: str) -> Iterator[Path]:
+    """A part of Spark in a process of its own; gives the file with what it says."""
+    said = folder / f"{name}.log"
+    command = [str(HOME / "bin" / "spark-class"), f"org.apache.spark.deploy.{arguments[0]}", *arguments[1:]]
+    with said.open("w") as log:
+        process = subprocess.Popen(
+            command, stdout=log, stderr=log, cwd=folder, env=os.environ | ENVIRONMENT, start_new_session=True
+        )
+    try:
+        yield said
+    finally:
+        os.killpg(process.pid, signal.SIGTERM)
+        process.wait(PATIENCE)
+
+
+def says(said: Path, text: str, times: int) -> None:
+    until = time.monotonic() + PATIENCE
+    while said.read_text().count(text) < times:
+        assert time.monotonic() < until, said.read_text()
+        time.sleep(0.1)
+
+
+@contextlib.contextmanager
+def cluster(folder: Path) -> Iterator[str]:
+    """The master's URL, once both workers are there."""
+    folder.mkdir()
+    port = free_port()
+    url = f"spark://127.0.0.1:{port}"
+    here = ("--host", "127.0.0.1", "--webui-port", "0")
+    with contextlib.ExitStack() as parts:
+        master = parts.enter_context(daemon("master", folder, "master.Master", *here, "--port", str(port)))
+        says(master, "I have been elected leader", 1)
+        for name in ("worker-1", "worker-2"):
+            size = ("--cores", "1", "--memory", "1g", "--work-dir", str(folder / name))
+            parts.enter_context(daemon(name, folder, "worker.Worker", *here, *size, url))
+        says(master, "Registering worker", 2)
+        yield url

@@ -1,0 +1,83 @@
+"""Logs for the pipeline's tests: filled, and read back, without an event loop."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from shardyard.log import SCHEMA
+from shardyard.model import Partition, Record, Topic
+from shardyard.pipeline.blocking import blocking
+from shardyard.placement import partitioner_named
+
+
+def url(folder: Path) -> str:
+    return f"sqlite:///{folder / 'log'}"
+
+
+def create(log: str, topic: str, partitions: int) -> Topic:
+    with blocking(log) as opened:
+        return opened.wait(opened.log.create_topic(topic, partitions))
+
+
+def append(log: str, topic: str, partition: int, records: list[Record] | pa.RecordBatch) -> None:
+    with blocking(log) as opened:
+        opened.wait(opened.log.append(Partition(topic, partition), records))
+
+
+def fill(log: str, topic: str, count: int, *, keys: int = 50, first: int = 0, batch: int = 1000) -> None:
+    """`count` records `id-<n>` with the value n, where their keys `key-<n % keys>` live, a millisecond apart."""
+    with blocking(log) as opened:
+        found = opened.wait(opened.log.topic(topic))
+        rule = partitioner_named(found.partitioner, found.partitions, found.hash)
+        for start in range(first, first + count, batch):
+            data = numbered(range(start, min(start + batch, first + count)), keys)
+            places = rule.place_array(data["key"]).to_numpy()
+            for partition in np.unique(places).tolist():
+                part = data.take(pa.array(np.flatnonzero(places == partition)))
+                opened.wait(opened.log.append(Partition(topic, partition), part))
+
+
+def numbered(numbers: Iterable[int], keys: int, start_ms: int = 1_760_000_000_000) -> pa.RecordBatch:
+    n = pa.array(numbers, pa.int64())
+    text = n.cast(pa.string())
+    count = len(n)
+    residues = pa.array(n.to_numpy() % keys).cast(pa.string())
+    return pa.RecordBatch.from_arrays(
+        [
+            pc.binary_join_element_wise("id-", text, ""),
+            pc.binary_join_element_wise("key-", residues, "").cast(pa.binary()),
+            text.cast(pa.binary()),
+            pa.nulls(count, SCHEMA.field("headers").type),
+            pc.add(n, start_ms),
+        ],
+        schema=SCHEMA,
+    )
+
+
+def contents(log: str, topic: str) -> list[list[Record]]:
+    """The records of each partition."""
+    with blocking(log) as opened:
+        held = []
+        for partition in opened.wait(opened.log.topic(topic)):
+            at = opened.wait(opened.log.span(partition)).first
+            records: list[Record] = []
+            while len(batch := opened.wait(opened.log.read(partition, at, max_records=100_000))):
+                records += batch.records()
+                at = batch.end
+            held.append(records)
+        return held
+
+
+def by_key(partitions: list[list[Record]]) -> dict[bytes | None, list[str]]:
+    """The ids of each key, in order; a key is expected on one partition only."""
+    found: dict[bytes | None, list[str]] = {}
+    for records in partitions:
+        here: dict[bytes | None, list[str]] = {}
+        for record in records:
+            here.setdefault(record.key, []).append(record.id)
+        assert not here.keys() & found.keys()
+        found |= here
+    return found

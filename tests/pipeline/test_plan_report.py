@@ -1,0 +1,142 @@
+"""The report stands alone, shows what the plan says, and lets no text become markup."""
+
+import json
+import re
+from html import unescape
+from html.parser import HTMLParser
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from shardyard.pipeline.plan.load import KeySample, Load
+from shardyard.pipeline.plan.page import render
+from shardyard.pipeline.plan.report import PlanReport, make_plan
+
+VOID = {"meta", "br"}
+
+
+class Page(HTMLParser):
+    """Its tags, ids and attributes; complains when one is closed that is not open."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.ids: list[str] = []
+        self.attributes: list[tuple[str, str]] = []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += [(name, value or "") for name, value in attrs]
+        self.ids += [value or "" for name, value in attrs if name == "id"]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        if tag not in VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def planned(load: Load) -> PlanReport:
+    return make_plan(load, partitions=[64, 256], members=[16], assignors=["sticky", "contiguous"])
+
+
+@pytest.fixture(scope="module")
+def measured() -> PlanReport:
+    sample = KeySample(pa.array(["a", "b"]), np.array([1e9, 2e9]))
+    return planned(Load.measured([10] * 64, [10**9] * 64, rate=64.0, keys=sample))
+
+
+@pytest.fixture(scope="module")
+def page(measured: PlanReport) -> str:
+    return render(measured, "What if")
+
+
+def test_nothing_is_fetched(page: str) -> None:
+    found = Page(page)
+    assert not {"link", "img", "image", "iframe", "object", "embed", "base"} & set(found.tags)
+    assert found.tags.count("script") == 1
+    fetching = [value for name, value in found.attributes if name in ("src", "href", "xlink:href", "srcset")]
+    assert all(value.startswith("#") for value in fetching)
+    assert "http" not in page
+    assert "@import" not in page
+    assert all(target.startswith("#") for target in re.findall(r"url\(([^)]*)\)", page))
+
+
+def test_tags_are_closed_and_ids_are_there_once(page: str) -> None:
+    found = Page(page)
+    assert found.open == []
+    assert len(found.ids) == len(set(found.ids))
+    wanted = set(re.findall(r"url\(#([^)]*)\)", page)) | {v[1:] for n, v in found.attributes if n == "xlink:href"}
+    assert wanted
+    assert wanted <= set(found.ids)
+
+
+def test_the_plan_is_in_it_as_json(page: str, measured: PlanReport) -> None:
+    script = re.search(r'<script type="application/json" id="plan">(.*?)</script>', page, re.DOTALL)
+    assert script is not None
+    assert json.loads(script[1]) == measured.to_json()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "16 → 17",
+        "15 · 5.9 %",
+        "120 · 46.9 %",
+        "3.6 GB moved",  # 15 of 256 partitions of 64 GB; 3 GB of it on those of the two keys, which stay
+        "the formula is\n25.0 % above the table",
+        "takes 2.5 GB in each by the\nformula, and 2.5 GB as stated",
+        "mean 1.0 GB",
+    ],
+)
+def test_it_shows_the_numbers(page: str, text: str) -> None:
+    assert text in unescape(page)
+
+
+def test_the_recommendation_comes_first(page: str, measured: PlanReport) -> None:
+    assert unescape(page).index(measured.recommendation) < page.index("<table>")
+
+
+def test_there_are_four_plots_and_three_where_nothing_was_measured(page: str) -> None:
+    assert page.count("<svg ") == 4
+    assumed = render(planned(Load(0, 0)), "Nothing yet")
+    assert assumed.count("<svg ") == 3
+    assert Page(assumed).open == []
+
+
+def test_plots_take_their_colours_from_the_page(page: str) -> None:
+    assert "prefers-color-scheme: dark" in page
+    used = set(re.findall(r"var\(--([\w-]+)\)", page))
+    assert {"ink", "faint", "mean", "series-0", "series-1"} <= used
+    assert all(page.count(f"--{name}: #") == 2 for name in used)  # light and dark
+    svgs = "".join(re.findall(r"<svg .*?</svg>", page, re.DOTALL))
+    assert not re.findall(r"(?:fill|stroke): ?#", svgs)
+
+
+def test_a_title_stays_text(measured: PlanReport) -> None:
+    title = "</title><script>alert('1')</script> & \"more\""
+    text = render(measured, title)
+    assert Page(text).tags.count("script") == 1
+    assert "<script>alert" not in text
+    assert title in unescape(text)
+
+
+def test_the_same_plan_gives_the_same_page(page: str, measured: PlanReport) -> None:
+    assert render(measured, "What if") == page
+
+
+def test_very_many_partitions_make_no_huge_page() -> None:
+    rng = np.random.default_rng(1)
+    sizes = rng.integers(1, 10**6, 20_000).tolist()
+    report = make_plan(Load.measured(sizes, sizes), partitions=[10], members=[2], assignors=["sticky"])
+    text = render(report, "Many")
+    assert "the fullest of every 20" in text
+    assert len(text) - len(json.dumps(report.to_json())) < 200_000

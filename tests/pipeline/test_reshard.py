@@ -1,0 +1,315 @@
+"""reshard: the same records on other partitions, and those who write and read go on."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from shardyard.groups import Member, Node
+from shardyard.log import Sender, open_log
+from shardyard.model import (
+    Damaged,
+    InvalidCall,
+    InvalidValue,
+    Moved,
+    Partition,
+    Record,
+    Retention,
+    TopicExists,
+    UnknownTopic,
+)
+from shardyard.pipeline.blocking import blocking
+from shardyard.pipeline.reshard import reshard as job
+from shardyard.pipeline.reshard.job import abort, next_name
+from shardyard.pipeline.reshard.reshard import reshard
+from shardyard.pipeline.source.staging import commit, folder_of
+from shardyard.placement import Jump, Modulus
+from shardyard.registry import open_registry
+from tests.pipeline.logs import append, by_key, contents, create, fill, url
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> str:
+    return url(tmp_path)
+
+
+@pytest.fixture
+def registry(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path / 'registry.db'}"
+
+
+def ids(partitions: list[list[Record]]) -> list[str]:
+    return sorted(record.id for records in partitions for record in records)
+
+
+def left_behind(log: str) -> list[Path]:
+    return [path for path in folder_of(log).rglob("*") if path.is_file()]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "rule"),
+    [
+        ({"partitions": 7}, Modulus("fnv1a32", 7)),
+        ({"partitions": 2}, Modulus("fnv1a32", 2)),
+        ({"partitions": 3, "partitioner": "jump"}, Jump("xxh64", 3)),
+    ],
+    ids=["more", "fewer", "another partitioner"],
+)
+def test_every_record_is_where_its_key_lives_now_in_order(
+    spark: SparkSession, log: str, wanted: dict[str, Any], rule: Modulus | Jump
+) -> None:
+    create(log, "orders", 3)
+    fill(log, "orders", 500)
+    append(log, "orders", 1, [Record(f"free-{n}", None, b"", (("tag", b"x"),), 5 + n) for n in range(10)])
+    before = contents(log, "orders")
+    done = reshard(spark, log, "orders", **wanted)
+    assert (done.target, done.records) == ("orders.2", 510)
+    after = contents(log, "orders.2")
+    assert sorted((r for p in after for r in p), key=lambda r: r.id) == sorted(
+        (r for p in before for r in p), key=lambda r: r.id
+    )
+    keyed = [[r for r in records if r.key is not None] for records in after]
+    assert by_key(keyed) == by_key([[r for r in records if r.key is not None] for records in before])
+    assert all(rule.place(r.key) == i for i, records in enumerate(keyed) for r in records)
+    assert contents(log, "orders") == before  # the old topic stays
+    assert left_behind(log) == []
+
+
+def test_the_topic_moves_with_its_kind_and_retention(spark: SparkSession, log: str) -> None:
+    create(log, "orders", 2)
+    with blocking(log) as opened:
+        opened.wait(opened.log.set_retention("orders", Retention(age_ms=10**12)))
+    fill(log, "orders", 20)
+    reshard(spark, log, "orders", partitions=4, target="orders-wide")
+    with blocking(log) as opened:
+        assert opened.wait(opened.log.topic("orders")).successor == "orders-wide"
+        assert opened.wait(opened.log.topic("orders-wide")).retention == Retention(age_ms=10**12)
+        with pytest.raises(Moved):
+            opened.wait(opened.log.append(Partition("orders", 0), [Record("x", None, b"")]))
+
+
+def test_a_topic_may_be_resharded_again_and_again(spark: SparkSession, log: str) -> None:
+    create(log, "orders", 2)
+    fill(log, "orders", 60)
+    assert reshard(spark, log, "orders", partitions=4).target == "orders.2"
+    fill(log, "orders.2", 40, first=60)
+    assert reshard(spark, log, "orders.2", partitions=3).target == "orders.3"
+    assert len(ids(contents(log, "orders.3"))) == 100
+    with pytest.raises(Moved, match=r"'orders' goes on as 'orders\.2'"):
+        reshard(spark, log, "orders", partitions=5)
+
+
+def test_names_count_upwards() -> None:
+    assert next_name("orders", []) == "orders.2"
+    assert next_name("orders", ["orders.2"]) == "orders.3"
+    assert next_name("orders.9", []) == "orders.10"
+
+
+# Those who write and read
+
+
+async def consume(log: str, registry: str, topic: str, count: int, seen: list[str]) -> None:
+    """Be the group `billing` until `count` records were done."""
+    with open_registry(registry) as rows:
+        async with (
+            open_log(log) as opened,
+            Node(opened, rows) as node,
+            Member("billing", [topic], node=node, max_records=7) as member,
+        ):
+            async for batch in member:
+                seen.extend(record.id for record in batch.records())
+                await batch.commit()
+                if len(seen) >= count:
+                    return
+
+
+def test_groups_go_on_where_they_were(spark: SparkSession, log: str, registry: str) -> None:
+    create(log, "orders", 3)
+    fill(log, "orders", 300)
+    seen: list[str] = []
+    asyncio.run(consume(log, registry, "orders", 100, seen))
+    done = reshard(spark, log, "orders", partitions=8, registry=registry)
+    assert done.groups == {"billing": 0}
+    asyncio.run(consume(log, registry, "orders", 300, seen))  # under its old name
+    assert sorted(seen) == ids(contents(log, "orders"))
+
+
+def test_producers_go_on_writing_and_nothing_is_lost_or_doubled(
+    spark: SparkSession, log: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job, "SWITCH_BELOW", 200)
+    create(log, "orders", 3)
+    fill(log, "orders", 1000)
+
+    async def produce(name: int, stop: asyncio.Event) -> int:
+        n = 0
+        async with open_log(log) as opened:
+            sender = Sender(opened, "orders")
+            while not stop.is_set():
+                await sender.send(
+                    [Record(f"live-{name}-{n + i:06}", b"live-%d-%d" % (name, i), b"v") for i in range(5)]
+                )
+                n += 5
+                await asyncio.sleep(0.005)
+        assert sender.topic is not None
+        assert sender.topic.name == "orders.2"
+        return n
+
+    async def story() -> list[int]:
+        stop = asyncio.Event()
+        producers = [asyncio.create_task(produce(name, stop)) for name in range(3)]
+        done = await asyncio.to_thread(reshard, spark, log, "orders", partitions=5)
+        assert done.records > 1000
+        await asyncio.sleep(0.5)
+        stop.set()
+        return await asyncio.gather(*producers)
+
+    counts = asyncio.run(story())
+    expected = [f"live-{name}-{n:06}" for name, count in enumerate(counts) for n in range(count)]
+    held = contents(log, "orders.2")
+    assert [i for i in ids(held) if i.startswith("live")] == sorted(expected)
+    assert len(ids(held)) == 1000 + sum(counts)
+    assert all(
+        found == sorted(found) for key, found in by_key(held).items() if key is not None and key.startswith(b"live")
+    )
+
+
+# Cut off, and gone on with
+
+
+class Dies(Exception):
+    pass
+
+
+STEPS = ["put", "begin", "append", "check", "seal", "carry", "move", "forget"]
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_reshard_that_dies_at_any_step_is_finished_by_the_next_run(
+    spark: SparkSession, log: str, registry: str, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create(log, "orders", 3)
+    fill(log, "orders", 200)
+    seen: list[str] = []
+    asyncio.run(consume(log, registry, "orders", 50, seen))
+
+    def dies(*_: Any, **__: Any) -> Any:
+        raise Dies
+
+    where = {
+        "put": "shardyard.pipeline.source.staging.Staging.begin",
+        "begin": "shardyard.pipeline.reshard.reshard.commit",
+        "append": "shardyard.pipeline.source.staging.Staging.finish",
+        "check": "shardyard.pipeline.reshard.reshard.checksum",
+        "seal": "shardyard.log.sqlite.engine.SqliteLog.set_retention",
+        "carry": "shardyard.pipeline.reshard.reshard.carry_over",
+        "move": "shardyard.log.sqlite.engine.SqliteLog.move_topic",
+        "forget": "shardyard.pipeline.reshard.reshard.forget",
+    }
+    with monkeypatch.context() as patch:
+        patch.setattr(where[step], dies)
+        with pytest.raises(Dies):
+            reshard(spark, log, "orders", partitions=5, registry=registry)
+    before = contents(log, "orders")
+    done = reshard(spark, log, "orders", partitions=5, registry=registry)
+    assert done.records == 200
+    after = contents(log, "orders.2")
+    assert by_key(after) == by_key(before)
+    asyncio.run(consume(log, registry, "orders", 200, seen))
+    assert sorted(seen) == ids(before)
+    assert [path for path in left_behind(log) if path.suffix != ".arrow"] == []
+
+
+def test_a_copy_that_differs_is_never_switched_to(
+    spark: SparkSession, log: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create(log, "orders", 3)
+    fill(log, "orders", 50)
+
+    real = commit
+
+    async def extra(opened: Any, staging: Any, manifest: Any) -> int:
+        await opened.append(Partition("orders.2", 0), [Record("stray", b"k", b"v")])
+        return await real(opened, staging, manifest)
+
+    monkeypatch.setattr(job, "commit", extra)
+    with pytest.raises(Damaged, match=r"orders\.2 is damaged: it has Checksum"):
+        reshard(spark, log, "orders", partitions=5)
+    with blocking(log) as opened:
+        topic = opened.wait(opened.log.topic("orders"))
+        assert not topic.sealed
+        assert topic.successor is None
+    assert abort(log, "orders") == "orders.2"
+    assert left_behind(log) == []
+    with blocking(log) as opened, pytest.raises(UnknownTopic):
+        opened.wait(opened.log.topic("orders.2"))
+
+
+def test_an_aborted_reshard_leaves_the_topic_as_it_was(
+    spark: SparkSession, log: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create(log, "orders", 3)
+    fill(log, "orders", 50)
+
+    def dies(*_: Any) -> Any:
+        raise Dies
+
+    with monkeypatch.context() as patch:
+        patch.setattr("shardyard.log.sqlite.engine.SqliteLog.move_topic", dies)
+        with pytest.raises(Dies):
+            reshard(spark, log, "orders", partitions=5)
+    abort(log, "orders")
+    fill(log, "orders", 50, first=50)  # takes records again
+    with pytest.raises(InvalidCall, match="there is no reshard of 'orders' under way"):
+        abort(log, "orders")
+    assert reshard(spark, log, "orders", partitions=6).records == 100
+
+
+# Bad input
+
+
+@pytest.mark.parametrize(
+    ("topic", "options", "kind", "says"),
+    [
+        ("refunds", {"partitions": 5}, UnknownTopic, "topic 'refunds' does not exist"),
+        ("orders", {"partitions": 0}, InvalidValue, "partitions is 0: expected a whole number of at least 1"),
+        ("orders", {"partitions": 3}, InvalidValue, "another number or partitioner than 'orders' has"),
+        ("orders", {"partitions": 5, "partitioner": "ring"}, InvalidValue, "partitioner is 'ring'"),
+        ("orders", {"partitions": 5, "partitioner": "jump", "hash_": "fnv1a32"}, InvalidValue, "a 64-bit hash"),
+        ("orders", {"partitions": 5, "target": "taken"}, TopicExists, "topic 'taken' exists already"),
+        ("orders", {"partitions": 5, "target": "no/name"}, InvalidValue, "topic name is 'no/name'"),
+    ],
+)
+def test_a_wrong_reshard_changes_nothing(
+    spark: SparkSession, log: str, topic: str, options: dict[str, Any], kind: type[Exception], says: str
+) -> None:
+    create(log, "orders", 3)
+    create(log, "taken", 1)
+    with pytest.raises(kind, match=says):
+        reshard(spark, log, topic, **options)
+    with blocking(log) as opened:
+        assert [(t.name, t.sealed) for t in opened.wait(opened.log.topics())] == [("orders", False), ("taken", False)]
+    assert left_behind(log) == []
+
+
+def test_one_reshard_of_a_topic_at_a_time(spark: SparkSession, log: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    create(log, "orders", 3)
+    fill(log, "orders", 50)
+
+    def dies(*_: Any) -> Any:
+        raise Dies
+
+    with monkeypatch.context() as patch:
+        patch.setattr("shardyard.log.sqlite.engine.SqliteLog.seal_topic", dies)
+        with pytest.raises(Dies):
+            reshard(spark, log, "orders", partitions=5)
+    with pytest.raises(InvalidCall, match=r"'orders' is being resharded to 'orders\.2' with 5 partitions by modulus"):
+        reshard(spark, log, "orders", partitions=6)
+    job_file = folder_of(log) / "reshards" / "orders" / "job.json"
+    assert json.loads(job_file.read_text())["target"] == "orders.2"
+    job_file.write_text("{")
+    with pytest.raises(Damaged, match=r"job\.json is damaged"):
+        reshard(spark, log, "orders", partitions=5)

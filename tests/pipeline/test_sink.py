@@ -1,0 +1,301 @@
+"""The data source: frames written to topics, in batches and as streams."""
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 as everybody calls it
+
+from shardyard.log import SqliteLog
+from shardyard.model import InvalidValue, Record
+from shardyard.pipeline.blocking import blocking
+from shardyard.pipeline.source.staging import Manifest, Staging, commit, folder_of
+from shardyard.placement import Jump, Modulus
+from tests.pipeline.logs import append, by_key, contents, create, fill, numbered, url
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> str:
+    return url(tmp_path)
+
+
+def write(frame: DataFrame, log: str, topic: str = "orders", **options: Any) -> None:
+    frame.write.format("shardyard").options(log=log, topic=topic, **options).mode("append").save()
+
+
+def rows(spark: SparkSession, count: int, keys: int = 10) -> DataFrame:
+    """Ids `id-<n>` in the order of n, in several tasks."""
+    n = spark.range(0, count, numPartitions=4)
+    return n.select(
+        F.concat(F.lit("id-"), "id").alias("id"),
+        F.concat(F.lit("key-"), F.col("id") % keys).alias("key"),
+        F.col("id").cast("string").alias("value"),
+    )
+
+
+def in_order(partitions: list[list[Record]]) -> bool:
+    return all(ids == sorted(ids, key=lambda i: int(i[3:])) for ids in by_key(partitions).values())
+
+
+def sent(partitions: list[list[Record]]) -> list[int]:
+    return sorted(int(record.id[3:]) for records in partitions for record in records)
+
+
+def staged_files(log: str) -> list[Path]:
+    return [path for path in folder_of(log).rglob("*") if path.is_file()]
+
+
+# Batches
+
+
+@pytest.mark.parametrize(
+    ("options", "rule"),
+    [
+        ({}, Modulus("fnv1a32", 5)),
+        ({"partitioner": "modulus", "hash": "murmur2"}, Modulus("murmur2", 5)),
+        ({"partitioner": "jump"}, Jump("xxh64", 5)),
+    ],
+)
+def test_records_go_where_their_keys_live_in_order(
+    spark: SparkSession, log: str, options: dict[str, str], rule: Modulus | Jump
+) -> None:
+    create(log, "orders", 5)
+    write(rows(spark, 1000), log, **options)
+    held = contents(log, "orders")
+    assert sent(held) == list(range(1000))
+    assert in_order(held)
+    assert all(rule.place(r.key) == i for i, records in enumerate(held) for r in records)
+    assert staged_files(log) == []
+
+
+def test_everything_that_was_read_can_be_written_again(spark: SparkSession, log: str) -> None:
+    create(log, "orders", 2)
+    create(log, "copy", 2)
+    headers = (("tag", b"x"), ("trace", b""))
+    records = [
+        Record("a", b"\xff", b"\0", headers, 1000),
+        Record("b", None, b"v", (), 2000),
+        Record("c", b"", b"", (), 1),
+    ]
+    append(log, "orders", 1, records)
+    read = spark.read.format("shardyard").options(log=log, topics="orders").load()
+    write(read, log, "copy", partitioner="column")
+    assert contents(log, "copy") == [[], records]
+
+
+def test_records_without_a_key_are_dealt_in_turn_and_what_is_missing_is_made_up(spark: SparkSession, log: str) -> None:
+    create(log, "orders", 4)
+    write(spark.range(100, numPartitions=1).selectExpr("cast(id as string) value"), log)
+    held = contents(log, "orders")
+    assert [len(records) for records in held] == [25] * 4
+    made = [r for records in held for r in records]
+    assert len({r.id for r in made}) == 100
+    assert all(r.key is None and r.timestamp > 1_700_000_000_000 for r in made)
+    write(
+        spark.range(100, numPartitions=1).selectExpr("'k' key", "cast(id as string) value"),
+        log,
+        partitioner="round_robin",
+    )
+    assert [len(records) for records in contents(log, "orders")] == [50] * 4
+
+
+def test_a_batch_with_a_producers_name_is_written_once(spark: SparkSession, log: str) -> None:
+    create(log, "orders", 3)
+    for _ in range(2):
+        write(rows(spark, 100), log, producer="nightly 2026-01-31")
+    assert sent(contents(log, "orders")) == list(range(100))
+    for _ in range(2):
+        write(rows(spark, 100), log)
+    assert len(sent(contents(log, "orders"))) == 300
+
+
+@pytest.mark.parametrize(
+    ("frame", "options", "says"),
+    [
+        ("cast(id as string) value", {"topic": "refunds"}, "topic 'refunds' does not exist"),
+        ("cast(id as string) text", {}, "columns is 'text': expected a column 'value'"),
+        ("cast(id as string) value; id price", {}, "column is 'price': expected partition, timestamp, id, key, value"),
+        ("id value", {}, "type of column 'value' is 'bigint': expected binary or string"),
+        (
+            "'v' value; cast(7 as int) partition",
+            {"partitioner": "column"},
+            "column 'partition' is 7: expected partitions 0",
+        ),
+        ("'v' value", {"partitioner": "column"}, "expected a frame with a column 'partition'"),
+        ("'v' value", {"partitioner": "ring"}, "partitioner is 'ring'"),
+        ("'v' value; '' id", {}, "column 'id' is '': expected no empty text"),
+        ("cast(null as string) value", {}, "column 'value' is None: expected no null"),
+        ("repeat('x', 1100000) value", {}, "in bytes is 1100000, beyond the limit of 1048576"),
+    ],
+)
+def test_what_cannot_be_written_is_refused_and_nothing_is_written(
+    spark: SparkSession, log: str, frame: str, options: dict[str, str], says: str
+) -> None:
+    create(log, "orders", 3)
+    with pytest.raises(PySparkException, match=says):
+        write(spark.range(10).selectExpr(*frame.split("; ")), log, **{"topic": "orders"} | options)
+    assert contents(log, "orders") == [[], [], []]
+
+
+def test_a_topic_is_never_overwritten(spark: SparkSession, log: str) -> None:
+    create(log, "orders", 1)
+    fill(log, "orders", 5)
+    with pytest.raises(PySparkException, match="mode is 'overwrite': expected append"):
+        rows(spark, 5).write.format("shardyard").options(log=log, topic="orders").mode("overwrite").save()
+    assert len(contents(log, "orders")[0]) == 5
+
+
+# Streams
+
+
+@pytest.fixture
+def copied(spark: SparkSession, log: str, tmp_path: Path) -> Callable[..., None]:
+    """Copy what is in `orders` to `copy` by a stream that goes on where it stopped."""
+
+    def copy(**options: Any) -> None:
+        stream = spark.readStream.format("shardyard").options(log=log, topics="orders", startingOffsets="earliest")
+        frame = stream.option("maxRecordsPerTrigger", 70).load()
+        writer = frame.writeStream.format("shardyard").options(log=log, topic="copy", **options)
+        writer = writer.option("checkpointLocation", str(tmp_path / "checkpoint"))
+        writer.trigger(availableNow=True).start().awaitTermination()
+
+    return copy
+
+
+def test_a_stream_writes_each_record_once_in_order(log: str, copied: Callable[..., None]) -> None:
+    create(log, "orders", 3)
+    create(log, "copy", 5)
+    fill(log, "orders", 200)
+    copied()
+    fill(log, "orders", 100, first=200)
+    copied()
+    held = contents(log, "copy")
+    assert sent(held) == list(range(300))
+    assert in_order(held)
+
+
+def test_a_batch_that_spark_replays_adds_nothing(log: str, copied: Callable[..., None], tmp_path: Path) -> None:
+    create(log, "orders", 3)
+    create(log, "copy", 5)
+    fill(log, "orders", 200)
+    copied()
+    commits = sorted((tmp_path / "checkpoint" / "commits").glob("[0-9]*"))
+    commits[-1].unlink()  # as if the driver had died after it wrote the batch and before it said so
+    (commits[-1].parent / f".{commits[-1].name}.crc").unlink()
+    fill(log, "orders", 100, first=200)
+    copied()
+    assert sent(contents(log, "copy")) == list(range(300))
+
+
+def test_a_new_checkpoint_is_a_new_query(log: str, copied: Callable[..., None], tmp_path: Path) -> None:
+    create(log, "orders", 1)
+    create(log, "copy", 1)
+    fill(log, "orders", 50)
+    copied()
+    (tmp_path / "checkpoint").rename(tmp_path / "old")
+    copied()
+    assert sent(contents(log, "copy")) == sorted([*range(50)] * 2)
+
+
+def test_a_stream_needs_a_name_that_lasts(spark: SparkSession, log: str, tmp_path: Path) -> None:
+    create(log, "orders", 1)
+    fill(log, "orders", 5)
+    create(log, "copy", 1)
+    spark.conf.set("spark.sql.streaming.checkpointLocation", str(tmp_path / "elsewhere"))
+    try:
+        stream = (
+            spark.readStream.format("shardyard").options(log=log, topics="orders", startingOffsets="earliest").load()
+        )
+        query = stream.writeStream.format("shardyard").options(log=log, topic="copy").trigger(availableNow=True).start()
+        with pytest.raises(PySparkException, match="option 'producer' is None: expected a checkpointLocation"):
+            query.awaitTermination()
+    finally:
+        spark.conf.unset("spark.sql.streaming.checkpointLocation")
+    assert contents(log, "copy") == [[]]
+
+
+# Putting aside
+
+
+def put(staging: Staging, numbers: range) -> str:
+    data = numbered(numbers, 7)
+    name = staging.put([(data, Modulus("fnv1a32", 3).place_array(data["key"]).to_numpy())])
+    assert name is not None
+    return name
+
+
+def run(log: str, manifest: Manifest) -> int:
+    with blocking(log) as opened:
+        return opened.wait(commit(opened.log, Staging(folder_of(log)), manifest))
+
+
+class Dies(Exception):
+    pass
+
+
+def test_a_batch_cut_off_in_the_middle_is_finished_with_the_files_of_the_first_time(
+    log: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shardyard.pipeline.source.staging.APPEND_RECORDS", 10)
+    epoch = create(log, "orders", 3).epoch
+    staging = Staging(folder_of(log))
+    first = Manifest("p", 4, "orders", epoch, (put(staging, range(100)), put(staging, range(100, 200))), {})
+    left = 9
+
+    async def cut_off(self: SqliteLog, *args: Any, **options: Any) -> Any:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise Dies
+        return await append_for_real(self, *args, **options)
+
+    append_for_real = SqliteLog.append
+    with monkeypatch.context() as patch:
+        patch.setattr(SqliteLog, "append", cut_off)
+        with pytest.raises(Dies):
+            run(log, first)
+    assert 0 < len(sent(contents(log, "orders"))) < 200
+    # Replayed, the rows of the batch may come in other tasks: what counts is what was begun.
+    again = Manifest("p", 4, "orders", epoch, (put(staging, range(150)), put(staging, range(150, 200))), {})
+    run(log, again)
+    held = contents(log, "orders")
+    assert sent(held) == list(range(200))
+    assert in_order(held)
+    assert run(log, Manifest("p", 4, "orders", epoch, (put(staging, range(200)),), {})) == 0
+    assert len(sent(contents(log, "orders"))) == 200
+    assert sorted(path.name for path in staged_files(log)) == ["done.json", "p.lock"]
+
+
+def test_appends_too_old_to_be_known_are_known_to_be_stored(log: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shardyard.pipeline.source.staging.APPEND_RECORDS", 1)
+    epoch = create(log, "orders", 3).epoch
+    staging = Staging(folder_of(log))
+    manifest = Manifest("p", 0, "orders", epoch, (put(staging, range(400)),), {})
+    with monkeypatch.context() as patch:
+        patch.setattr(Staging, "finish", lambda *_: None)  # it died when all was appended, before it could say so
+        run(log, manifest)
+    run(log, manifest)
+    assert sent(contents(log, "orders")) == list(range(400))
+
+
+def test_records_put_aside_for_a_topic_that_was_made_anew_are_not_appended(log: str) -> None:
+    epoch = create(log, "orders", 3).epoch
+    manifest = Manifest("p", 0, "orders", epoch - 1, (put(Staging(folder_of(log)), range(10)),), {})
+    with pytest.raises(InvalidValue, match="the one the records were put aside for"):
+        run(log, manifest)
+    assert contents(log, "orders") == [[], [], []]
+
+
+def test_files_of_tasks_that_failed_are_cleared_away_after_a_day(log: str) -> None:
+    create(log, "orders", 3)
+    staging = Staging(folder_of(log))
+    old, new = put(staging, range(5)), put(staging, range(5))
+    path = folder_of(log) / "files" / old
+    os.utime(path, (time.time() - 25 * 3600,) * 2)
+    staging.clear_orphans()
+    assert [p.name for p in staged_files(log)] == [new]
