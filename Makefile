@@ -15,7 +15,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt tools/setup
 setup: $(VENV)/.ready ## make the virtual environment (the other targets do it by themselves)
 
 .PHONY: run
-run: $(VENV)/.ready ## a tour: where keys live, how evenly, what moves; and a group sharing a durable log
+run: $(VENV)/.ready ## a tour: where keys live, what moves, a group sharing a durable log, and the pipeline at work on it
 	@$(BIN)/shardyard tour
 
 .PHONY: test
@@ -35,20 +35,22 @@ format: $(VENV)/.ready ## let ruff put the code in order
 	@$(BIN)/ruff format .
 
 .PHONY: chaos
-chaos: $(VENV)/.ready ## 100 000 simulated histories, then real processes killed and stalled for a minute (some 15 minutes)
+chaos: $(VENV)/.ready ## 100 000 simulated histories, then real processes and Spark drivers killed and stalled (some 25 minutes)
 	@$(BIN)/python -m tests.groups.simulation --histories 100000 --first 1000000
 	@$(BIN)/python -m tests.groups.chaos run --seconds 60
-	@$(BIN)/python -m pytest -q tests/log/test_crashes.py
+	@KILLS=10 $(BIN)/python -m pytest -q tests/log/test_crashes.py tests/pipeline/test_crashes.py
 
 $(VENV)/.bench: $(VENV)/.ready
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[bench]'
 	@touch $@
 
 .PHONY: bench
-bench: $(VENV)/.bench ## measure the speeds the README states, beside what one would pick instead (some 8 minutes)
+bench: $(VENV)/.bench ## measure the speeds the README states, beside what one would pick instead (some 25 minutes)
 	@$(BIN)/python -m bench.placement
 	@$(BIN)/python -m bench.log
 	@$(BIN)/python -m bench.groups
+	@$(BIN)/python -m bench.pipeline
+	@$(BIN)/python -m bench.balance
 
 .PHONY: clean
 clean: ## remove the virtual environment and all caches

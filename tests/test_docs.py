@@ -1,4 +1,4 @@
-"""The README's examples are run."""
+"""The examples of the README and of the documents are run."""
 
 import re
 import shlex
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-DOCUMENTS = [ROOT / "README.md"]
+DOCUMENTS = [ROOT / "README.md", ROOT / "docs" / "pipeline.md"]
 
 
 def blocks(language: str) -> list[tuple[str, str]]:

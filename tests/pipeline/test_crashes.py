@@ -15,8 +15,9 @@ import pytest
 
 from tests.pipeline.logs import by_key, contents, create, fill, url
 
-RECORDS = 30_000
-KILLS = 3
+RECORDS = 16_000
+KILLS = int(os.environ.get("KILLS", "1"))
+"""Of each driver; `make chaos` has more."""
 PATIENCE = 120.0
 
 
@@ -52,8 +53,9 @@ def finished(job: str, log: str, folder: Path) -> None:
 def crash(job: str, log: str, folder: Path) -> None:
     """Kill it a few times at moments of any kind, then let it finish."""
     chance = random.Random(job)
-    in_the_middle = [killed(job, log, folder, chance.uniform(0.0, 2.5)) for _ in range(KILLS)]
-    assert any(in_the_middle)
+    assert killed(job, log, folder, chance.uniform(0.0, 0.5))
+    for _ in range(KILLS - 1):
+        killed(job, log, folder, chance.uniform(0.0, 3.0))
     finished(job, log, folder)
 
 

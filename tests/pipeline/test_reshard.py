@@ -140,7 +140,7 @@ def test_groups_go_on_where_they_were(spark: SparkSession, log: str, registry: s
 def test_producers_go_on_writing_and_nothing_is_lost_or_doubled(
     spark: SparkSession, log: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(job, "SWITCH_BELOW", 200)
+    monkeypatch.setattr(job, "SWITCH_BELOW", 2000)
     create(log, "orders", 3)
     fill(log, "orders", 1000)
 

@@ -21,11 +21,15 @@ STOPS = (
     ("From 12 to 13 partitions, what moves?", "compare --partitions 12 --to 13"),
     ("From 16 to 17 workers, what moves?", "compare --partitions 256 --members 16 --to-members 17"),
     ("Three members share a durable log; one joins, one leaves, records flow:", "demo --partitions 12 --members 3"),
+    (
+        "And all of the data, on Spark, while orders flow:",
+        "pipeline demo --report shardyard-plan.html",
+    ),
 )
 
 
 def tour() -> None:
-    """Show where a key lives, how evenly keys spread, what moves, and a group that shares a log."""
+    """Show where a key lives, how evenly keys spread, what moves, a group that shares a log, and the pipeline."""
     from shardyard.cli import app  # noqa: PLC0415 the app is made of the commands
 
     console = Console(highlight=False)

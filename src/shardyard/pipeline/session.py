@@ -105,7 +105,11 @@ def _without_noise() -> Iterator[None]:
 
 
 def _pass_on(source: int, target: int) -> None:
+    """Pass on what comes, at once, but for lines that begin as `_NOISE` does; what may yet become one is held back."""
+    held = b""
     while chunk := os.read(source, 65536):
-        if any(noise in chunk for noise in _NOISE):
-            chunk = b"".join(line for line in chunk.splitlines(keepends=True) if not line.startswith(_NOISE))
-        os.write(target, chunk)
+        *lines, held = (held + chunk).split(b"\n")
+        quiet = b"".join(line + b"\n" for line in lines if not line.startswith(_NOISE))
+        if not any(noise.startswith(held) or held.startswith(noise) for noise in _NOISE):
+            quiet, held = quiet + held, b""
+        os.write(target, quiet)

@@ -63,13 +63,16 @@ def balance(
     counts = numbers("--partitions", partitions)
     member_counts = numbers("--members", members) if members is not None else []
     check_source(log, topic, parquet)
-    with spark_session("balance", master, memory) as spark:
-        from shardyard.pipeline.balance.report import balance_report  # noqa: PLC0415 Spark is slow to import
-        from shardyard.pipeline.balance.scheme import every_scheme  # noqa: PLC0415
+    from shardyard.pipeline.balance.report import balance_report, window_us  # noqa: PLC0415 Spark is slow to import
+    from shardyard.pipeline.balance.scheme import every_scheme  # noqa: PLC0415
 
+    schemes = every_scheme(names(partitioner), names(hash_name) or None, counts)
+    if window is not None:
+        window_us(window)
+    with spark_session("balance", master, memory) as spark:
         report = balance_report(
             loads(spark, log, topic, parquet, key, size, timestamp, partition),
-            every_scheme(names(partitioner), names(hash_name) or None, counts),
+            schemes,
             window=window,
             assignors=names(assignor),
             members=member_counts,

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from shardyard.cli.output import Count, Json, print_json, print_table
-from shardyard.cli.pipeline.options import LogUrl, Master, Memory, spark_session
+from shardyard.cli.pipeline.options import LogUrl, Master, Memory, partition_counts, spark_session
 from shardyard.model import whole_number
 
 if TYPE_CHECKING:
@@ -49,10 +49,13 @@ def ingest(
       shardyard pipeline ingest orders returns --log sqlite:///data/log --lake data/lake --continuous --every 30
     """
     whole_number("--records-per-batch", records_per_batch, at_least=1)
+    partition_counts(log, topics)
+    from shardyard.pipeline.lake.files import Lake  # noqa: PLC0415 Spark is slow to import
+    from shardyard.pipeline.lake.ingest import ingest as run  # noqa: PLC0415
+
+    Lake(lake).check()
     stop = threading.Event()
     with spark_session("ingest", master, memory, own_bar=True) as spark:
-        from shardyard.pipeline.lake.ingest import ingest as run  # noqa: PLC0415 Spark is slow to import
-
         if continuous:
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, lambda *_: stop.set())

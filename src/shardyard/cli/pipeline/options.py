@@ -1,6 +1,7 @@
 """What the commands of the pipeline have in common: options, the session, and where loads come from."""
 
 import contextlib
+import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -30,16 +31,21 @@ PartitionColumn = Annotated[
 ]
 
 
+def need_spark() -> None:
+    """Complain if PySpark, which is an extra, is not installed."""
+    if importlib.util.find_spec("pyspark") is None:
+        raise InvalidCall("PySpark is missing: pip install 'shardyard[pipeline]'")
+
+
 @contextlib.contextmanager
 def spark_session(
     name: str, master: str | None, memory: str | None, *, own_bar: bool = False
 ) -> Iterator["SparkSession"]:
     """A session for one command. Failures come out in one line. `own_bar`: the command draws its progress itself."""
-    try:
-        from shardyard.pipeline.failures import told_plainly  # noqa: PLC0415 Spark is an extra, and slow to import
-        from shardyard.pipeline.session import session  # noqa: PLC0415
-    except ImportError as error:
-        raise InvalidCall(f"{error.name} is missing: pip install 'shardyard[pipeline]'") from None
+    need_spark()
+    from shardyard.pipeline.failures import told_plainly  # noqa: PLC0415 Spark is slow to import
+    from shardyard.pipeline.session import session  # noqa: PLC0415
+
     settings = {"spark.ui.showConsoleProgress": "false"} if own_bar else {}
     spark = session(name, master=master, memory=memory, settings=settings)
     try:
@@ -77,6 +83,7 @@ def check_source(log: str | None, topics: list[str] | None, parquet: Path | None
 
 def partition_counts(log: str, topics: list[str]) -> dict[str, int]:
     """How many partitions each topic has; `UnknownTopic` if one does not exist."""
+    need_spark()
     from shardyard.pipeline.blocking import blocking  # noqa: PLC0415 as above
     from shardyard.pipeline.source.options import absolute  # noqa: PLC0415
 

@@ -20,6 +20,7 @@ from shardyard.cli.pipeline.options import (
     check_source,
     loads,
     names,
+    need_spark,
     numbers,
     partition_counts,
     spark_session,
@@ -64,12 +65,10 @@ def plan(
     counts, member_counts = numbers("--partitions", partitions), numbers("--members", members)
     if report is not None and not report.absolute().parent.is_dir():
         raise InvalidValue("--report", str(report), "a file in a folder that exists")
-    try:
-        from shardyard.pipeline.plan.load import Load, load_of  # noqa: PLC0415 an extra, and slow to import
-        from shardyard.pipeline.plan.page import render  # noqa: PLC0415
-        from shardyard.pipeline.plan.report import make_plan  # noqa: PLC0415
-    except ImportError as error:
-        raise InvalidCall(f"{error.name} is missing: pip install 'shardyard[pipeline]'") from None
+    need_spark()
+    from shardyard.pipeline.plan.load import Load, load_of  # noqa: PLC0415 Spark is slow to import
+    from shardyard.pipeline.plan.page import render  # noqa: PLC0415
+    from shardyard.pipeline.plan.report import make_plan  # noqa: PLC0415
 
     topics = [topic] if topic is not None else None
     load: Load

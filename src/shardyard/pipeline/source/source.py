@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
@@ -15,7 +15,9 @@ from shardyard.pipeline.source import lookup, offsets
 from shardyard.pipeline.source.columns import COLUMNS, check_writable, chosen, to_spark
 from shardyard.pipeline.source.offsets import DataLost, Offsets, Range
 from shardyard.pipeline.source.options import ReadOptions, read_options, write_options
-from shardyard.pipeline.source.sink import BatchSink, StreamSink
+
+if TYPE_CHECKING:
+    from shardyard.pipeline.source.sink import BatchSink, StreamSink
 
 READ_RECORDS = 50_000
 READ_BYTES = 16 * 1024 * 1024
@@ -37,11 +39,15 @@ class Shardyard(DataSource):
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 Spark's name
         return StreamReader(read_options(self.options, streaming=True), chosen(schema))
 
-    def writer(self, schema: StructType, overwrite: bool) -> BatchSink:
+    def writer(self, schema: StructType, overwrite: bool) -> "BatchSink":
+        from shardyard.pipeline.source.sink import BatchSink  # noqa: PLC0415 placement takes time, and readers need none
+
         self._check(schema, overwrite)
         return BatchSink(write_options(self.options, streaming=False))
 
-    def streamWriter(self, schema: StructType, overwrite: bool) -> StreamSink:  # noqa: N802 Spark's name
+    def streamWriter(self, schema: StructType, overwrite: bool) -> "StreamSink":  # noqa: N802 Spark's name
+        from shardyard.pipeline.source.sink import StreamSink  # noqa: PLC0415 as above
+
         self._check(schema, overwrite)
         return StreamSink(write_options(self.options, streaming=True))
 

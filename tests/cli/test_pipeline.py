@@ -1,0 +1,110 @@
+"""The commands of the pipeline, as a person calls them; `ingest` and `balance` are in test_cluster.py."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from shardyard.pipeline.blocking import blocking
+from tests.pipeline.logs import contents, create, fill, url
+
+LOG = "sqlite:///log"
+LOCAL = ("--master", "local[2]")
+
+
+def shardyard(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [str(Path(sys.executable).with_name("shardyard")), "pipeline", *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=200)
+
+
+def answer(folder: Path, *arguments: str, code: int = 0) -> Any:
+    done = shardyard(folder, *arguments, "--json")
+    assert done.returncode == code, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.timeout(240)
+def test_a_reshard_is_carried_out_audited_and_planned(tmp_path: Path) -> None:
+    log = url(tmp_path)
+    create(log, "orders", 3)
+    fill(log, "orders", 200)
+    done = answer(tmp_path, "reshard", "orders", "--partitions", "5", "--log", LOG, "--no-groups", *LOCAL)
+    assert (done["target"], done["records"], done["partitions"]) == ("orders.2", 200, 5)
+    assert len(contents(log, "orders.2")) == 5
+
+    same = answer(
+        tmp_path, "audit", "--log", LOG, "--sent", "orders", "--delivered", "orders.2", "--exactly-once", *LOCAL
+    )
+    assert same["ok"]
+    pq.write_table(pa.table({"id": [f"id-{n}" for n in range(199)], "n": range(199)}), tmp_path / "came.parquet")
+    less = shardyard(
+        tmp_path, "audit", "--log", LOG, "--sent", "orders", "--parquet", "came.parquet", "--order", "n", *LOCAL
+    )
+    assert less.returncode == 1
+    assert less.stdout.splitlines()[-1] == "200 sent, 199 delivered: 1 lost, 0 twice, 0 out of order: broken (lost)"
+    assert less.stderr == ""
+
+    planned = shardyard(
+        tmp_path, "plan", "--log", LOG, "--topic", "orders.2", "--members", "2", "--report", "p.html", *LOCAL
+    )
+    assert planned.returncode == 0, planned.stderr
+    assert "<svg" in (tmp_path / "p.html").read_text()
+
+
+def test_an_assumed_load_is_planned_without_spark(tmp_path: Path) -> None:
+    plan = answer(
+        tmp_path, "plan", "--assume-records", "1000", "--assume-bytes", "256000", "-p", "256", "--members", "16"
+    )
+    moves = {step["assignor"]: step["moves"] for step in plan["member_steps"] if step["after"] == 17}
+    assert (moves["sticky"], moves["contiguous"]) == (15, 120)
+
+
+def test_a_reshard_that_is_not_under_way_cannot_be_aborted(tmp_path: Path) -> None:
+    create(url(tmp_path), "orders", 3)
+    done = shardyard(tmp_path, "reshard", "orders", "--abort", "--log", LOG)
+    assert (done.returncode, done.stderr) == (2, "error: there is no reshard of 'orders' under way\n")
+
+
+WRONG = [
+    (["ingest", "refunds", "--log", LOG, "--lake", "lake"], "topic 'refunds' does not exist"),
+    (["ingest", "orders", "--log", LOG, "--lake", "lake", "--records-per-batch", "0"], "--records-per-batch is 0"),
+    (["ingest", "orders", "--log", "kafka://x", "--lake", "lake"], "log URL is 'kafka://x': expected sqlite:///FOLDER"),
+    (["balance", "--log", LOG, "--topic", "refunds"], "topic 'refunds' does not exist"),
+    (["balance", "--log", LOG], "expected either --log and --topic, or --parquet"),
+    (["balance", "--parquet", "none"], "--parquet is 'none': expected a file or folder that exists"),
+    (
+        ["balance", "--log", LOG, "--topic", "orders", "-p", "0"],
+        "--partitions is '0': expected whole numbers of at least 1",
+    ),
+    (["balance", "--log", LOG, "--topic", "orders", "-p", "x"], "--partitions is 'x': expected whole numbers"),
+    (["balance", "--log", LOG, "--topic", "orders", "--hash", "md5"], "hash is 'md5': expected one of"),
+    (["balance", "--log", LOG, "--topic", "orders", "--window", "soon"], "window is 'soon': expected a number of"),
+    (["plan", "--assume-records", "5"], "expected --assume-records and --assume-bytes alone"),
+    (["plan", "--assume-records", "5", "--assume-bytes", "5", "-p", "0"], "--partitions is '0'"),
+    (["plan", "--assume-records", "5", "--assume-bytes", "5", "--report", "no/p.html"], "--report is 'no/p.html'"),
+    (["plan", "--assume-records", "-5", "--assume-bytes", "5"], "records is -5"),
+    (["reshard", "orders", "--log", LOG, "--no-groups", "-p", "0"], "partitions is 0: expected a whole number"),
+    (["reshard", "orders", "--log", LOG, "-p", "5"], "expected either --registry"),
+    (["reshard", "refunds", "--log", LOG, "--no-groups", "-p", "5"], "topic 'refunds' does not exist"),
+    (["audit", "--log", LOG, "--sent", "orders"], "expected either --delivered or --parquet"),
+    (["audit", "--log", LOG, "--sent", "orders", "--delivered", "refunds"], "topic 'refunds' does not exist"),
+    (["audit", "--log", LOG, "--sent", "orders", "--delivered", "orders", "--until", "noon"], "--until is 'noon'"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "says"), WRONG, ids=[" ".join(arguments) for arguments, _ in WRONG])
+def test_a_wrong_call_is_told_in_one_line_and_writes_nothing(tmp_path: Path, arguments: list[str], says: str) -> None:
+    create(url(tmp_path), "orders", 3)
+    before = sorted(tmp_path.rglob("*"))
+    done = shardyard(tmp_path, *arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"error: {says}"), done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert [path for path in sorted(tmp_path.rglob("*")) if path not in before] == []
+    with blocking(url(tmp_path)) as opened:
+        assert [topic.name for topic in opened.wait(opened.log.topics())] == ["orders"]
