@@ -18,7 +18,7 @@ def url(folder: Path) -> str:
 
 
 def create(log: str, topic: str, partitions: int) -> Topic:
-    with blocking(log) as opened:
+    with blocking(log, create=True) as opened:
         return opened.wait(opened.log.create_topic(topic, partitions))
 
 

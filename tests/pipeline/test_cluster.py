@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +18,6 @@ RECORDS = 3000
 BIN = Path(sys.executable).parent
 
 
-@pytest.fixture(scope="module")
-def master(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with cluster(tmp_path_factory.mktemp("spark") / "cluster") as found:
-        yield found
-
-
 def run(*command: str | Path, cwd: Path) -> Any:
     environment = os.environ | ENVIRONMENT | {"PYSPARK_PYTHON": sys.executable}
     done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False, timeout=240)
@@ -33,26 +26,19 @@ def run(*command: str | Path, cwd: Path) -> Any:
 
 
 @pytest.mark.timeout(300)
-def test_ingest_and_balance_run_on_a_cluster(master: str, tmp_path: Path) -> None:
-    log = url(tmp_path)
-    create(log, "orders", 4)
-    fill(log, "orders", RECORDS)
-    where = ("--log", "sqlite:///log", "--master", master, "--json")  # found from the workers' own folders too
-    done = run(BIN / "shardyard", "pipeline", "ingest", "orders", "--lake", "lake", *where, cwd=tmp_path)
-    assert done["records"] == RECORDS
-    table = ds.dataset(tmp_path / "lake" / "records", format="parquet", partitioning="hive").to_table()
-    assert sorted(int(value) for value in table["value"].to_pylist()) == list(range(RECORDS))
-
-    found = run(BIN / "shardyard", "pipeline", "balance", "--topic", "orders", *where, cwd=tmp_path)
-    (topic,) = found["topics"]
-    assert topic["schemes"][0]["records"]["counts"] == [len(records) for records in contents(log, "orders")]
-
-
-@pytest.mark.timeout(300)
-def test_jobs_run_by_spark_submit(master: str, tmp_path: Path) -> None:
+def test_ingest_and_balance_run_on_a_cluster(tmp_path: Path) -> None:
     log = url(tmp_path)
     create(log, "orders", 4)
     fill(log, "orders", RECORDS)
     script = Path(shardyard.cli.__file__).with_name("__main__.py")
-    command = (BIN / "spark-submit", "--master", master, script, "pipeline", "ingest", "orders", "--lake", "lake")
-    assert run(*command, "--log", "sqlite:///log", "--json", cwd=tmp_path)["records"] == RECORDS
+    where = ("--log", "sqlite:///log", "--json")  # found from the workers' own folders too
+    with cluster(tmp_path / "cluster") as master:
+        submit = (BIN / "spark-submit", "--master", master, script, "pipeline")
+        done = run(*submit, "ingest", "orders", "--lake", "lake", *where, cwd=tmp_path)
+        command = (BIN / "shardyard", "pipeline", "balance", "--topic", "orders", "--master", master)
+        found = run(*command, *where, cwd=tmp_path)
+    assert done["records"] == RECORDS
+    table = ds.dataset(tmp_path / "lake" / "records", format="parquet", partitioning="hive").to_table()
+    assert sorted(int(value) for value in table["value"].to_pylist()) == list(range(RECORDS))
+    (topic,) = found["topics"]
+    assert topic["schemes"][0]["records"]["counts"] == [len(records) for records in contents(log, "orders")]

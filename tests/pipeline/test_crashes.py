@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow.dataset as ds
@@ -15,48 +14,56 @@ import pytest
 
 from tests.pipeline.logs import by_key, contents, create, fill, url
 
-RECORDS = 16_000
+RECORDS = 8_000
 KILLS = int(os.environ.get("KILLS", "1"))
 """Of each driver; `make chaos` has more."""
 PATIENCE = 120.0
 
 
-@contextlib.contextmanager
-def driver(job: str, log: str, folder: Path) -> Iterator[subprocess.Popen[str]]:
-    """A driver at work; what is left of it is ended in the end."""
-    command = [sys.executable, "-m", "tests.pipeline.driver", job, log, str(folder)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
-        try:
-            yield process
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+class Drivers:
+    """Drivers of one job, one after the other; what is left of them is ended in the end."""
 
+    def __init__(self, job: str, log: str, folder: Path) -> None:
+        self._command = [sys.executable, "-m", "tests.pipeline.driver", job, log, str(folder)]
+        self._started: list[subprocess.Popen[str]] = []
 
-def killed(job: str, log: str, folder: Path, after: float) -> bool:
-    """Kill a driver some time after its first sign of work; whether it was still at work then."""
-    with driver(job, log, folder) as process:
+    def start(self) -> subprocess.Popen[str]:
+        process = subprocess.Popen(self._command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+        self._started.append(process)
+        return process
+
+    def kill_one(self, after: float) -> None:
+        """Kill a driver some time after its first sign of work. Its JVM and their workers live on for a moment, and
+        meet the next driver."""
+        process = self.start()
         assert process.stdout is not None
-        first = process.stdout.readline()
+        assert process.stdout.readline() != "done\n"
         time.sleep(after)
-        process.kill()  # the driver alone: its JVM and their workers live on for a moment
-        return first != "done\n" and "done\n" not in process.stdout.readlines()
+        process.kill()
 
-
-def finished(job: str, log: str, folder: Path) -> None:
-    with driver(job, log, folder) as process:
+    def finish(self) -> None:
+        process = self.start()
         out, _ = process.communicate(timeout=PATIENCE)
         assert process.returncode == 0
         assert out.endswith("done\n")
 
+    def end(self) -> None:
+        for process in self._started:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+
 
 def crash(job: str, log: str, folder: Path) -> None:
-    """Kill it a few times at moments of any kind, then let it finish."""
+    """Kill it at moments of any kind, then let it finish."""
     chance = random.Random(job)
-    assert killed(job, log, folder, chance.uniform(0.0, 0.5))
-    for _ in range(KILLS - 1):
-        killed(job, log, folder, chance.uniform(0.0, 3.0))
-    finished(job, log, folder)
+    drivers = Drivers(job, log, folder)
+    try:
+        for _ in range(KILLS):
+            drivers.kill_one(chance.uniform(0.0, 2.0))
+        drivers.finish()
+    finally:
+        drivers.end()
 
 
 @pytest.fixture

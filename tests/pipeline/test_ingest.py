@@ -8,12 +8,21 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from shardyard.model import Busy, Damaged, InvalidCall, InvalidValue, NotOurs, UnknownTopic, WrongSchemaVersion
+from shardyard.model import (
+    Busy,
+    Damaged,
+    InvalidCall,
+    InvalidValue,
+    NotOurs,
+    Record,
+    UnknownTopic,
+    WrongSchemaVersion,
+)
 from shardyard.pipeline.blocking import blocking
 from shardyard.pipeline.lake import ingest as job
 from shardyard.pipeline.lake.files import COLUMNS, Lake, Merge
 from shardyard.pipeline.lake.ingest import Progress, ingest
-from tests.pipeline.logs import create, fill, url
+from tests.pipeline.logs import append, create, fill, url
 
 
 @pytest.fixture
@@ -258,6 +267,26 @@ def test_offsets_in_the_checkpoint_that_cannot_be_read_are_told_in_one_line(
     with pytest.raises(InvalidCall, match=r"^offsets in the checkpoint is .*: expected those of a shardyard stream$"):
         ingest(spark, log, ["orders"], lake)
     assert numbers(lake) == list(range(5))
+
+
+def test_a_lake_that_was_cut_off_while_it_was_made_is_made(spark: SparkSession, log: str, lake: Path) -> None:
+    create(log, "orders", 1)
+    fill(log, "orders", 5)
+    (lake / "_shardyard").mkdir(parents=True)
+    assert ingest(spark, log, ["orders"], lake).records == 5
+
+
+def test_the_day_is_that_of_utc_and_other_tools_can_read_the_time(spark: SparkSession, log: str, lake: Path) -> None:
+    create(log, "orders", 1)
+    append(log, "orders", 0, [Record("a", b"k", b"1", (), 1_760_000_000_000 - 32_000_000)])  # an hour or so before noon
+    spark.conf.set("spark.sql.session.timeZone", "Pacific/Auckland")
+    try:
+        ingest(spark, log, ["orders"], lake)
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", "UTC")
+    (path,) = files(lake)
+    assert path.parent.name == "day=2025-10-09"
+    assert str(pq.read_schema(path).field("timestamp").type) == "timestamp[us, tz=UTC]"
 
 
 def test_one_ingest_at_a_time(spark: SparkSession, log: str, lake: Path) -> None:

@@ -110,3 +110,9 @@ def test_available_now_stops_at_what_was_there_and_never_before_where_it_is() ->
     until = at(10, 5)
     assert offsets.capped(at(12, 5, 3), until) == at(10, 5, 0)
     assert offsets.at_least(at(10, 5, 0), at(11, 2, 1)) == at(11, 5, 1)
+
+
+def test_what_was_planned_is_read_as_far_as_it_is_still_there() -> None:
+    end = Offsets({"t": TopicOffsets(7, (12, 4)), "gone": TopicOffsets(7, (3,)), "anew": TopicOffsets(6, (3,))})
+    held = HELD | {"anew": extent((0, 9))}
+    assert offsets.as_far_as(end, held) == at(10, 4)

@@ -11,6 +11,7 @@ from pyspark.sql import SparkSession
 from shardyard.groups import Member, Node
 from shardyard.log import Sender, open_log
 from shardyard.model import (
+    Busy,
     Damaged,
     InvalidCall,
     InvalidValue,
@@ -23,7 +24,7 @@ from shardyard.model import (
 )
 from shardyard.pipeline.blocking import blocking
 from shardyard.pipeline.reshard import reshard as job
-from shardyard.pipeline.reshard.job import abort, next_name
+from shardyard.pipeline.reshard.job import abort, alone_at, home_of, next_name
 from shardyard.pipeline.reshard.reshard import reshard
 from shardyard.pipeline.source.staging import commit, folder_of
 from shardyard.placement import Jump, Modulus
@@ -46,7 +47,7 @@ def ids(partitions: list[list[Record]]) -> list[str]:
 
 
 def left_behind(log: str) -> list[Path]:
-    return [path for path in folder_of(log).rglob("*") if path.is_file()]
+    return [path for path in folder_of(log).rglob("*") if path.is_file() and path.suffix != ".lock"]
 
 
 @pytest.mark.parametrize(
@@ -100,6 +101,65 @@ def test_a_topic_may_be_resharded_again_and_again(spark: SparkSession, log: str)
     assert len(ids(contents(log, "orders.3"))) == 100
     with pytest.raises(Moved, match=r"'orders' goes on as 'orders\.2'"):
         reshard(spark, log, "orders", partitions=5)
+
+
+def test_round_robin_keeps_no_order_but_every_record(spark: SparkSession, log: str) -> None:
+    create(log, "orders", 3)
+    fill(log, "orders", 90)
+    reshard(spark, log, "orders", partitions=3, partitioner="round_robin")
+    after = contents(log, "orders.2")
+    assert ids(after) == ids(contents(log, "orders"))
+    assert max(map(len, after)) - min(map(len, after)) <= 3
+
+
+def test_a_topic_that_is_expanded_meanwhile_is_copied_once(
+    spark: SparkSession, log: str, registry: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create(log, "orders", 2)
+    fill(log, "orders", 100)
+    asyncio.run(consume(log, registry, "orders", 30, []))
+    real = commit
+    expanded = False
+
+    async def expand(opened: Any, staging: Any, manifest: Any) -> int:
+        nonlocal expanded
+        if not expanded:
+            expanded = True
+            await opened.expand_topic("orders", 4)
+            await opened.append(Partition("orders", 3), [Record(f"new-{n}", b"new", b"") for n in range(10)])
+        return await real(opened, staging, manifest)
+
+    monkeypatch.setattr(job, "commit", expand)
+    done = reshard(spark, log, "orders", partitions=5, registry=registry)
+    assert done.records == 110
+    assert ids(contents(log, "orders.2")) == ids(contents(log, "orders"))
+
+
+def test_what_is_left_of_a_reshard_that_was_given_up_does_not_count(spark: SparkSession, log: str) -> None:
+    create(log, "orders", 2)
+    fill(log, "orders", 50)
+    home = folder_of(log) / "reshards" / "topic-orders"
+    (home / "rounds-0").mkdir(parents=True)
+    stale = {"starts": [0, 0], "ends": [50, 50], "chunks": [], "checked": True}
+    for folder in home.glob("rounds*"):
+        (folder / "00000000.json").write_text(json.dumps(stale))
+    assert reshard(spark, log, "orders", partitions=3).records == 50
+    assert len(ids(contents(log, "orders.2"))) == 50
+
+
+def test_a_topic_may_have_any_name(spark: SparkSession, log: str) -> None:
+    create(log, "..", 2)
+    fill(log, "..", 20)
+    assert reshard(spark, log, "..", partitions=3, target="dots").records == 20
+
+
+def test_a_registry_that_is_not_there_is_not_taken_for_one_without_groups(
+    spark: SparkSession, log: str, tmp_path: Path
+) -> None:
+    create(log, "orders", 2)
+    with pytest.raises(InvalidValue, match=r"registry is .*: expected one that exists"):
+        reshard(spark, log, "orders", partitions=3, registry=f"sqlite:///{tmp_path / 'typo.db'}")
+    assert not (tmp_path / "typo.db").exists()
 
 
 def test_names_count_upwards() -> None:
@@ -204,7 +264,7 @@ def test_a_reshard_that_dies_at_any_step_is_finished_by_the_next_run(
         "begin": "shardyard.pipeline.reshard.reshard.commit",
         "append": "shardyard.pipeline.source.staging.Staging.finish",
         "check": "shardyard.pipeline.reshard.reshard.checksum",
-        "seal": "shardyard.log.sqlite.engine.SqliteLog.set_retention",
+        "seal": "shardyard.log.sqlite.engine.SqliteLog.seal_topic",
         "carry": "shardyard.pipeline.reshard.reshard.carry_over",
         "move": "shardyard.log.sqlite.engine.SqliteLog.move_topic",
         "forget": "shardyard.pipeline.reshard.reshard.forget",
@@ -308,7 +368,12 @@ def test_one_reshard_of_a_topic_at_a_time(spark: SparkSession, log: str, monkeyp
             reshard(spark, log, "orders", partitions=5)
     with pytest.raises(InvalidCall, match=r"'orders' is being resharded to 'orders\.2' with 5 partitions by modulus"):
         reshard(spark, log, "orders", partitions=6)
-    job_file = folder_of(log) / "reshards" / "orders" / "job.json"
+    home = home_of(folder_of(log), "orders")
+    with alone_at(home, "orders"), pytest.raises(Busy, match="where another process is at work"):
+        reshard(spark, log, "orders", partitions=5)
+    with alone_at(home, "orders"), pytest.raises(Busy, match="where another process is at work"):
+        abort(log, "orders")
+    job_file = folder_of(log) / "reshards" / "topic-orders" / "job.json"
     assert json.loads(job_file.read_text())["target"] == "orders.2"
     job_file.write_text("{")
     with pytest.raises(Damaged, match=r"job\.json is damaged"):

@@ -55,23 +55,3 @@ def test_there_is_one_session_with_settings_that_suit_the_jobs(spark: SparkSessi
     assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
     assert spark.conf.get("spark.ui.enabled") == "false"
     assert spark.conf.get("spark.driver.host") == "127.0.0.1"
-
-
-def test_the_data_source_is_there_without_being_registered(tmp_path: Path) -> None:
-    code = f"""
-from pyspark.sql import SparkSession
-from shardyard.pipeline.session import session
-import asyncio
-from shardyard.log import open_log
-
-async def fill():
-    async with open_log("sqlite:///{tmp_path}/log") as log:
-        await log.create_topic("orders", 1)
-asyncio.run(fill())
-spark = session("t", master="local[1]")
-print(spark.read.format("shardyard").options(log="sqlite:///{tmp_path}/log", topics="orders").load().count())
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == "0\n"
-    assert done.stderr == ""  # and Spark is quiet

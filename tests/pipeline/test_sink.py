@@ -114,6 +114,25 @@ def test_a_batch_with_a_producers_name_is_written_once(spark: SparkSession, log:
     assert len(sent(contents(log, "orders"))) == 300
 
 
+def test_a_producers_name_stands_for_one_topic_in_one_life_of_it(spark: SparkSession, log: str) -> None:
+    create(log, "orders", 1)
+    create(log, "returns", 1)
+    for topic in ("orders", "returns"):
+        write(rows(spark, 10), log, topic, producer="nightly")
+    assert len(contents(log, "returns")[0]) == 10
+    with blocking(log) as opened:
+        opened.wait(opened.log.delete_topic("orders"))
+    create(log, "orders", 1)
+    write(rows(spark, 10), log, producer="nightly")
+    assert len(contents(log, "orders")[0]) == 10
+
+
+def test_a_log_that_is_not_there_is_not_made(spark: SparkSession, log: str, tmp_path: Path) -> None:
+    with pytest.raises(PySparkException, match="expected a log that exists"):
+        write(rows(spark, 10), log)
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize(
     ("frame", "options", "says"),
     [
@@ -219,6 +238,20 @@ def test_a_stream_needs_a_name_that_lasts(spark: SparkSession, log: str, tmp_pat
     assert contents(log, "copy") == [[]]
 
 
+def test_a_stream_follows_its_topic_when_it_moves(log: str, copied: Callable[..., None]) -> None:
+    create(log, "orders", 3)
+    create(log, "copy", 2)
+    create(log, "copy.2", 5)
+    fill(log, "orders", 100)
+    copied()
+    with blocking(log) as opened:
+        opened.wait(opened.log.move_topic("copy", "copy.2"))
+    fill(log, "orders", 100, first=100)
+    copied()
+    assert sent(contents(log, "copy")) == list(range(100))
+    assert sent(contents(log, "copy.2")) == list(range(100, 200))
+
+
 # Putting aside
 
 
@@ -269,6 +302,34 @@ def test_a_batch_cut_off_in_the_middle_is_finished_with_the_files_of_the_first_t
     assert run(log, Manifest("p", 4, "orders", epoch, (put(staging, range(200)),), {})) == 0
     assert len(sent(contents(log, "orders"))) == 200
     assert sorted(path.name for path in staged_files(log)) == ["done.json", "p.lock"]
+
+
+def test_a_batch_cut_off_by_a_move_is_finished_in_the_successor(log: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shardyard.pipeline.source.staging.APPEND_RECORDS", 10)
+    epoch = create(log, "orders", 3).epoch
+    create(log, "orders.2", 4)
+    staging = Staging(folder_of(log))
+    manifest = Manifest("p", 0, "orders", epoch, (put(staging, range(200)),), {"placing": [None, None]})
+    left = 9
+
+    async def moves_away(self: SqliteLog, *args: Any, **options: Any) -> Any:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            await self.move_topic("orders", "orders.2")
+        return await append_for_real(self, *args, **options)
+
+    append_for_real = SqliteLog.append
+    with monkeypatch.context() as patch:
+        patch.setattr(SqliteLog, "append", moves_away)
+        patch.setattr(Staging, "finish", lambda *_: None)  # and it died before it could say that it was done
+        run(log, manifest)
+    run(log, manifest)
+    old, new = contents(log, "orders"), contents(log, "orders.2")
+    assert sorted(sent(old) + sent(new)) == list(range(200))
+    assert sent(new)
+    assert in_order(new)
+    assert all(Modulus("fnv1a32", 4).place(r.key) == i for i, records in enumerate(new) for r in records)
 
 
 def test_appends_too_old_to_be_known_are_known_to_be_stored(log: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,9 +4,11 @@ import asyncio
 import threading
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TypeVar
 
 from shardyard.log import Log, open_log
+from shardyard.log.sqlite.files import FILE
 from shardyard.model import InvalidValue
 
 T = TypeVar("T")
@@ -15,9 +17,13 @@ T = TypeVar("T")
 class BlockingLog:
     """A log with an event loop of its own, in a thread, so that it also works where a loop is running already."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, create: bool = False) -> None:
+        """A log that is not there is refused unless it is to be created: a name that was mistyped makes nothing."""
         if url == "memory://":
             raise InvalidValue("log", url, "a log that other processes can open: Spark's workers are some")
+        folder = url.removeprefix("sqlite:///")
+        if not create and folder != url and not Path(folder, FILE).is_file():
+            raise InvalidValue("log", url, "a log that exists")
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="shardyard-log", daemon=True)
         self._thread.start()
@@ -46,9 +52,9 @@ async def _opened(url: str) -> Log:
 
 
 @contextmanager
-def blocking(url: str) -> Iterator[BlockingLog]:
+def blocking(url: str, *, create: bool = False) -> Iterator[BlockingLog]:
     """A blocking log for a while."""
-    log = BlockingLog(url)
+    log = BlockingLog(url, create=create)
     try:
         yield log
     finally:

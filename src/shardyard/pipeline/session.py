@@ -31,7 +31,7 @@ _SETTINGS = {
     "spark.sql.streaming.noDataMicroBatches.enabled": "false",
 }
 _LOCAL = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
-_JAVA = f"-Xss4m -Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties').as_uri()}"
+_JAVA = f"-Xss16m -Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties').as_uri()}"
 """A deep stack, since Spark matches the long message of a query that is stopped with a recursive pattern."""
 _NOISE = (b"WARNING: Using incubator modules", b"Setting default log level", b"To adjust logging level")
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from shardyard.pipeline.session import SparkSession
 
 BEFORE, AFTER = 12, 24
-INGEST_SECONDS = 12.0
+INGEST_SECONDS = 8.0
 SETTLE_SECONDS = 2.0
 
 
@@ -90,10 +90,22 @@ class _Story:
     def _ingest(self, topic: str) -> dict[str, Any]:
         from shardyard.pipeline.lake.ingest import ingest  # noqa: PLC0415 Spark is slow to import
 
-        until = time.monotonic() + INGEST_SECONDS
         lake = self._folder / "lake"
+        seen: list[int] = []
+        until = time.monotonic() + INGEST_SECONDS
+
+        def enough() -> bool:
+            return time.monotonic() > until and len(set(seen)) > 1
+
         done = ingest(
-            self._spark, self._log, [topic], lake, continuous=True, every=1, stopped=lambda: time.monotonic() > until
+            self._spark,
+            self._log,
+            [topic],
+            lake,
+            continuous=True,
+            every=0.5,
+            on_progress=lambda progress: seen.append(progress.records),
+            stopped=enough,
         )
         row = {
             "records": done.records,

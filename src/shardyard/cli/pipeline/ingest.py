@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from shardyard.cli.output import Count, Json, print_json, print_table
 from shardyard.cli.pipeline.options import LogUrl, Master, Memory, partition_counts, spark_session
-from shardyard.model import whole_number
+from shardyard.model import InvalidValue, whole_number
 
 if TYPE_CHECKING:
     from shardyard.pipeline.lake.ingest import Progress as Ingesting
@@ -25,7 +25,9 @@ def ingest(
     continuous: Annotated[
         bool, typer.Option("--continuous", help="Go on until stopped (Ctrl-C, SIGTERM), not only until caught up.")
     ] = False,
-    every: Annotated[float, typer.Option("--every", help="With --continuous: seconds between batches.")] = 5.0,
+    every: Annotated[
+        float, typer.Option("--every", help="With --continuous: seconds to rest when all is ingested.")
+    ] = 5.0,
     records_per_batch: Annotated[int, Count("--records-per-batch", help="The most that a batch takes.")] = 2_000_000,
     fail_on_data_loss: Annotated[
         bool,
@@ -49,6 +51,8 @@ def ingest(
       shardyard pipeline ingest orders returns --log sqlite:///data/log --lake data/lake --continuous --every 30
     """
     whole_number("--records-per-batch", records_per_batch, at_least=1)
+    if not every >= 0:
+        raise InvalidValue("--every", every, "seconds, at least 0")
     partition_counts(log, topics)
     from shardyard.pipeline.lake.files import Lake  # noqa: PLC0415 Spark is slow to import
     from shardyard.pipeline.lake.ingest import ingest as run  # noqa: PLC0415

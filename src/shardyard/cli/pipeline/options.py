@@ -103,9 +103,14 @@ def loads(
 ) -> "DataFrame":
     """What `balance` and `plan` look at."""
     from shardyard.pipeline.balance.loads import loads_of_table, loads_of_topic  # noqa: PLC0415 as above
+    from shardyard.pipeline.blocking import blocking  # noqa: PLC0415
+    from shardyard.pipeline.source.lookup import fixed_range  # noqa: PLC0415
+    from shardyard.pipeline.source.options import absolute  # noqa: PLC0415
 
     if parquet is not None:
         table = spark.read.parquet(str(parquet))
         return loads_of_table(table, key=key, bytes=size, timestamp=timestamp, partition=partition)
-    records = spark.read.format("shardyard").options(log=str(log), topics=",".join(topics or [])).load()
-    return loads_of_topic(records)
+    with blocking(absolute(str(log))) as opened:
+        fixed = opened.wait(fixed_range(opened.log, topics or []))  # it is read more than once, and may grow meanwhile
+    reader = spark.read.format("shardyard").options(log=str(log), topics=",".join(topics or []), **fixed)
+    return loads_of_topic(reader.load())

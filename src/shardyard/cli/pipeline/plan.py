@@ -78,6 +78,8 @@ def plan(
         load, title = Load(records, total_bytes), "an assumed load"
     else:
         check_source(log, topics, parquet)
+        if parquet is not None and size is None:
+            raise InvalidCall("plan moves bytes: name a column with sizes, or whose length is the size, by --bytes")
         with spark_session("plan", master, memory) as spark:
             frame = loads(spark, log, topics, parquet, key, size, None, partition)
             there = partition_counts(log, topics or []).get(str(topic)) if log is not None else None

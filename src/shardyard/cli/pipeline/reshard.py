@@ -61,9 +61,12 @@ def reshard(
     if (registry is None) != no_groups:
         raise InvalidCall("expected either --registry, to carry positions of groups over, or --no-groups")
     partition_counts(log, [topic])
-    with spark_session("reshard", master, memory) as spark:
-        from shardyard.pipeline.reshard.reshard import reshard as run  # noqa: PLC0415 as above
+    from shardyard.pipeline.reshard.reshard import check_registry  # noqa: PLC0415 as above
+    from shardyard.pipeline.reshard.reshard import reshard as run  # noqa: PLC0415
 
+    if registry is not None:
+        check_registry(registry)
+    with spark_session("reshard", master, memory) as spark:
         done = run(
             spark,
             log,

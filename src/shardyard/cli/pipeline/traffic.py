@@ -22,7 +22,7 @@ PRODUCERS = 2
 KEYS = 5_000
 ZIPF = 1.25
 """The most frequent key has about a quarter of the records."""
-BATCH = 500
+BATCH = 100
 VALUE_BYTES = 200
 PAUSE_SECONDS = 0.1
 """Between two batches of a producer; a tenth of it in a burst."""

@@ -10,18 +10,18 @@ from all others.
 """
 
 import contextlib
-import fcntl
 import json
-import os
 import shutil
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shardyard.model import Busy, Damaged, NotOurs, WrongSchemaVersion
-from shardyard.pipeline.source.staging import store_json
+import pyarrow.parquet as pq
+
+from shardyard.model import Damaged, NotOurs, WrongSchemaVersion
+from shardyard.pipeline.durable import alone, store_json, sync
 
 SCHEMA_VERSION = 1
 COLUMNS = ("partition", "offset", "epoch", "timestamp", "id", "key", "value", "headers")
@@ -53,6 +53,8 @@ class Lake:
             if self.root.exists() and (not self.root.is_dir() or any(self.root.iterdir())):
                 raise NotOurs(str(self.root), "a lake, nor an empty folder to make one in")
             return
+        if not (self._own / "lake.json").exists() and not any(self.records.glob("*")):
+            return  # cut off while it was being made
         known = self._load("lake.json")
         version = known.get("schema_version")
         if version != SCHEMA_VERSION:
@@ -68,11 +70,7 @@ class Lake:
         """Alone at work on the lake, which is made if it is not there; what was cut off is finished first."""
         self.check()
         self._own.mkdir(parents=True, exist_ok=True)
-        with (self._own / "lock").open("a") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise Busy(f"the lake {self.root}, where another ingest is at work,", 0) from None
+        with alone(self._own / "lock", f"the lake {self.root}, where another ingest is at work,"):
             self.records.mkdir(exist_ok=True)
             if not (self._own / "lake.json").exists():
                 store_json(self._own / "lake.json", {"schema_version": SCHEMA_VERSION, "topics": []})
@@ -82,7 +80,7 @@ class Lake:
 
     def topics(self) -> list[str]:
         """The topics that are kept in the lake."""
-        if not self._own.is_dir():
+        if not (self._own / "lake.json").exists():
             return []
         return [str(name) for name in self._load("lake.json")["topics"]]
 
@@ -103,20 +101,23 @@ class Lake:
         """Whether all files of the batch were put together."""
         return bool(self._load("complete.json", {"batch": -1})["batch"] == batch)
 
-    def complete(self, batch: int, staged: Path) -> None:
-        """All files of the batch are in `staged`: these will appear, whatever happens."""
+    def complete(self, batch: int, staged: Path) -> int:
+        """All files of the batch are in `staged`: these will appear, whatever happens. Returns how many rows it has."""
         known = self._load("lake.json")
         if "query" not in known:
             store_json(self._own / "lake.json", known | {"query": self._query()})
-        for path in staged.glob("topic=*/day=*/*.parquet"):
-            _sync(path)
+        files = list(staged.glob("topic=*/day=*/*.parquet"))
+        for path in files:
+            sync(path)
         store_json(self._own / "complete.json", {"batch": batch, "staged": staged.name})
+        return rows_in(files)
 
     def publish(self, batch: int) -> None:
         """Let the files of a batch that is complete appear."""
         staged = self._own / "staging" / self._load("complete.json")["staged"]
         for path in sorted(staged.glob("topic=*/day=*/*.parquet")):
             _appear(path, self.records / path.parent.relative_to(staged) / f"batch-{batch:08}-{path.name}")
+        sync(self.records)
         store_json(self._own / "published.json", {"batch": batch})
         shutil.rmtree(staged, ignore_errors=True)
 
@@ -144,7 +145,7 @@ class Lake:
     def replace(self, merge: Merge, staged: Path) -> None:
         """Let the merged file appear in place of the others. Cut off in between, it is finished by `opened`."""
         (made,) = staged.glob("*.parquet")
-        _sync(made)
+        sync(made)
         target = merge.folder / f"merged-{made.name}"
         moves = {"staged": str(made), "target": str(target), "remove": [str(path) for path in merge.files]}
         store_json(self._own / "merge.json", moves)
@@ -190,11 +191,12 @@ class Lake:
         return found
 
 
+def rows_in(files: Iterable[Path]) -> int:
+    """How many rows Parquet files have, by what their ends say."""
+    return sum(pq.read_metadata(path).num_rows for path in files)
+
+
 def _appear(staged: Path, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     staged.rename(target)
-
-
-def _sync(path: Path) -> None:
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
+    sync(target.parent)

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 as everybody calls it
 from pyspark.sql.streaming.listener import SourceProgress
@@ -16,7 +15,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from shardyard.model import Damaged, InvalidValue, UnknownTopic
 from shardyard.pipeline.blocking import blocking
 from shardyard.pipeline.failures import told_plainly
-from shardyard.pipeline.lake.files import COLUMNS, Lake, Merge
+from shardyard.pipeline.lake.files import COLUMNS, Lake, Merge, rows_in
 from shardyard.pipeline.source.offsets import Offsets, ranges
 from shardyard.pipeline.source.options import absolute
 
@@ -29,8 +28,10 @@ FEW_FILES = 8
 MERGE_EVERY = 20
 """Batches."""
 LOOK_SECONDS = 0.2
-BATCH_SECONDS = 30.0
-"""How long to wait for the end of a batch before it is cut off."""
+DAY_MICROSECONDS = 86_400_000_000
+
+
+Stopped = Callable[[], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +65,16 @@ def ingest(
     records_per_batch: int = RECORDS_PER_BATCH,
     fail_on_data_loss: bool = True,
     tasks: int | None = None,
-    on_progress: Callable[[Progress], None] | None = None,
-    stopped: Callable[[], bool] | None = None,
+    on_progress: Callable[[Progress], None] = lambda _: None,
+    stopped: Stopped = lambda: False,
 ) -> Ingested:
-    """Bring the lake up to date with the topics, which it keeps from then on; or, if `continuous`, keep it so.
+    """Bring the lake up to date with the topics, which it keeps from then on; if `continuous`, `every` so many seconds.
 
     A topic that came into the lake before is kept up to date as well: a lake has one checkpoint. `stopped` is asked
-    several times a second whether to end a continuous ingest.
+    several times a second whether to end; a batch that is cut off by that is finished by the next ingest.
     """
+    if not every >= 0:
+        raise InvalidValue("every", every, "seconds, at least 0")
     log = absolute(log)
     target = Lake(lake)
     target.check()
@@ -89,25 +92,23 @@ def ingest(
             )
             .load()
         )
+        spark.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")  # others do not know Spark's own
         job = _Batches(spark, target, tasks or os.cpu_count() or 1)
-        writer = stream.transform(by_day).writeStream.foreachBatch(job.put)
+        writer = stream.transform(by_day).writeStream.foreachBatch(job.put).trigger(availableNow=True)
         writer = writer.option("checkpointLocation", str(target.checkpoint))
         with told_plainly():
-            started = (
-                writer.trigger(processingTime=f"{every} seconds") if continuous else writer.trigger(availableNow=True)
-            )
-            query = started.start()
-            try:
-                records = _follow(query, on_progress, stopped)
-            finally:
-                _stop(query)
+            while True:
+                _follow(writer.start(), job, on_progress, stopped)
+                if not continuous or _waited(every, stopped):
+                    break
             job.merge()
-    return Ingested(str(target.root), tuple(wanted), records, job.batches)
+    return Ingested(str(target.root), tuple(wanted), job.records, job.batches)
 
 
 def by_day(records: DataFrame) -> DataFrame:
-    """The rows of the lake: the record's columns, with topic and day to partition by."""
-    return records.withColumn("day", F.to_date("timestamp")).select("topic", "day", *COLUMNS)
+    """The rows of the lake: the record's columns, with topic and day (UTC, whatever the session's zone) to go by."""
+    day = F.floor(F.unix_micros("timestamp") / DAY_MICROSECONDS).cast("int")
+    return records.withColumn("day", F.date_from_unix_date(day)).select("topic", "day", *COLUMNS)
 
 
 def _checked_topics(log: str, topics: Sequence[str], lake: Lake, fail_on_data_loss: bool) -> list[str]:
@@ -125,27 +126,25 @@ def _checked_topics(log: str, topics: Sequence[str], lake: Lake, fail_on_data_lo
     return sorted({*topics, *lake.topics()} & there)
 
 
-def _follow(
-    query: StreamingQuery, on_progress: Callable[[Progress], None] | None, stopped: Callable[[], bool] | None
-) -> int:
-    """Wait for the end of the query; returns how many records it took."""
-    batches: dict[int, int] = {}
-    while True:
-        ended = query.awaitTermination(LOOK_SECONDS)  # type: ignore[arg-type]  # it takes parts of a second
-        for progress in query.recentProgress:
-            batches[progress.batchId] = max(progress.numInputRows, batches.get(progress.batchId, 0))
-        if on_progress is not None and (last := query.lastProgress) is not None:
-            on_progress(Progress(sum(batches.values()), _left(last.sources[0])))
-        if ended or (stopped is not None and stopped()):
-            return sum(batches.values())
+def _follow(query: StreamingQuery, job: "_Batches", on_progress: Callable[[Progress], None], stopped: Stopped) -> None:
+    """Wait for the end of the query, or for being stopped."""
+    try:
+        while not query.awaitTermination(LOOK_SECONDS):  # type: ignore[arg-type]  # it takes parts of a second
+            if stopped():
+                return
+            if (last := query.lastProgress) is not None:
+                on_progress(Progress(job.records, _left(last.sources[0])))
+    finally:
+        query.stop()
+    on_progress(Progress(job.records, 0))
 
 
-def _stop(query: StreamingQuery) -> None:
-    """Between two batches, if that comes soon: one that is cut off has to be finished by the next ingest."""
-    until = time.monotonic() + BATCH_SECONDS
-    while query.isActive and query.status["isTriggerActive"] and time.monotonic() < until:
-        time.sleep(LOOK_SECONDS / 10)
-    query.stop()
+def _waited(seconds: float, stopped: Stopped) -> bool:
+    """Wait a while; whether to stop."""
+    until = time.monotonic() + seconds
+    while not stopped() and time.monotonic() < until:
+        time.sleep(min(LOOK_SECONDS, seconds))
+    return stopped()
 
 
 def _left(source: SourceProgress) -> int:
@@ -163,7 +162,7 @@ class _Batches:
         self._spark = spark
         self._lake = lake
         self._tasks = tasks
-        self.batches = 0
+        self.batches = self.records = 0
 
     def put(self, records: DataFrame, batch: int) -> None:
         """Exactly once: a batch that is replayed is known, or finished as it was begun."""
@@ -172,7 +171,7 @@ class _Batches:
         if not self._lake.is_complete(batch):
             staged = self._lake.new_staging()
             records.coalesce(self._tasks).write.partitionBy("topic", "day").parquet(str(staged))
-            self._lake.complete(batch, staged)
+            self.records += self._lake.complete(batch, staged)
         self._lake.publish(batch)
         self.batches += 1
         if self.batches % MERGE_EVERY == 0:
@@ -191,7 +190,6 @@ class _Batches:
 
 def check_rows(merge: Merge, staged: Path) -> None:
     """Never replace files by one that has fewer or more rows."""
-    before = sum(pq.read_metadata(path).num_rows for path in merge.files)
-    after = sum(pq.read_metadata(path).num_rows for path in staged.glob("*.parquet"))
+    before, after = rows_in(merge.files), rows_in(staged.glob("*.parquet"))
     if before != after:
         raise Damaged(str(merge.folder), f"{len(merge.files)} files with {before} rows became one with {after}")

@@ -1,19 +1,23 @@
 """A reshard that is under way: what is remembered of it on disk, from its beginning to its end."""
 
+import contextlib
 import json
 import re
 import shutil
-from collections.abc import Container, Mapping
-from dataclasses import dataclass
+from collections.abc import Container, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
-from shardyard.model import Damaged, InvalidCall, InvalidValue, Moved, TopicExists
+from shardyard.log import Limits
+from shardyard.log.batch import check_topic_name
+from shardyard.model import Damaged, InvalidCall, InvalidValue, Moved, Retention, Topic, TopicExists
 from shardyard.pipeline.blocking import BlockingLog, blocking
+from shardyard.pipeline.durable import alone, store_json
 from shardyard.pipeline.placing import Placing
 from shardyard.pipeline.reshard.carrying import Chunk
 from shardyard.pipeline.source.options import absolute
-from shardyard.pipeline.source.staging import Staging, folder_of, store_json
+from shardyard.pipeline.source.staging import Staging, folder_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +28,10 @@ class Job:
     epoch: int
     target: str
     target_epoch: int
+    """0 before the target is made."""
     placing: Placing
+    retention: Retention
+    """The topic's own. It is lifted meanwhile, so that nothing is trimmed that is yet to be compared."""
 
     @property
     def producer(self) -> str:
@@ -38,11 +45,13 @@ class Job:
             "target": self.target,
             "target_epoch": self.target_epoch,
             "placing": [placing.partitioner, placing.hash, placing.partitions],
+            "retention": [self.retention.age_ms, self.retention.bytes_per_partition],
         }
 
     @classmethod
     def from_json(cls, stored: dict[str, Any]) -> Self:
-        return cls(**{**stored, "placing": Placing(*stored["placing"])})
+        placing, retention = Placing(*stored["placing"]), Retention(*stored["retention"])
+        return cls(**{**stored, "placing": placing, "retention": retention})
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +76,8 @@ class Round:
 class Rounds:
     """The rounds of a reshard, remembered on disk."""
 
-    def __init__(self, home: Path) -> None:
-        self._folder = home / "rounds"
+    def __init__(self, home: Path, job: Job) -> None:
+        self._folder = home / f"rounds-{job.target_epoch}"
 
     def all(self) -> list[Round]:
         return [Round.from_json(json.loads(path.read_text())) for path in sorted(self._folder.glob("*.json"))]
@@ -81,21 +90,29 @@ def abort(log: str, topic: str) -> str:
     """Give a reshard up: the topic takes records again, and what was copied is deleted. Returns the target's name."""
     log = absolute(log)
     home = home_of(folder_of(log), topic)
-    job = _load(home)
-    with blocking(log) as opened:
+    with alone_at(home, topic), blocking(log) as opened:
+        job = _load(home)
         if job is None:
             raise InvalidCall(f"there is no reshard of {topic!r} under way")
         opened.wait(opened.log.unseal_topic(topic))  # refuses when the topic has moved
+        opened.wait(opened.log.set_retention(topic, job.retention))
         for there in opened.wait(opened.log.topics()):
             if there.name == job.target and there.epoch == job.target_epoch:
                 opened.wait(opened.log.delete_topic(job.target))
-    forget(Staging(folder_of(log)), job, home)
+        forget(Staging(folder_of(log)), job, home)
     return job.target
+
+
+@contextlib.contextmanager
+def alone_at(home: Path, topic: str) -> Iterator[None]:
+    """One at a time, whether it goes on with a reshard or gives it up."""
+    with alone(home.with_name(f"{home.name}.lock"), f"the reshard of {topic!r}, where another process is at work,"):
+        yield
 
 
 def begin(
     opened: BlockingLog,
-    folder: Path,
+    home: Path,
     topic: str,
     partitions: int,
     partitioner: str | None,
@@ -105,27 +122,53 @@ def begin(
     """The reshard that is under way, if it is the one asked for; else a new one, remembered before it begins."""
     source = opened.wait(opened.log.topic(topic))
     wanted = Placing.of(source, partitioner, hash_).over(partitions)
-    home = home_of(folder, topic)
-    if (job := _load(home)) is not None and job.epoch == source.epoch and source.successor in (None, job.target):
-        if job.placing != wanted or target not in (None, job.target):
-            raise InvalidCall(
-                f"{topic!r} is being resharded to {job.target!r} with {job.placing}: run that again, or abort it first"
-            )
-        return job
+    job = _load(home)
+    if job is None or job.epoch != source.epoch or source.successor not in (None, job.target):
+        job = _new(opened, source, wanted, target)
+        shutil.rmtree(home, ignore_errors=True)
+        store_json(home / "job.json", job.to_json())
+    elif job.placing != wanted or target not in (None, job.target):
+        raise InvalidCall(
+            f"{topic!r} is being resharded to {job.target!r} with {job.placing}: run that again, or abort it first"
+        )
+    if not job.target_epoch:
+        job = replace(job, target_epoch=_made(opened, job, source).epoch)
+        store_json(home / "job.json", job.to_json())
+    return job
+
+
+def _new(opened: BlockingLog, source: Topic, wanted: Placing, target: str | None) -> Job:
     if source.successor is not None:
-        raise Moved(topic, source.successor)
+        raise Moved(source.name, source.successor)
     if wanted == Placing.of(source):
-        raise InvalidValue("partitions", partitions, f"another number or partitioner than {topic!r} has: {wanted}")
+        different = f"another number or partitioner than {source.name!r} has: {wanted}"
+        raise InvalidValue("partitions", wanted.partitions, different)
     names = {there.name: there for there in opened.wait(opened.log.topics())}
-    name = target or next_name(topic, names)
+    name = check_topic_name(target or next_name(source.name, names), Limits())
     if name in names:
         raise TopicExists(name, names[name].partitions)
-    made = opened.wait(
-        opened.log.create_topic(name, partitions, kind=source.kind, partitioner=wanted.partitioner, hash_=wanted.hash)
-    )
-    job = Job(topic, source.epoch, name, made.epoch, wanted)
-    store_json(home / "job.json", job.to_json())
-    return job
+    return Job(source.name, source.epoch, name, 0, wanted, source.retention)
+
+
+def _made(opened: BlockingLog, job: Job, source: Topic) -> Topic:
+    """The target; one that is there already was made by us, just before we were cut off."""
+    placing = job.placing
+    try:
+        return opened.wait(
+            opened.log.create_topic(
+                job.target,
+                placing.partitions,
+                kind=source.kind,
+                partitioner=placing.partitioner,
+                hash_=placing.hash,
+            )
+        )
+    except TopicExists:
+        there = opened.wait(opened.log.topic(job.target))
+        spans = [opened.wait(opened.log.span(partition)) for partition in there]
+        if Placing.of(there) != placing or any(span.end for span in spans):
+            raise
+        return there
 
 
 def next_name(topic: str, taken: Container[str]) -> str:
@@ -138,7 +181,7 @@ def next_name(topic: str, taken: Container[str]) -> str:
 
 
 def home_of(folder: Path, topic: str) -> Path:
-    return folder / "reshards" / topic
+    return folder / "reshards" / f"topic-{topic}"
 
 
 def _load(home: Path) -> Job | None:

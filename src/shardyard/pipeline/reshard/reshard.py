@@ -6,10 +6,12 @@ the new one. Up to that moment nothing has changed for anyone, and a reshard tha
 when it is run again.
 """
 
+import contextlib
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -17,13 +19,21 @@ from pyspark.sql import DataFrame, SparkSession
 
 from shardyard.groups import carry_over, positions_on
 from shardyard.log import Span
-from shardyard.model import Damaged, Partition, Position, whole_number
+from shardyard.model import (
+    Damaged,
+    InvalidValue,
+    Partition,
+    Position,
+    Retention,
+    ShardyardError,
+    whole_number,
+)
 from shardyard.pipeline.blocking import BlockingLog, blocking
 from shardyard.pipeline.failures import told_plainly
 from shardyard.pipeline.placing import Placing
 from shardyard.pipeline.reshard.carrying import Chunk, carry, levels
 from shardyard.pipeline.reshard.checksum import checksum
-from shardyard.pipeline.reshard.job import Job, Round, Rounds, begin, forget, home_of
+from shardyard.pipeline.reshard.job import Job, Round, Rounds, alone_at, begin, forget, home_of
 from shardyard.pipeline.source import lookup
 from shardyard.pipeline.source.columns import from_spark
 from shardyard.pipeline.source.options import absolute
@@ -32,8 +42,6 @@ from shardyard.registry import open_registry
 
 SWITCH_BELOW = 20_000
 """Records that may be left when the topic is sealed: they are what its producers wait for."""
-MOST_ROUNDS = 20
-"""With producers that are faster than the copying, the topic is sealed after these."""
 RECORDS_PER_TASK = 500_000
 WHO = "reshard"
 
@@ -73,9 +81,21 @@ def reshard(
     """
     whole_number("partitions", partitions, at_least=1)
     log = absolute(log)
-    with blocking(log) as opened, told_plainly():
-        job = begin(opened, folder_of(log), topic, partitions, partitioner, hash_, target)
-        return _Work(spark, log, opened, job, registry, on_step).run()
+    if registry is not None:
+        check_registry(registry)
+    with blocking(log) as opened:
+        opened.wait(opened.log.topic(topic))  # complains before anything is made
+        home = home_of(folder_of(log), topic)
+        with alone_at(home, topic), told_plainly():
+            job = begin(opened, home, topic, partitions, partitioner, hash_, target)
+            return _Work(spark, log, opened, job, registry, on_step).run()
+
+
+def check_registry(url: str) -> None:
+    """Refuse a registry that is not there: a new one would have no group to carry over."""
+    path = Path(url.removeprefix("sqlite:///"))
+    if not url.startswith("sqlite:///") or not path.is_file():
+        raise InvalidValue("registry", url, "one that exists, sqlite:///FILE")
 
 
 class _Work:
@@ -98,23 +118,21 @@ class _Work:
         self._registry = registry
         self._say = on_step
         self._staging = Staging(folder_of(url))
-        self._rounds = Rounds(home_of(folder_of(url), job.topic))
+        self._rounds = Rounds(home_of(folder_of(url), job.topic), job)
 
     def run(self) -> Resharded:
         job = self._job
-        source = self._wait(self._log.topic(job.topic))
         groups: dict[str, int] = {}
         seconds = 0.0
-        if source.successor is None:
+        if self._wait(self._log.topic(job.topic)).successor is None:
+            self._wait(self._log.set_retention(job.topic, Retention()))
             self._finish_rounds()
             self._catch_up()
             began = time.monotonic()
-            self._wait(self._log.seal_topic(job.topic))
-            self._copy(self._ends())
-            self._wait(self._log.set_retention(job.target, source.retention))
-            groups = self._carry_over()
-            self._wait(self._log.move_topic(job.topic, job.target))
+            groups = self._switch()
             seconds = time.monotonic() - began
+        for topic in (job.topic, job.target):
+            self._wait(self._log.set_retention(topic, job.retention))
         rounds = self._rounds.all()
         copied = sum(c.end - c.start for r in rounds for c in r.chunks)
         forget(self._staging, job, home_of(folder_of(self._url), job.topic))
@@ -131,13 +149,38 @@ class _Work:
             groups,
         )
 
+    def _switch(self) -> dict[str, int]:
+        """Seal the topic, copy the rest, carry positions over, and move it. If that fails, it takes records again."""
+        job = self._job
+        try:
+            self._wait(self._log.seal_topic(job.topic))
+            self._copy(self._ends())
+            self._check_complete()
+            groups = self._carry_over()
+            self._wait(self._log.move_topic(job.topic, job.target))
+        except BaseException:
+            with contextlib.suppress(ShardyardError):
+                self._wait(self._log.unseal_topic(job.topic))
+            raise
+        return groups
+
+    def _check_complete(self) -> None:
+        """Nothing may be missing, and nothing else may be there, whatever is remembered of the rounds."""
+        spans = self._wait(lookup.extents(self._log, [self._job.target]))[self._job.target].spans
+        there = [span.end for span in spans]
+        expected = _sums(self._rounds.all(), self._job.placing.partitions)
+        if there != expected or self._copied() != self._ends():
+            raise Damaged(self._job.target, f"it has {there} records where {expected} were copied: abort the reshard")
+
     def _catch_up(self) -> None:
         """Copy what is there: first what groups have done, then the rest, then what has come meanwhile."""
         for cut in levels(self._copied(), self._ends(), self._positions().values()):
             self._copy(cut)
-        for _ in range(MOST_ROUNDS):
-            if sum(self._ends()) - sum(self._copied()) <= SWITCH_BELOW:
-                return
+        before = None
+        while (left := sum(self._ends()) - sum(self._copied())) > SWITCH_BELOW:
+            if before is not None and left > before / 2:
+                return  # another round would not bring it much closer: what comes during one is what is left
+            before = left
             self._copy(self._ends())
 
     def _copied(self) -> list[int]:
@@ -157,7 +200,8 @@ class _Work:
     def _copy(self, ends: Sequence[int]) -> None:
         """Copy everything below `ends` that is not copied yet: put it aside in tasks, then append and check it."""
         starts = self._copied()
-        if sum(ends) == sum(starts):
+        ends = [max(start, *ends[p : p + 1]) for p, start in enumerate(starts)]  # partitions may have been added since
+        if ends == starts:
             return
         job, number = self._job, len(self._rounds.all())
         self._say(f"round {number + 1}: {sum(ends) - sum(starts):,} records")
@@ -183,16 +227,18 @@ class _Work:
                 self._rounds.put(number, replace(done, checked=True))
 
     def _check(self, done: Round, before: Sequence[int], after: Sequence[int]) -> None:
-        old = checksum(self._read(self._job.topic, done.starts, done.ends))
-        new = checksum(self._read(self._job.target, before, after))
+        ordered = self._job.placing.partitioner != "round_robin"  # which keeps no order
+        old = checksum(self._read(self._job.topic, done.starts, done.ends), ordered=ordered)
+        new = checksum(self._read(self._job.target, before, after), ordered=ordered)
         if old != new:
             raise Damaged(self._job.target, f"it has {new} where {self._job.topic!r} has {old}: abort the reshard")
 
     def _read(self, topic: str, starts: Sequence[int], ends: Sequence[int]) -> DataFrame:
-        named = {
-            option: json.dumps({topic: dict(enumerate(offsets))})
-            for option, offsets in (("startingOffsets", starts), ("endingOffsets", ends))
-        }
+        count = self._wait(self._log.topic(topic)).partitions
+        named = {}
+        for option, offsets in (("startingOffsets", starts), ("endingOffsets", ends)):
+            others = ["earliest"] * (count - len(offsets))  # partitions that were added since: nothing of them
+            named[option] = json.dumps({topic: dict(enumerate([*offsets, *others]))})
         reader = self._spark.read.format("shardyard").options(log=self._url, topics=topic, **named)
         return reader.option("recordsPerTask", RECORDS_PER_TASK).load()
 

@@ -176,6 +176,19 @@ def capped(end: Offsets, limit: Offsets) -> Offsets:
     return Offsets(topics)
 
 
+def as_far_as(end: Offsets, extents: Mapping[str, Extent]) -> Offsets:
+    """What is still there of what was planned: nothing of topics that are gone or were made anew."""
+    there = {name: t for name, t in end.topics.items() if name in extents and extents[name].epoch == t.epoch}
+    return Offsets(
+        {
+            name: TopicOffsets(
+                t.epoch, tuple(min(at, s.end) for at, s in zip(t.offsets, extents[name].spans, strict=False))
+            )
+            for name, t in there.items()
+        }
+    )
+
+
 def at_least(end: Offsets, start: Offsets) -> Offsets:
     """`end`, but nowhere before `start`, which is about the same topics and partitions."""
     return Offsets(

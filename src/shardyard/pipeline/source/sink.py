@@ -19,7 +19,7 @@ from shardyard.pipeline.blocking import blocking
 from shardyard.pipeline.placing import Placing
 from shardyard.pipeline.source.columns import from_spark
 from shardyard.pipeline.source.options import WriteOptions
-from shardyard.pipeline.source.staging import Manifest, Places, Staging, commit, folder_of
+from shardyard.pipeline.source.staging import Manifest, Places, Staging, commit, folder_of, successor_of
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,10 @@ class Staged(WriterCommitMessage):
 
     task: int
     file: str | None
+    asked: Topic
+    """The topic that the options name ..."""
     topic: Topic
+    """... and where it goes on, if it has moved."""
 
 
 class _Sink:
@@ -42,8 +45,9 @@ class _Sink:
         context = TaskContext.get()
         task = context.partitionId() if context is not None else 0
         with blocking(self._options.log) as log:
-            topic = log.wait(log.log.topic(self._options.topic))
-        return Staged(task, self._staging.put(self._placed(iterator, topic, task)), topic)
+            asked = log.wait(log.log.topic(self._options.topic))
+            topic = log.wait(successor_of(log.log, asked))
+        return Staged(task, self._staging.put(self._placed(iterator, topic, task)), asked, topic)
 
     def _placed(
         self, batches: Iterator[pa.RecordBatch], topic: Topic, task: int
@@ -58,18 +62,22 @@ class _Sink:
             yield records, places
             turn += len(data)
 
-    def _commit(self, messages: list[WriterCommitMessage | None], producer: str, batch: int) -> None:
+    def _commit(self, messages: list[WriterCommitMessage | None], producer: str, batch: int, *, named: bool) -> None:
+        """`named`: the producer's name is a user's, and stands for this topic, in this life of it, alone."""
         staged = sorted((m for m in messages if isinstance(m, Staged)), key=lambda m: m.task)
         if not staged:
             return
-        topics = {m.topic for m in staged}
+        topics = {(m.asked, m.topic) for m in staged}
         files = tuple(m.file for m in staged if m.file is not None)
         if len(topics) > 1:
             self._staging.discard(files)
             raise InvalidValue("topic", self._options.topic, "a topic that stays as it is during a write: try again")
-        (topic,) = topics
+        ((asked, topic),) = topics
+        if named:
+            producer = f"named-{hashlib.sha256(repr((producer, asked.name, asked.epoch)).encode()).hexdigest()[:32]}"
+        placing = None if self._options.by_column else [self._options.partitioner, self._options.hash]
         with blocking(self._options.log) as log:
-            manifest = Manifest(producer, batch, topic.name, topic.epoch, files, {})
+            manifest = Manifest(producer, batch, topic.name, topic.epoch, files, {"placing": placing})
             log.wait(commit(log.log, self._staging, manifest))
         self._staging.clear_orphans()
 
@@ -96,8 +104,8 @@ class BatchSink(_Sink, DataSourceArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         named = self._options.producer
-        producer = f"spark-{uuid.uuid4().hex}" if named is None else _safe(named)
-        self._commit(messages, producer, 0)
+        producer = f"spark-{uuid.uuid4().hex}" if named is None else named
+        self._commit(messages, producer, 0, named=named is not None)
         if named is None:
             self._staging.forget(producer)
 
@@ -109,18 +117,15 @@ class StreamSink(_Sink, DataSourceStreamArrowWriter):
     """A streaming query: each of its batches is written once. The query is known by the id in its checkpoint."""
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 Spark's name
-        self._commit(messages, self._producer(), batchId)
+        checkpoint, name = self._options.checkpoint, self._options.producer
+        if checkpoint is None and name is None:
+            expected = "a checkpointLocation as an option, or a producer's name that lasts as long as the checkpoint"
+            raise InvalidValue("option 'producer'", None, expected)
+        producer = name if name is not None else f"query-{query_id(str(checkpoint))}"
+        self._commit(messages, producer, batchId, named=name is not None)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002, N803 Spark's name
         self._discard(messages)
-
-    def _producer(self) -> str:
-        if self._options.producer is not None:
-            return _safe(self._options.producer)
-        if self._options.checkpoint is None:
-            expected = "a checkpointLocation as an option, or a producer's name that lasts as long as the checkpoint"
-            raise InvalidValue("option 'producer'", None, expected)
-        return f"query-{query_id(self._options.checkpoint)}"
 
 
 def query_id(checkpoint: str) -> str:
@@ -131,8 +136,3 @@ def query_id(checkpoint: str) -> str:
     except (OSError, ValueError, KeyError, TypeError):
         expected = "a folder with a query's checkpoint; elsewhere than on a mounted disk, set the option 'producer'"
         raise InvalidValue("option 'checkpointLocation'", checkpoint, expected) from None
-
-
-def _safe(name: str) -> str:
-    """A name for a folder."""
-    return f"named-{hashlib.sha256(name.encode()).hexdigest()[:32]}"

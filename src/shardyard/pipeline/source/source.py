@@ -9,11 +9,11 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-from shardyard.model import InvalidValue, OffsetTrimmed, Partition
+from shardyard.model import InvalidValue, OffsetBeyondEnd, OffsetTrimmed, Partition, UnknownTopic, WrongEpoch
 from shardyard.pipeline.blocking import BlockingLog, blocking
 from shardyard.pipeline.source import lookup, offsets
 from shardyard.pipeline.source.columns import COLUMNS, check_writable, chosen, to_spark
-from shardyard.pipeline.source.offsets import DataLost, Offsets, Range
+from shardyard.pipeline.source.offsets import DataLost, Extent, Offsets, Range
 from shardyard.pipeline.source.options import ReadOptions, read_options, write_options
 
 if TYPE_CHECKING:
@@ -105,9 +105,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._until = self._latest()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802 Spark's name
-        log = self._log()
-        known = log.wait(lookup.extents(log.log, self._options.topics))
-        begin = offsets.reconcile(Offsets.from_json(start), known, fail=self._options.fail_on_data_loss)
+        begin, known = self._reconciled(start)
         end = offsets.latest(known)
         if self._until is not None:
             end = offsets.capped(end, self._until)
@@ -119,10 +117,16 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._latest().to_json()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        log = self._log()
-        known = log.wait(lookup.extents(log.log, self._options.topics))
-        begin = offsets.reconcile(Offsets.from_json(start), known, fail=self._options.fail_on_data_loss)
-        return _tasks(begin, Offsets.from_json(end), self._options)
+        begin, known = self._reconciled(start)
+        planned = Offsets.from_json(end)
+        if not self._options.fail_on_data_loss:
+            planned = offsets.as_far_as(planned, known)
+        return _tasks(begin, planned, self._options)
+
+    def _reconciled(self, start: dict[str, Any]) -> tuple[Offsets, dict[str, Extent]]:
+        log, fail = self._log(), self._options.fail_on_data_loss
+        known = log.wait(lookup.extents(log.log, self._options.topics, fail=fail))
+        return offsets.reconcile(Offsets.from_json(start), known, fail=fail), known
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return _read(partition, self._options, self._schema)
@@ -136,7 +140,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _latest(self) -> Offsets:
         log = self._log()
-        return offsets.latest(log.wait(lookup.extents(log.log, self._options.topics)))
+        fail = self._options.fail_on_data_loss
+        return offsets.latest(log.wait(lookup.extents(log.log, self._options.topics, fail=fail)))
 
     def _log(self) -> BlockingLog:
         """Opened when first used, since a reader is also sent to the tasks."""
@@ -164,7 +169,11 @@ def _read(partition: InputPartition, options: ReadOptions, schema: StructType) -
                     raise DataLost(str(error)) from None
                 at = min(error.first, r.end)
                 continue
-            if not len(batch):
+            except (WrongEpoch, UnknownTopic, OffsetBeyondEnd) as error:
+                if options.fail_on_data_loss:
+                    raise DataLost(str(error)) from None
+                return
+            if not len(batch):  # its end is known from the planning, so it was made anew in between
                 raise DataLost(f"{place} ends at {at}, before {r.end}")
             yield from to_spark(batch, schema)
             at = batch.end

@@ -10,10 +10,9 @@ import asyncio
 import contextlib
 import fcntl
 import json
-import os
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,12 +23,15 @@ import pyarrow as pa
 
 from shardyard.log import SCHEMA, Limits, Log, Stamp
 from shardyard.log.batch import check_batch, now_ms
-from shardyard.model import InvalidValue, Partition, SequenceTooOld
+from shardyard.model import InvalidValue, Moved, Partition, RetryLater, SequenceTooOld, Topic
+from shardyard.pipeline.durable import store_json, sync
 
 APPEND_RECORDS = 20_000
 APPEND_BYTES = 4 * 1024 * 1024
 AT_ONCE = 8
 """Partitions appended to at the same time."""
+PATIENCE_SECONDS = 60.0
+RETRY_SECONDS = 0.1
 BATCH_SEQUENCES = 2**20
 """How many appends to one partition a batch may take."""
 ORPHAN_SECONDS = 24 * 3600
@@ -88,9 +90,9 @@ class Staging:
         if sink is None or writer is None:
             return None
         writer.close()
-        sink.flush()
-        os.fsync(sink.fileno())
         sink.close()
+        sync(path)
+        sync(self._files)
         return name
 
     def discard(self, names: Iterable[str]) -> None:
@@ -165,22 +167,6 @@ def _load(path: Path) -> dict[str, Any] | None:
     return found
 
 
-def store_json(path: Path, content: object) -> None:
-    """Write a file that is there as a whole or not at all, also after a power cut."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_suffix(".tmp")
-    with draft.open("w") as file:
-        json.dump(content, file)
-        file.flush()
-        os.fsync(file.fileno())
-    draft.rename(path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-
-
 async def commit(log: Log, staging: Staging, manifest: Manifest) -> int:
     """Append what was put aside, unless the batch is done already. Returns how many records this call was about.
 
@@ -213,22 +199,74 @@ async def _append(log: Log, staging: Staging, manifest: Manifest) -> int:
     topic = await log.topic(manifest.topic)
     if topic.epoch != manifest.epoch:
         raise InvalidValue("topic", manifest.topic, "the one the records were put aside for: it was made anew since")
-    files = [batch for name in manifest.files for batch in staging.read(name)]
-    edges = [np.searchsorted(b["partition"].to_numpy(), np.arange(topic.partitions + 1)) for b in files]
+    parts = [batch for name in manifest.files for batch in staging.read(name)]
+    first = manifest.batch * BATCH_SEQUENCES
+    refused = await _fill(log, topic, parts, manifest.producer, first)
+    while refused:
+        # The topic has moved, so what it has of this batch is settled: the rest goes on to its successor.
+        topic = await successor_of(log, topic)
+        placing = manifest.detail.get("placing")
+        if placing is None:
+            raise Moved(manifest.topic, topic.name)
+        parts = [_placed(data, placing, topic) for data in refused]
+        refused = await _fill(log, topic, parts, f"{manifest.producer}@{topic.name}", first)
+    return sum(len(batch) for name in manifest.files for batch in staging.read(name))
+
+
+async def successor_of(log: Log, topic: Topic) -> Topic:
+    """Where a topic goes on, as of now; itself if it has not moved."""
+    topic = await log.topic(topic.name)
+    while topic.successor is not None:
+        topic = await log.topic(topic.successor)
+    return topic
+
+
+def _placed(data: pa.RecordBatch, placing: Sequence[str | None], topic: Topic) -> pa.RecordBatch:
+    """Records with the partitions of another topic, sorted by them."""
+    from shardyard.pipeline.placing import Placing  # noqa: PLC0415 placement takes time, and is seldom needed here
+
+    places = Placing.of(topic, *placing).places(data["key"], np.arange(len(data)))
+    order = np.argsort(places, kind="stable")
+    columns = [*data.take(pa.array(order)).columns, pa.array(places[order])]
+    return pa.RecordBatch.from_arrays(columns, schema=_FILE_SCHEMA)
+
+
+async def _fill(
+    log: Log, topic: Topic, parts: Sequence[pa.RecordBatch], producer: str, first: int
+) -> list[pa.RecordBatch]:
+    """Append batches that are sorted by partition; returns what was refused because the topic has moved."""
+    edges = [np.searchsorted(part["partition"].to_numpy(), np.arange(topic.partitions + 1)) for part in parts]
     turn = asyncio.Semaphore(AT_ONCE)
+    refused: dict[int, list[pa.RecordBatch]] = {}
 
     async def fill(partition: Partition) -> None:
         i = partition.index
-        slices = (b.slice(e[i], e[i + 1] - e[i]) for b, e in zip(files, edges, strict=True) if e[i + 1] > e[i])
+        slices = (p.slice(e[i], e[i + 1] - e[i]) for p, e in zip(parts, edges, strict=True) if e[i + 1] > e[i])
         async with turn:
             for n, data in enumerate(_cut(slices)):
-                stamp = Stamp(manifest.producer, manifest.batch * BATCH_SEQUENCES + n)
-                # Appended in this order, by this producer alone: what is too old to be known was stored.
-                with contextlib.suppress(SequenceTooOld):
-                    await log.append(partition, data, stamp=stamp)
+                try:
+                    await _patiently(log, partition, data, Stamp(producer, first + n))
+                except SequenceTooOld:
+                    pass  # appended in this order, by this producer alone: what is too old to be known was stored
+                except Moved:
+                    refused.setdefault(i, []).append(data)
 
     await asyncio.gather(*(fill(partition) for partition in topic))
-    return sum(len(batch) for batch in files)
+    return [data for i in sorted(refused) for data in refused[i]]
+
+
+async def _patiently(log: Log, partition: Partition, data: pa.RecordBatch, stamp: Stamp) -> None:
+    """Append, waiting for a while if the log refuses for now: a topic that is being moved is sealed for seconds."""
+    until = time.monotonic() + PATIENCE_SECONDS
+    while True:
+        try:
+            await log.append(partition, data, stamp=stamp)
+        except RetryLater:
+            if time.monotonic() > until:
+                raise
+            await asyncio.sleep(RETRY_SECONDS)
+        else:
+            return
 
 
 def _cut(slices: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
