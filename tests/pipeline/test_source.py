@@ -62,7 +62,7 @@ def test_a_record_is_a_row_with_everything_the_log_knows(spark: SparkSession, lo
             id="b",
             key=None,
             value=bytearray(b""),
-            headers=None,
+            headers=[],
         ),
     ]
 

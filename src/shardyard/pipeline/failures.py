@@ -34,6 +34,6 @@ def told_plainly() -> Iterator[None]:
 
 
 def _first_line(text: str) -> str:
-    """Without the id of a query, which says nothing to a reader, and without the traces below."""
+    """Without the traces below."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[0] if lines else "Spark failed without a message: see its own log"

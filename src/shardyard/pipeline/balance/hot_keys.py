@@ -1,6 +1,6 @@
 """Hot keys, exactly and in bounded memory; how many keys there are; and a fair sample of them.
 
-The first pass counted records and bytes per bucket of key hashes (`balance_tally`). Only the keys of the heaviest
+The first pass counted records and bytes per bucket of key hashes (`tally`). Only the keys of the heaviest
 buckets can be hot; the second pass, all of it inside Spark's engine, counts these exactly, and with them the sample.
 """
 

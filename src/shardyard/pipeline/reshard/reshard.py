@@ -200,7 +200,7 @@ class _Work:
     def _copy(self, ends: Sequence[int]) -> None:
         """Copy everything below `ends` that is not copied yet: put it aside in tasks, then append and check it."""
         starts = self._copied()
-        ends = [max(start, *ends[p : p + 1]) for p, start in enumerate(starts)]  # partitions may have been added since
+        ends = [max(start, ends[p]) if p < len(ends) else start for p, start in enumerate(starts)]  # some may be new
         if ends == starts:
             return
         job, number = self._job, len(self._rounds.all())

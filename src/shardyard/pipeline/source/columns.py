@@ -32,7 +32,7 @@ COLUMNS = StructType(
         StructField("headers", HEADERS),
     ]
 )
-"""What a read gives. No headers is null, as no key is."""
+"""What a read gives. No key is null, no headers an empty list."""
 
 
 def chosen(schema: StructType) -> StructType:
@@ -76,11 +76,12 @@ def _column(field: pa.Field, chunk: pa.RecordBatch, batch: Batch, first: int) ->
 
 
 def _headers_to_spark(headers: pa.MapArray, target: pa.DataType) -> pa.Array:
-    """A list of pairs instead of a map: names may come twice."""
-    if headers.null_count == len(headers):
-        return pa.nulls(len(headers), target)
+    """A list of pairs instead of a map, since names may come twice; an empty one where there are none.
+
+    Null would do, but Spark hands null lists to Python in a time that grows with the square of their number.
+    """
     pairs = pa.StructArray.from_arrays([headers.keys, headers.items], fields=list(target.value_type))
-    return pa.ListArray.from_arrays(_offsets(headers), pairs, type=target, mask=headers.is_null())
+    return pa.ListArray.from_arrays(_offsets(headers), pairs, type=target)
 
 
 def _offsets(lists: pa.Array) -> pa.Array:
@@ -129,7 +130,8 @@ def from_spark(data: pa.RecordBatch, ids: pa.Array) -> pa.RecordBatch:
 
 def _headers_to_log(headers: pa.ListArray) -> pa.Array:
     kind = SCHEMA.field("headers").type
-    if headers.null_count == len(headers):
+    none = pc.equal(pc.fill_null(pc.list_value_length(headers), 0), 0)
+    if pc.all(none).as_py():
         return pa.nulls(len(headers), kind)
     names, values = headers.values.field(0), headers.values.field(1)
-    return pa.MapArray.from_arrays(_offsets(headers), names, values, kind, mask=headers.is_null())
+    return pa.MapArray.from_arrays(_offsets(headers), names, values, kind, mask=none)
