@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 the name that Spark's own documents use
+from pyspark.sql import functions as F  # noqa: N812 as everybody calls it
 
 from shardyard.pipeline.balance import hot_keys
 from shardyard.pipeline.balance.blocks import Counted, collected

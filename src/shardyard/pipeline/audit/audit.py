@@ -17,7 +17,7 @@ same one. A key that was sent to several partitions has no order across them.
 from datetime import datetime
 
 from pyspark.sql import Column, DataFrame, Window
-from pyspark.sql import functions as F  # noqa: N812 Spark's custom
+from pyspark.sql import functions as F  # noqa: N812 as everybody calls it
 from pyspark.sql.types import (
     BinaryType,
     DataType,

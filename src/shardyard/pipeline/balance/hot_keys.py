@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from pyspark.sql import Column, DataFrame, Window
-from pyspark.sql import functions as F  # noqa: N812 the name that Spark's own documents use
+from pyspark.sql import functions as F  # noqa: N812 as everybody calls it
 from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, StructField, StructType
 
 from shardyard.pipeline.balance.blocks import Counted, Counts

@@ -1,7 +1,7 @@
 """Loads: what `balance` looks at, made from a topic or from any table."""
 
 from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F  # noqa: N812 the name that Spark's own documents use
+from pyspark.sql import functions as F  # noqa: N812 as everybody calls it
 from pyspark.sql.types import (
     BinaryType,
     DataType,

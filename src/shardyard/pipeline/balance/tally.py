@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F  # noqa: N812 the name that Spark's own documents use
+from pyspark.sql import functions as F  # noqa: N812 as everybody calls it
 
 from shardyard.model import InvalidValue
 from shardyard.pipeline.balance.blocks import BLOCKS, Block, Counted, Counts, blocks_of, summed, to_arrow
@@ -59,15 +59,22 @@ class Counting:
             tallies = _Tallies(self)
             turn = 0
             for batch in batches:
-                if len(batch):
-                    tallies.count(batch, turn)
-                    turn += len(batch)
-                if tallies.cells > FLUSH_CELLS:
-                    yield from to_arrow(tallies.blocks())
-                    tallies = _Tallies(self)
+                for part in self._parts(batch):
+                    tallies.count(part, turn)
+                    turn += len(part)
+                    if tallies.cells > FLUSH_CELLS:
+                        yield from to_arrow(tallies.blocks())
+                        tallies = _Tallies(self)
             yield from to_arrow(tallies.blocks())
 
         return count
+
+    def _parts(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """As many rows at once as may each be in a window of their own without taking too many cells."""
+        most = len(batch)
+        if self.window_us is not None:
+            most = max(1, FLUSH_CELLS // max(1, sum(scheme.partitions for scheme in self.schemes)))
+        return (batch.slice(at, most) for at in range(0, len(batch), most))
 
 
 class Tally:

@@ -8,17 +8,17 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyspark.sql.functions as f
 from pyspark.sql import DataFrame, Row
+from pyspark.sql import functions as F  # noqa: N812 as everybody calls it
 
 from shardyard.model import InvalidValue, whole_number
 from shardyard.model.words import settle_whole_number
+from shardyard.pipeline.balance.loads import LOADS
 from shardyard.placement import partitioner_named
 
 MOST_KEYS = 1_000_000
 """In a sample."""
 MOST_PARTITIONS = 100_000
-LOADS = ("topic", "partition", "key", "bytes", "timestamp")
 
 Bytes = npt.NDArray[np.float64]
 
@@ -98,14 +98,14 @@ def partition_totals(loads: DataFrame) -> DataFrame:
     return (
         loads.rollup("partition")
         .agg(
-            (f.grouping("partition") == 1).alias("everything"),
-            f.count("*").alias("records"),
-            f.sum("bytes").alias("bytes"),
-            f.coalesce(f.sum(f.when(f.col("key").isNotNull(), f.col("bytes"))), f.lit(0)).alias("keyed_bytes"),
-            f.approx_count_distinct("key").alias("keys"),
-            f.min("topic").alias("topic"),
-            f.max("topic").alias("other_topic"),
-            (f.max("timestamp").cast("double") - f.min("timestamp").cast("double")).alias("seconds"),
+            (F.grouping("partition") == 1).alias("everything"),
+            F.count("*").alias("records"),
+            F.sum("bytes").alias("bytes"),
+            F.coalesce(F.sum(F.when(F.col("key").isNotNull(), F.col("bytes"))), F.lit(0)).alias("keyed_bytes"),
+            F.approx_count_distinct("key").alias("keys"),
+            F.min("topic").alias("topic"),
+            F.max("topic").alias("other_topic"),
+            (F.max("timestamp").cast("double") - F.min("timestamp").cast("double")).alias("seconds"),
         )
         .select("everything", "partition", "records", "bytes", "keyed_bytes", "keys", "topic", "other_topic", "seconds")
     )
@@ -114,9 +114,9 @@ def partition_totals(loads: DataFrame) -> DataFrame:
 def keys_sampled(loads: DataFrame, one_in: int) -> DataFrame:
     """About one key in so many with all of its bytes: `key`, `bytes`. Chosen by Spark's own hash of the key, which no
     partitioner uses."""
-    chosen = f.pmod(f.xxhash64("key"), f.lit(one_in)) == 0
+    chosen = F.pmod(F.xxhash64("key"), F.lit(one_in)) == 0
     return (
-        loads.where(f.col("key").isNotNull() & chosen).groupBy("key").agg(f.sum("bytes").alias("bytes")).orderBy("key")
+        loads.where(F.col("key").isNotNull() & chosen).groupBy("key").agg(F.sum("bytes").alias("bytes")).orderBy("key")
     )
 
 
@@ -126,7 +126,7 @@ def load_of(loads: DataFrame, sample: int, *, partitions: int | None = None) -> 
     `partitions` is how many the topic has, where the last ones may be empty. Where no partition is known, the load is
     an assumed one; where the timestamps span some time, it has a rate.
     """
-    if missing := [name for name in LOADS if name not in loads.columns]:
+    if missing := [name for name in LOADS.names if name not in loads.columns]:
         raise InvalidValue("columns", ", ".join(loads.columns), f"{missing[0]!r} among them")
     if whole_number("sample", sample, at_least=1) > MOST_KEYS // 2:
         raise InvalidValue("sample", sample, f"at most {MOST_KEYS // 2} keys")
