@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from shardyard.cli import main
 from shardyard.pipeline.blocking import blocking
 from tests.pipeline.logs import contents, create, fill, url
 
@@ -98,13 +99,23 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("arguments", "says"), WRONG, ids=[" ".join(arguments) for arguments, _ in WRONG])
-def test_a_wrong_call_is_told_in_one_line_and_writes_nothing(tmp_path: Path, arguments: list[str], says: str) -> None:
+def test_a_wrong_call_is_told_in_one_line_and_writes_nothing(
+    tmp_path: Path,
+    arguments: list[str],
+    says: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     create(url(tmp_path), "orders", 3)
     before = sorted(tmp_path.rglob("*"))
-    done = shardyard(tmp_path, *arguments)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith(f"error: {says}"), done.stderr
-    assert len(done.stderr.splitlines()) == 1
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["shardyard", "pipeline", *arguments])
+    with pytest.raises(SystemExit) as exit_:
+        main()
+    told = capsys.readouterr()
+    assert (exit_.value.code, told.out) == (2, "")
+    assert told.err.startswith(f"error: {says}"), told.err
+    assert len(told.err.splitlines()) == 1
     assert [path for path in sorted(tmp_path.rglob("*")) if path not in before] == []
     with blocking(url(tmp_path)) as opened:
         assert [topic.name for topic in opened.wait(opened.log.topics())] == ["orders"]

@@ -77,8 +77,8 @@ def audit(
         latency = figures["latency"] or {}
         rows += [{"figure": f"latency {name}", "value": value} for name, value in latency.items() if name != "records"]
         print_table(rows)
-        for name, found in report.examples.items():
-            print_table(list(found), f"{name.replace('_', ' ')}, for example")
+        for name, found in figures["examples"].items():  # with keys as text
+            print_table(found, f"{name.replace('_', ' ')}, for example")
         sys.stdout.write(f"{report.sentence()}\n")
     if not report.ok:
         raise typer.Exit(1)

@@ -36,6 +36,9 @@ def balance(
     size: BytesColumn = None,
     timestamp: TimeColumn = None,
     partition: PartitionColumn = None,
+    topic_column: Annotated[
+        str | None, typer.Option("--topic-column", help="With --parquet: the column with the topic, as a lake has it.")
+    ] = None,
     partitions: Annotated[str, typer.Option("--partitions", "-p", help="Counts to try, such as 12,24,256.")] = "12",
     partitioner: Annotated[str, typer.Option("--partitioner", help="Those to try: modulus,jump.")] = "modulus,jump",
     hash_name: Annotated[
@@ -58,6 +61,8 @@ def balance(
 
       shardyard pipeline balance --log sqlite:///data/log --topic orders --partitions 12,24 --members 4
 
+      shardyard pipeline balance --parquet data/lake/records --topic-column topic --bytes value --partition partition
+
       shardyard pipeline balance --parquet visits/ --key user_id --bytes body --timestamp at --window '1 hour' --json
     """
     counts = numbers("--partitions", partitions)
@@ -71,7 +76,7 @@ def balance(
         window_us(window)
     with spark_session("balance", master, memory) as spark:
         report = balance_report(
-            loads(spark, log, topic, parquet, key, size, timestamp, partition),
+            loads(spark, log, topic, parquet, key, size, timestamp, partition, topic_column),
             schemes,
             window=window,
             assignors=names(assignor),

@@ -100,6 +100,7 @@ def loads(
     size: str | None,
     timestamp: str | None,
     partition: str | None,
+    topic_column: str | None = None,
 ) -> "DataFrame":
     """What `balance` and `plan` look at."""
     from shardyard.pipeline.balance.loads import loads_of_table, loads_of_topic  # noqa: PLC0415 as above
@@ -109,7 +110,7 @@ def loads(
 
     if parquet is not None:
         table = spark.read.parquet(str(parquet))
-        return loads_of_table(table, key=key, bytes=size, timestamp=timestamp, partition=partition)
+        return loads_of_table(table, key=key, bytes=size, timestamp=timestamp, partition=partition, topic=topic_column)
     with blocking(absolute(str(log))) as opened:
         fixed = opened.wait(fixed_range(opened.log, topics or []))  # it is read more than once, and may grow meanwhile
     reader = spark.read.format("shardyard").options(log=str(log), topics=",".join(topics or []), **fixed)
