@@ -30,7 +30,7 @@ def answer(folder: Path, *arguments: str, code: int = 0) -> Any:
 
 
 @pytest.mark.timeout(240)
-def test_a_reshard_is_carried_out_audited_and_planned(tmp_path: Path) -> None:
+def test_a_reshard_is_carried_out_and_a_loss_is_noticed(tmp_path: Path) -> None:
     log = url(tmp_path)
     create(log, "orders", 3)
     fill(log, "orders", 200)
@@ -38,10 +38,6 @@ def test_a_reshard_is_carried_out_audited_and_planned(tmp_path: Path) -> None:
     assert (done["target"], done["records"], done["partitions"]) == ("orders.2", 200, 5)
     assert len(contents(log, "orders.2")) == 5
 
-    same = answer(
-        tmp_path, "audit", "--log", LOG, "--sent", "orders", "--delivered", "orders.2", "--exactly-once", *LOCAL
-    )
-    assert same["ok"]
     pq.write_table(pa.table({"id": [f"id-{n}" for n in range(199)], "n": range(199)}), tmp_path / "came.parquet")
     less = shardyard(
         tmp_path, "audit", "--log", LOG, "--sent", "orders", "--parquet", "came.parquet", "--order", "n", *LOCAL
@@ -50,19 +46,13 @@ def test_a_reshard_is_carried_out_audited_and_planned(tmp_path: Path) -> None:
     assert less.stdout.splitlines()[-1] == "200 sent, 199 delivered: 1 lost, 0 twice, 0 out of order: broken (lost)"
     assert less.stderr == ""
 
-    planned = shardyard(
-        tmp_path, "plan", "--log", LOG, "--topic", "orders.2", "--members", "2", "--report", "p.html", *LOCAL
-    )
-    assert planned.returncode == 0, planned.stderr
-    assert "<svg" in (tmp_path / "p.html").read_text()
-
 
 def test_an_assumed_load_is_planned_without_spark(tmp_path: Path) -> None:
-    plan = answer(
-        tmp_path, "plan", "--assume-records", "1000", "--assume-bytes", "256000", "-p", "256", "--members", "16"
-    )
+    load = ("--assume-records", "1000", "--assume-bytes", "256000")
+    plan = answer(tmp_path, "plan", *load, "-p", "256", "--members", "16", "--report", "plan.html")
     moves = {step["assignor"]: step["moves"] for step in plan["member_steps"] if step["after"] == 17}
     assert (moves["sticky"], moves["contiguous"]) == (15, 120)
+    assert "<svg" in (tmp_path / "plan.html").read_text()
 
 
 def test_a_reshard_that_is_not_under_way_cannot_be_aborted(tmp_path: Path) -> None:
