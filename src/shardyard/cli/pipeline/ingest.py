@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from shardyard.cli.output import Count, Json, print_json, print_table
-from shardyard.cli.pipeline.options import LogUrl, Master, Memory, partition_counts, spark_session
+from shardyard.cli.pipeline.options import LogUrl, Master, Memory, partition_counts, spark_session, successors
 from shardyard.model import InvalidValue, whole_number
 
 if TYPE_CHECKING:
@@ -76,6 +76,9 @@ def ingest(
                 on_progress=bar.show,
                 stopped=stop.is_set,
             )
+    for name, successor in successors(log, done.topics).items():
+        say = f"{name!r} goes on as {successor!r}, which has its records too: ingest that into a lake of its own"
+        Console(stderr=True, highlight=False, soft_wrap=True).print(say)
     if json:
         print_json(asdict(done))
     else:

@@ -2,7 +2,7 @@
 
 import contextlib
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -89,6 +89,16 @@ def partition_counts(log: str, topics: list[str]) -> dict[str, int]:
 
     with blocking(absolute(log)) as opened:
         return {name: opened.wait(opened.log.topic(name)).partitions for name in topics}
+
+
+def successors(log: str, topics: Iterable[str]) -> dict[str, str]:
+    """Those of the topics that have moved, and where they go on."""
+    from shardyard.pipeline.blocking import blocking  # noqa: PLC0415 as above
+    from shardyard.pipeline.source.options import absolute  # noqa: PLC0415
+
+    with blocking(absolute(log)) as opened:
+        there = {topic.name: topic.successor for topic in opened.wait(opened.log.topics())}
+    return {name: successor for name in topics if (successor := there.get(name)) is not None}
 
 
 def loads(

@@ -95,7 +95,7 @@ def check_registry(url: str) -> None:
     """Refuse a registry that is not there: a new one would have no group to carry over."""
     path = Path(url.removeprefix("sqlite:///"))
     if not url.startswith("sqlite:///") or not path.is_file():
-        raise InvalidValue("registry", url, "one that exists, sqlite:///FILE")
+        raise InvalidValue("registry", url, "one that exists, sqlite:///FILE; without groups, none (--no-groups)")
 
 
 class _Work:
