@@ -8,9 +8,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import Column
+from pyspark.sql import functions as F  # noqa: N812 as everybody calls it
 from pyspark.sql.functions import arrow_udf  # type: ignore[attr-defined]  # its stubs are behind
 
 from shardyard.model import InvalidValue, Topic
+from shardyard.pipeline.jvm import FNV1A32, has_fnv1a32
 from shardyard.placement import DEFAULT_HASH, Partitioner, partitioner_named
 
 
@@ -53,10 +55,15 @@ class Placing:
 def placement_column(key: Column | str, hash: str | None, partitioner: str, partitions: int) -> Column:  # noqa: A002
     """The partition of a key column (binary, string or integer), as an int: what `shardyard.placement` gives, bit for
     bit. A null key is placed like the empty one. Partitioners that go by the key have one: `modulus` and `jump`.
+
+    FNV-1a of 32 bits, modulus, is computed by the JVM; all others by an Arrow function.
     """
     if partitioner == "round_robin":
         raise InvalidValue("partitioner", partitioner, "modulus or jump: round_robin does not go by the key")
     partitioner_named(partitioner, partitions, hash)  # complains here, not in a task
+    if (partitioner, hash or DEFAULT_HASH[partitioner]) == ("modulus", "fnv1a32") and has_fnv1a32():
+        column = F.col(key) if isinstance(key, str) else key
+        return F.pmod(F.call_function(FNV1A32, column), F.lit(partitions)).cast("int")
 
     @arrow_udf("int")  # type: ignore[untyped-decorator]
     def place(keys: pa.Array) -> pa.Array:
