@@ -169,12 +169,17 @@ def bench_latency(spark: SparkSession, log: str, folder: Path) -> None:
 
 def bench_placement(spark: SparkSession, folder: Path, count: int) -> None:
     path = folder / "keys.parquet"
-    with pq.ParquetWriter(path, pa.schema([("key", pa.string())])) as writer:
+    with pq.ParquetWriter(path, pa.schema([("text", pa.string()), ("binary", pa.binary())])) as writer:
         for chunk in generate_ids("text", count):
-            writer.write_table(pa.table({"key": chunk}))
+            writer.write_table(pa.table({"text": chunk, "binary": chunk.cast(pa.binary())}))
     keys = spark.read.parquet(str(path))
-    theirs = keys.select(F.pmod(F.hash("key"), F.lit(256)).alias("p"))
-    ours = keys.select(placement_column("key", "fnv1a32", "modulus", 256).alias("p"))
+    for kind in ("text", "binary"):
+        compare_placement(keys, kind, count)
+
+
+def compare_placement(keys: DataFrame, kind: str, count: int) -> None:
+    theirs = keys.select(F.pmod(F.hash(kind), F.lit(256)).alias("p"))
+    ours = keys.select(placement_column(kind, "fnv1a32", "modulus", 256).alias("p"))
     for frame in (theirs, ours):
         frame.agg(F.sum("p")).collect()
     took: dict[str, list[float]] = {"theirs": [], "ours": []}
@@ -182,8 +187,8 @@ def bench_placement(spark: SparkSession, folder: Path, count: int) -> None:
         took["theirs"].append(seconds(lambda: theirs.agg(F.sum("p")).collect()))
         took["ours"].append(seconds(lambda: ours.agg(F.sum("p")).collect()))
     them, us = min(took["theirs"]), min(took["ours"])
-    print(f"pmod(hash(key), 256)           {count / them:12,.0f} keys/s")
-    print(f"placement_column fnv1a32       {count / us:12,.0f} keys/s, {us / them:.2f} times as long")
+    print(f"pmod(hash(key), 256), {kind:6}   {count / them:12,.0f} keys/s")
+    print(f"placement_column, {kind:6}       {count / us:12,.0f} keys/s, {us / them:.2f} times as long")
 
 
 def main() -> None:

@@ -135,6 +135,7 @@ def test_help_has_examples(command: str) -> None:
     assert f"shardyard {command} " in run.stdout
 
 
+@pytest.mark.timeout(300)
 def test_the_tour_shows_each_answer() -> None:
     run = shardyard("tour")
     assert run.returncode == 0, run.stderr

@@ -15,7 +15,6 @@ from shardyard.pipeline.blocking import blocking
 from tests.pipeline.logs import contents, create, fill, url
 
 LOG = "sqlite:///log"
-LOCAL = ("--master", "local[2]")
 
 
 def shardyard(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -29,22 +28,33 @@ def answer(folder: Path, *arguments: str, code: int = 0) -> Any:
     return json.loads(done.stdout)
 
 
-@pytest.mark.timeout(240)
-def test_a_reshard_is_carried_out_and_a_loss_is_noticed(tmp_path: Path) -> None:
+def called(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> object:
+    """The exit code of a command that is called in this process, and finds its Spark session there."""
+    monkeypatch.setattr(sys, "argv", ["shardyard", "pipeline", *arguments])
+    with pytest.raises(SystemExit) as exit_:
+        main()
+    return exit_.value.code
+
+
+@pytest.mark.usefixtures("spark")
+def test_a_reshard_is_carried_out_and_a_loss_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     log = url(tmp_path)
+    monkeypatch.chdir(tmp_path)
     create(log, "orders", 3)
     fill(log, "orders", 200)
-    done = answer(tmp_path, "reshard", "orders", "--partitions", "5", "--log", LOG, "--no-groups", *LOCAL)
+    assert called(monkeypatch, "reshard", "orders", "--partitions", "5", "--log", LOG, "--no-groups", "--json") == 0
+    done = json.loads(capsys.readouterr().out)
     assert (done["target"], done["records"], done["partitions"]) == ("orders.2", 200, 5)
     assert len(contents(log, "orders.2")) == 5
 
     pq.write_table(pa.table({"id": [f"id-{n}" for n in range(199)], "n": range(199)}), tmp_path / "came.parquet")
-    less = shardyard(
-        tmp_path, "audit", "--log", LOG, "--sent", "orders", "--parquet", "came.parquet", "--order", "n", *LOCAL
-    )
-    assert less.returncode == 1
-    assert less.stdout.splitlines()[-1] == "200 sent, 199 delivered: 1 lost, 0 twice, 0 out of order: broken (lost)"
-    assert less.stderr == ""
+    came = ("--parquet", str(tmp_path / "came.parquet"), "--order", "n")  # Spark was started in another folder
+    assert called(monkeypatch, "audit", "--log", LOG, "--sent", "orders", *came) == 1
+    told = capsys.readouterr()
+    assert told.out.splitlines()[-1] == "200 sent, 199 delivered: 1 lost, 0 twice, 0 out of order: broken (lost)"
+    assert told.err == ""
 
 
 def test_an_assumed_load_is_planned_without_spark(tmp_path: Path) -> None:
@@ -99,11 +109,9 @@ def test_a_wrong_call_is_told_in_one_line_and_writes_nothing(
     create(url(tmp_path), "orders", 3)
     before = sorted(tmp_path.rglob("*"))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["shardyard", "pipeline", *arguments])
-    with pytest.raises(SystemExit) as exit_:
-        main()
+    code = called(monkeypatch, *arguments)
     told = capsys.readouterr()
-    assert (exit_.value.code, told.out) == (2, "")
+    assert (code, told.out) == (2, "")
     assert told.err.startswith(f"error: {says}"), told.err
     assert len(told.err.splitlines()) == 1
     assert [path for path in sorted(tmp_path.rglob("*")) if path not in before] == []

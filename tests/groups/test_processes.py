@@ -1,7 +1,7 @@
 """A short run of `chaos`; `make chaos` runs a long one. And histories that its check must not let pass."""
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,16 +9,7 @@ from pyspark.sql import SparkSession
 
 from shardyard.log import SqliteLog
 from shardyard.model import Partition, Record
-from shardyard.pipeline.session import session
 from tests.groups import chaos
-
-
-@pytest.fixture(scope="session")
-def spark() -> Iterator[SparkSession]:
-    """The session that the tests of the pipeline use, too: whoever comes first starts it."""
-    made = session("tests", master="local[2]", memory="1g", settings={"spark.sql.shuffle.partitions": "2"})
-    yield made
-    made.stop()
 
 
 @pytest.mark.usefixtures("spark")

@@ -10,7 +10,7 @@ from shardyard.model import Partition
 from shardyard.registry import GroupRow, OwnershipRow, Transaction
 from tests.groups.simulation import run_history
 
-HISTORIES = 3_000
+HISTORIES = 2_000
 CHUNK = 500
 FIRST = int(os.environ.get("SHARDYARD_SEED", "0"))
 

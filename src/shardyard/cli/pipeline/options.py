@@ -41,18 +41,21 @@ def need_spark() -> None:
 def spark_session(
     name: str, master: str | None, memory: str | None, *, own_bar: bool = False
 ) -> Iterator["SparkSession"]:
-    """A session for one command. Failures come out in one line. `own_bar`: the command draws its progress itself."""
+    """A session for one command, or the one that is running. Failures come out in one line. `own_bar`: the command
+    draws its progress itself."""
     need_spark()
     from shardyard.pipeline.failures import told_plainly  # noqa: PLC0415 Spark is slow to import
-    from shardyard.pipeline.session import session  # noqa: PLC0415
+    from shardyard.pipeline.session import SparkSession, session  # noqa: PLC0415
 
+    running = SparkSession.getActiveSession()
     settings = {"spark.ui.showConsoleProgress": "false"} if own_bar else {}
     spark = session(name, master=master, memory=memory, settings=settings)
     try:
         with told_plainly():
             yield spark
     finally:
-        spark.stop()
+        if running is None:
+            spark.stop()
 
 
 def numbers(name: str, text: str) -> list[int]:
