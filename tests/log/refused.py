@@ -85,6 +85,15 @@ REFUSED: dict[str, tuple[Callable[[Log], Awaitable[Any]], type[ShardyardError]]]
     "expand: fewer": (lambda log: log.expand_topic("t", 1), InvalidValue),
     "expand: none": (lambda log: log.expand_topic("t", 0), InvalidValue),
     "expand: unknown": (lambda log: log.expand_topic("u", 3), UnknownTopic),
+    "contract: none": (lambda log: log.contract_topic("t", 0), InvalidValue),
+    "contract: -1": (lambda log: log.contract_topic("t", -1), InvalidValue),
+    "contract: more": (lambda log: log.contract_topic("t", 3), InvalidValue),
+    "contract: 2**80": (lambda log: log.contract_topic("t", 2**80), InvalidValue),
+    "contract: half a partition": (lambda log: log.contract_topic("t", 1.5), InvalidValue),  # type: ignore[arg-type]
+    "contract: text": (lambda log: log.contract_topic("t", "1"), InvalidValue),  # type: ignore[arg-type]
+    "contract: True": (lambda log: log.contract_topic("t", True), InvalidValue),
+    "contract: unknown": (lambda log: log.contract_topic("u", 1), UnknownTopic),
+    "drop: unknown": (lambda log: log.drop_partitions("u"), UnknownTopic),
     "retention: unknown": (lambda log: log.set_retention("u", Retention()), UnknownTopic),
     "retention: none": (lambda log: log.set_retention("t", NEITHER), InvalidValue),
     "delete: unknown": (lambda log: log.delete_topic("u"), UnknownTopic),

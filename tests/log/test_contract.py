@@ -35,6 +35,7 @@ from shardyard.model import (
     TAG,
     TRACE,
     Closed,
+    Closing,
     Fenced,
     InvalidValue,
     Moved,
@@ -126,7 +127,8 @@ async def test_a_topic_exists_only_once(log: Log) -> None:
 async def test_whole_numbers_may_come_from_numpy_and_are_stored_as_such(opened: Open) -> None:
     log = opened()
     await log.create_topic("t", np.int64(1), retention=Retention(np.int64(10**12)))  # type: ignore[arg-type]
-    await log.expand_topic("t", np.int32(2))  # type: ignore[arg-type]
+    await log.expand_topic("t", np.int32(3))  # type: ignore[arg-type]
+    await log.contract_topic("t", np.int64(2))  # type: ignore[arg-type]
     stamp, fence = Stamp("p", np.int64(1)), Fence("f", np.int64(5))  # type: ignore[arg-type]
     await log.append(T0, records(0, 1), stamp=stamp, fence=fence)
     assert (await log.append(T0, records(0, 1), stamp=Stamp("p", 1), fence=Fence("f", 5))).duplicate
@@ -134,7 +136,8 @@ async def test_whole_numbers_may_come_from_numpy_and_are_stored_as_such(opened: 
     await log.trim(T0, np.int64(1))  # type: ignore[arg-type]
     batch = await log.read(T0, np.int64(1), max_records=np.int64(5), fence=fence)  # type: ignore[arg-type]
     assert batch.records() == records(1)
-    assert (await log.topic("t")).partitions == 2
+    assert await log.topic("t") == await log.contract_topic("t", 2)
+    assert type((await log.topic("t")).open_partitions) is int
 
 
 @awaited
@@ -408,6 +411,299 @@ async def test_topics_do_not_move_in_circles_nor_to_what_is_not_there(log: Log) 
     with pytest.raises(InvalidValue, match="successor is 't'"):
         await log.move_topic("v", "t")
     assert await log.topic("v") == topics[2]
+
+
+# Contracting -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [0, -1, 3, 4, 1.5, True, "1"])
+def test_a_topic_has_at_least_one_open_partition_and_fewer_than_it_has(number: Any) -> None:
+    with pytest.raises(InvalidValue, match="open_partitions is"):
+        Topic("t", 3, open_partitions=number)
+    assert [Topic("t", 3, open_partitions=n).receiving for n in (None, 1, 2)] == [3, 1, 2]
+    assert list(Topic("t", 2, open_partitions=1)) == [T0, T1]
+
+
+@awaited
+async def test_closing_partitions_take_no_records_and_the_others_go_on(log: Log) -> None:
+    topic = await log.create_topic("t", 4)
+    for partition in topic:
+        await log.append(partition, records(0))
+    closing = replace(topic, open_partitions=2)
+    for _ in range(2):  # once more changes nothing
+        assert await log.contract_topic("t", 2) == closing
+        assert await log.topic("t") == closing
+        assert await log.topics() == [closing]
+        for partition in topic:
+            for path in (list, arrow):
+                if partition.index < 2:
+                    await log.append(partition, path(records(1)))
+                    continue
+                with pytest.raises(Closing, match=f"{partition} is closing, .* append to partitions 0 to 1") as refused:
+                    await log.append(partition, path(records(1)), stamp=Stamp("p", 1))
+                assert (refused.value.partition, refused.value.receiving) == (partition, 2)
+    assert [await contents(log, p) for p in topic] == [records(0, *[1] * 4)] * 2 + [records(0)] * 2
+
+
+@awaited
+async def test_a_topic_contracted_to_what_it_has_is_as_it_was(log: Log) -> None:
+    topic = await log.create_topic("t", 2)
+    assert await log.contract_topic("t", 2) == topic
+    await log.append(T1, records(0))
+    assert await log.drop_partitions("t") == topic
+    assert await contents(log, T1) == records(0)
+
+
+@awaited
+async def test_contracting_goes_on_to_fewer_but_not_to_more_nor_to_none(log: Log) -> None:
+    topic = await log.create_topic("t", 5)
+    for number in (4, 2, 1):
+        assert await log.contract_topic("t", number) == replace(topic, open_partitions=number)
+        with pytest.raises(InvalidValue, match=f"expected at most the {number} that 't' has open"):
+            await log.contract_topic("t", number + 1)
+        with pytest.raises(InvalidValue, match="expected a whole number of at least 1"):
+            await log.contract_topic("t", 0)
+        with pytest.raises(Closing):
+            await log.append(Partition("t", number), records(0))
+        assert await log.topic("t") == replace(topic, open_partitions=number)
+    await log.append(T0, records(0))
+
+
+@awaited
+async def test_a_closing_partition_is_read_trimmed_and_retained_as_ever(log: Log) -> None:
+    topic = await log.create_topic("t", 2)
+    await log.append(T1, records(*range(6)))
+    closing = await log.contract_topic("t", 1)
+    assert await log.span(T1) == Span(topic.epoch, 0, 6)
+    assert ids(await log.read(T1, 4, epoch=topic.epoch)) == ["r4", "r5"]
+    assert len(await log.read(T1, 6, wait=0.01)) == 0
+    assert await log.trim(T1, 2) == Span(topic.epoch, 2, 6)
+    assert await log.offset_at(T1, 0) == 2
+    await log.maintain()
+    assert await contents(log, T1) == records(*range(2, 6))
+    assert await log.set_retention("t", Retention(age_ms=1)) == replace(closing, retention=Retention(age_ms=1))
+    await log.maintain()
+    assert await log.span(T1) == Span(topic.epoch, 6, 6)
+
+
+@awaited
+async def test_a_retried_append_is_known_also_when_its_partition_is_closing(log: Log) -> None:
+    topic = await log.create_topic("t", 2)
+    await log.append(T1, records(0, 1), stamp=Stamp("p", 100))
+    await log.contract_topic("t", 1)
+    again = await log.append(T1, records(0, 1), stamp=Stamp("p", 100))
+    assert again == Appended(T1, Position(topic.epoch, 0), 2, duplicate=True)
+    with pytest.raises(InvalidValue, match="not used for another batch"):
+        await log.append(T1, records(0), stamp=Stamp("p", 100))
+    with pytest.raises(SequenceTooOld):
+        await log.append(T1, records(0), stamp=Stamp("p", 1))
+    for _ in range(2):
+        with pytest.raises(Closing):
+            await log.append(T1, records(2), stamp=Stamp("p", 101))
+    await log.expand_topic("t", 2)
+    assert not (await log.append(T1, records(2), stamp=Stamp("p", 101))).duplicate
+    assert await contents(log, T1) == records(0, 1, 2)
+
+
+@awaited
+async def test_a_fence_comes_before_closing_and_is_not_raised_by_what_closing_refuses(log: Log) -> None:
+    await log.create_topic("t", 2)
+    await log.set_fence(Fence("g", 5))
+    await log.contract_topic("t", 1)
+    with pytest.raises(Fenced):
+        await log.append(T1, records(1), fence=Fence("g", 4))
+    with pytest.raises(Closing):
+        await log.append(T1, records(1), fence=Fence("g", 7))
+    await log.set_fence(Fence("g", 6))
+
+
+@awaited
+async def test_once_a_topic_is_contracted_nothing_comes_after_on_what_is_closing(log: Log) -> None:
+    topic = await log.create_topic("t", 4)
+    under_way = asyncio.Event()
+    stop = asyncio.Event()
+
+    async def produce(name: int) -> int:
+        for n in itertools.count():
+            if stop.is_set():
+                return n
+            try:
+                await log.append(Partition("t", name % 4), [Record(f"{name}.{n}", None, b"")])
+            except Closing:
+                assert name % 4 >= 2
+                return n
+            if n == 5:
+                under_way.set()
+            await asyncio.sleep(0)  # the others' turn
+        raise AssertionError
+
+    producing = [asyncio.ensure_future(produce(name)) for name in range(20)]
+    await under_way.wait()
+    await log.contract_topic("t", 2)
+    ends = [(await log.span(p)).end for p in list(topic)[2:]]
+    refused = [producing[name] for name in range(20) if name % 4 >= 2]
+    assert sum(await asyncio.gather(*refused)) == sum(ends)
+    assert [(await log.span(p)).end for p in list(topic)[2:]] == ends
+    open_end = (await log.span(T0)).end
+    async with asyncio.timeout(PATIENCE):
+        while (await log.span(T0)).end < open_end + 10:  # noqa: ASYNC110 the producers know nothing of this
+            await asyncio.sleep(0)
+    stop.set()
+    stored = sum(await asyncio.gather(*producing))
+    assert stored == sum([(await log.span(p)).end for p in topic])
+
+
+@awaited
+async def test_dropped_partitions_are_gone_with_their_records_and_the_others_stay(log: Log) -> None:
+    topic = await log.create_topic("t", 4, partitioner="jump", retention=Retention(age_ms=10**15))
+    await log.create_topic("t2", 4)
+    for partition in [*topic, Partition("t2", 3)]:
+        await log.append(partition, records(0, 1))
+    await log.contract_topic("t", 2)
+    for _ in range(2):  # once more changes nothing
+        assert await log.drop_partitions("t") == replace(topic, partitions=2)
+        assert await log.topic("t") == replace(topic, partitions=2)
+        for gone in (Partition("t", 2), Partition("t", 3)):
+            for call in (log.span(gone), log.read(gone, 0), log.read(gone, 2, wait=PATIENCE), log.trim(gone, 0)):
+                with pytest.raises(PartitionOutOfRange, match="'t' has partitions 0 to 1"):
+                    await call
+            with pytest.raises(PartitionOutOfRange):
+                await log.append(gone, records(2))
+            with pytest.raises(PartitionOutOfRange):
+                await log.offset_at(gone, 0)
+        await log.maintain()
+        assert [await contents(log, p) for p in (T0, T1, Partition("t2", 3))] == [records(0, 1)] * 3
+    await log.append(T1, records(2))
+
+
+@awaited
+async def test_an_expansion_opens_closing_partitions_as_far_as_it_reaches_and_they_go_on_where_they_were(
+    log: Log,
+) -> None:
+    topic = await log.create_topic("t", 4)
+    for partition in topic:
+        await log.append(partition, records(0), stamp=Stamp("p", 1))
+    await log.contract_topic("t", 1)
+    await log.expand_topic("t", 2)
+    with pytest.raises(InvalidValue, match="at least the 2 that 't' has open"):
+        await log.expand_topic("t", 1)
+    assert await log.topic("t") == replace(topic, open_partitions=2)
+    assert await log.expand_topic("t", 2) == replace(topic, open_partitions=2), "to what is open: nothing changes"
+    assert await log.expand_topic("t", 3) == replace(topic, open_partitions=3)
+    for partition in list(topic)[:3]:
+        assert (await log.append(partition, records(0), stamp=Stamp("p", 1))).duplicate
+        assert await log.append(partition, records(1)) == Appended(partition, Position(topic.epoch, 1), 1)
+        assert await contents(log, partition) == records(0, 1)
+    with pytest.raises(Closing):
+        await log.append(Partition("t", 3), records(1))
+    assert await log.expand_topic("t", 4) == topic
+    await log.contract_topic("t", 3)
+    assert await log.expand_topic("t", 6) == replace(topic, partitions=6)
+    assert await contents(log, Partition("t", 3)) == records(0)
+    assert await log.append(Partition("t", 5), records(0)) == Appended(Partition("t", 5), Position(topic.epoch, 0), 1)
+
+
+@pytest.mark.parametrize("maintained", [False, True])
+@awaited
+async def test_a_partition_that_comes_back_goes_on_empty_where_the_dropped_one_ended(
+    log: Log, maintained: bool
+) -> None:
+    topic = await log.create_topic("t", 3)
+    for path in (list, arrow):
+        await log.append(T1, path(records(0, 1, 2)))
+    await log.trim(T1, 1)
+    end = 6
+    for _ in range(3):
+        await log.contract_topic("t", 1)
+        await log.drop_partitions("t")
+        if maintained:
+            await log.maintain()
+        assert await log.expand_topic("t", 3) == topic
+        assert await log.span(T1) == Span(topic.epoch, end, end)
+        assert await log.span(Partition("t", 2)) == Span(topic.epoch, 0, 0), "it never had a record"
+        assert await log.offset_at(T1, 0) == end
+        for committed in range(end):
+            with pytest.raises(OffsetTrimmed) as refused:
+                await log.read(T1, committed, epoch=topic.epoch)
+            assert refused.value.first == end
+        assert len(await log.read(T1, end, epoch=topic.epoch)) == 0
+        with pytest.raises(OffsetBeyondEnd):
+            await log.read(T1, end + 1)
+        assert (await log.append(T1, records(7, 8))).first == Position(topic.epoch, end)
+        if maintained:
+            await log.maintain()
+        assert await contents(log, T1) == records(7, 8)
+        assert await log.offset_at(T1, 0) == end
+        end += 2
+
+
+@awaited
+async def test_partitions_come_back_one_by_one_each_where_it_ended(log: Log) -> None:
+    topic = await log.create_topic("t", 4)
+    for partition in topic:
+        await log.append(partition, records(*range(partition.index)) or records(0))
+    await log.contract_topic("t", 1)
+    await log.drop_partitions("t")
+    for index in (1, 2, 3):
+        assert await log.expand_topic("t", index + 1) == replace(topic, partitions=index + 1)
+        assert await log.span(Partition("t", index)) == Span(topic.epoch, index, index)
+    assert await contents(log, T0) == records(0)
+
+
+@awaited
+async def test_a_topic_made_anew_after_partitions_were_dropped_starts_at_offset_0(log: Log) -> None:
+    await log.create_topic("t", 2)
+    await log.append(T1, records(0, 1))
+    await log.contract_topic("t", 1)
+    await log.drop_partitions("t")
+    await log.delete_topic("t")
+    topic = await log.create_topic("t", 1)
+    await log.maintain()
+    await log.expand_topic("t", 2)
+    assert await log.span(T1) == Span(topic.epoch, 0, 0)
+    await log.contract_topic("t", 1)
+    await log.delete_topic("t")
+    anew = await log.create_topic("t", 2)
+    assert anew == Topic("t", 2, epoch=anew.epoch), "none of it is closing"
+    await log.append(T1, records(0))
+
+
+@awaited
+async def test_a_sealed_or_moved_topic_is_neither_contracted_nor_are_its_partitions_dropped(log: Log) -> None:
+    await log.create_topic("t", 3)
+    await log.create_topic("u", 1)
+    whole = await log.create_topic("v", 1)
+    await log.append(Partition("t", 2), records(0))
+    await log.contract_topic("t", 2)
+    changes: list[tuple[Callable[[str], Awaitable[Topic]], type[ShardyardError]]] = [
+        (log.seal_topic, Sealed),
+        (lambda name: log.move_topic(name, "u"), Moved),
+    ]
+    for change, refusal in changes:
+        changed = await change("t")
+        assert changed.open_partitions == 2
+        for call in (log.contract_topic("t", 1), log.contract_topic("t", 2), log.drop_partitions("t")):
+            with pytest.raises(refusal):
+                await call
+        for partition in changed:
+            with pytest.raises(refusal):
+                await log.append(partition, records(1))
+        assert await log.topic("t") == changed
+        assert await contents(log, Partition("t", 2)) == records(0)
+        await change("v")
+        assert (await log.drop_partitions("v")).partitions == whole.partitions, "none is closing"
+
+
+@awaited
+async def test_a_topic_that_was_sealed_and_unsealed_is_closing_as_before(log: Log) -> None:
+    await log.create_topic("t", 2)
+    closing = await log.contract_topic("t", 1)
+    await log.seal_topic("t")
+    assert await log.unseal_topic("t") == closing
+    with pytest.raises(Closing):
+        await log.append(T1, records(0))
+    await log.append(T0, records(0))
+    await log.drop_partitions("t")
 
 
 # Order and records -------------------------------------------------------------------------------------------------
@@ -687,6 +983,25 @@ async def test_a_waiting_reader_hears_at_once_that_the_log_was_closed(log: Log) 
     await log.close()
     with pytest.raises(Closed):
         await asyncio.wait_for(reader, PATIENCE)
+
+
+@awaited
+async def test_a_waiting_reader_hears_at_once_that_its_partition_was_dropped_or_its_topic_deleted(log: Log) -> None:
+    await log.create_topic("t", 2)
+    await log.append(T1, records(0, 1))
+    kept, dropped = (asyncio.ensure_future(log.read(p, n, wait=100 * PATIENCE)) for p, n in ((T0, 0), (T1, 2)))
+    for _ in range(5):
+        await log.span(T0)
+    await log.contract_topic("t", 1)
+    await asyncio.sleep(0.05)
+    assert not dropped.done(), "it may yet be opened again"
+    await log.drop_partitions("t")
+    with pytest.raises(PartitionOutOfRange):
+        await asyncio.wait_for(dropped, PATIENCE)
+    assert not kept.done()
+    await log.delete_topic("t")
+    with pytest.raises(UnknownTopic):
+        await asyncio.wait_for(kept, PATIENCE)
 
 
 # Idempotent appends ------------------------------------------------------------------------------------------------
@@ -1084,6 +1399,8 @@ async def test_a_record_that_is_too_large_is_named_with_its_size(opened: Open) -
 AFTER_CLOSE: dict[str, Callable[[Log], Awaitable[Any]]] = {
     "create_topic": lambda log: log.create_topic("u", 1),
     "expand_topic": lambda log: log.expand_topic("t", 2),
+    "contract_topic": lambda log: log.contract_topic("t", 1),
+    "drop_partitions": lambda log: log.drop_partitions("t"),
     "set_retention": lambda log: log.set_retention("t", Retention()),
     "seal_topic": lambda log: log.seal_topic("t"),
     "unseal_topic": lambda log: log.unseal_topic("t"),

@@ -267,6 +267,100 @@ async def test_a_topic_made_anew_with_fewer_partitions_is_noticed_at_once(log: L
 
 @both_paths
 @awaited
+async def test_a_sender_goes_over_the_partitions_that_take_records(log: Log, path: Path_) -> None:
+    await log.create_topic("t", 8, partitioner="jump")
+    closing = await log.contract_topic("t", 3)
+    sender = Sender(log, "t")
+    rows = [*keyed(*range(40)), *keyless(*range(40, 70))]
+    appended = await sender.send(path(rows))
+    assert sorted(a.partition.index for a in appended) == [0, 1, 2], "at the first try"
+    assert sender.topic == closing
+    found = await everything(log, "t")
+    place = partitioner_named("jump", 3).place
+    assert all(r.key is None or place(r.key) == index for index, some in found.items() for r in some)
+    assert [sum(r.key is None for r in some) for some in found.values()] == [10] * 3 + [0] * 5
+    assert sum(map(len, found.values())) == 70
+
+
+@both_paths
+@awaited
+async def test_a_contraction_is_noticed_at_once_and_what_was_refused_goes_elsewhere(log: Log, path: Path_) -> None:
+    await log.create_topic("t", 8)
+    sender = Sender(log, "t", clock=ManualClock())
+    await sender.send(path(keyed(*range(20))))
+    before = await everything(log, "t")
+    closing = await log.contract_topic("t", 2)
+    rows = [*keyed(*range(20, 40)), *keyless(*range(40, 56))]
+    assert sum(a.count for a in await sender.send(path(rows))) == 36
+    assert sender.topic == closing
+    found = await everything(log, "t")
+    assert [found[i] for i in range(2, 8)] == [before[i] for i in range(2, 8)]
+    late = [r for i in range(2) for r in found[i][len(before[i]) :]]
+    assert sorted(r.id for r in late) == sorted(r.id for r in rows)
+    contracted = await log.drop_partitions("t")
+    await sender.send(path(keyed(*range(60, 80))))
+    assert sum(map(len, (await everything(log, "t")).values())) == sum(len(found[i]) for i in range(2)) + 20
+    assert contracted.partitions == 2
+
+
+@awaited
+async def test_what_was_stored_before_a_contraction_is_not_stored_again_elsewhere() -> None:
+    async with Refusing() as log:
+        await log.create_topic("t", 4)
+        place = partitioner_named("modulus", 4).place
+        rows = [r for r in keyed(*range(20)) if place(r.key) == 3]
+        log.after = [Busy("the log", 1.0)]  # stored, and the answer is lost
+        clock = Hurried(meanwhile=lambda: log.contract_topic("t", 1))
+        (appended,) = await Sender(log, "t", clock=clock).send(rows)
+        assert (appended.partition, appended.duplicate) == (Partition("t", 3), True)
+        assert await everything(log, "t") == {0: [], 1: [], 2: [], 3: rows}
+        assert rows
+
+
+@awaited
+async def test_while_a_topic_is_contracted_and_expanded_again_no_record_is_lost_or_doubled(log: Log) -> None:
+    await log.create_topic("t", 8)
+    sent = [0] * 6
+    stop = asyncio.Event()
+    chance = random.Random(1)
+
+    async def produce(name: int) -> None:
+        sender = Sender(log, "t")
+        while not stop.is_set():
+            numbers = range(sent[name], sent[name] + chance.randint(1, 12))
+            rows = [Record(f"{name}.{i}", b"%d" % i if i % 3 else None, b"", timestamp=1) for i in numbers]
+            await sender.send(arrow(rows) if chance.random() < 0.5 else rows)
+            sent[name] += len(rows)
+            await asyncio.sleep(0)  # the others' turn
+
+    async def until_sent(more: int) -> None:
+        goal = sum(sent) + more
+        while sum(sent) < goal:  # noqa: ASYNC110 the producers know nothing of this
+            await asyncio.sleep(0.001)
+
+    producing = [asyncio.ensure_future(produce(name)) for name in range(6)]
+    count: Counter[str] = Counter()
+    for fewer in (5, 2):
+        await until_sent(200)
+        closing = await log.contract_topic("t", fewer)
+        await until_sent(100)
+        for partition in list(closing)[fewer:]:  # drained: nothing comes after
+            count.update(r.id for r in await contents(log, partition))
+        await until_sent(100)
+        await log.drop_partitions("t")
+    assert sum(count.values()) > 100
+    await until_sent(100)
+    await log.expand_topic("t", 8)
+    await until_sent(100)
+    stop.set()
+    await asyncio.gather(*producing)
+    for rows in (await everything(log, "t")).values():
+        count.update(r.id for r in rows)
+    assert count == Counter(f"{name}.{i}" for name in range(6) for i in range(sent[name]))
+
+
+@both_paths
+@awaited
 async def test_a_sender_waits_at_a_sealed_topic_and_goes_on_when_it_is_unsealed(log: Log, path: Path_) -> None:
     await log.create_topic("t", 4)
     await log.seal_topic("t")

@@ -21,10 +21,11 @@ from typing import Any
 import pytest
 
 from shardyard.log import Fence, Log, MemoryLog, Span, SqliteLog, Stamp, open_log
-from shardyard.log.sqlite import checkpoints, files, store
+from shardyard.log.sqlite import checkpoints, files, maintenance, store
 from shardyard.log.sqlite.files import connect
 from shardyard.model import (
     Busy,
+    Closing,
     Damaged,
     Fenced,
     InvalidValue,
@@ -33,12 +34,14 @@ from shardyard.model import (
     NotOurs,
     NotWritable,
     Partition,
+    PartitionOutOfRange,
     Record,
     Retention,
     Sealed,
     ShardyardError,
     Topic,
     TopicKind,
+    UnknownTopic,
     WrongSchemaVersion,
 )
 from tests.log import worker
@@ -234,7 +237,7 @@ async def test_another_schema_version_is_refused_with_both_numbers(folder: Path)
     sql(folder, "PRAGMA user_version = 99")
     with pytest.raises(WrongSchemaVersion) as refused:
         quiet(folder)
-    assert (refused.value.path, refused.value.found, refused.value.expected) == (str(folder / "log.db"), 99, 2)
+    assert (refused.value.path, refused.value.found, refused.value.expected) == (str(folder / "log.db"), 99, 3)
 
 
 VERSION_1 = """
@@ -261,16 +264,26 @@ CREATE TABLE fences (name TEXT PRIMARY KEY, epoch INTEGER NOT NULL) WITHOUT ROWI
 INSERT INTO topics VALUES ('t', 2, 'retry', 7, NULL, 5);
 INSERT INTO partitions (topic, number) VALUES ('t', 0), ('t', 1);
 """
+VERSION_2 = f"""
+{VERSION_1}
+ALTER TABLE topics ADD COLUMN partitioner TEXT NOT NULL DEFAULT 'modulus';
+ALTER TABLE topics ADD COLUMN hash TEXT DEFAULT 'fnv1a32';
+ALTER TABLE topics ADD COLUMN sealed INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE topics ADD COLUMN successor TEXT;
+INSERT INTO topics VALUES ('u', 1, 'normal', NULL, NULL, 6, 'jump', 'xxh64', 1, 't');
+"""
 
 
 @contextmanager
-def of_version_1(folder: Path) -> Iterator[sqlite3.Connection]:
-    """A log as the first version made it, as long as a process of that version has it open."""
+def of_version(version: int, folder: Path) -> Iterator[sqlite3.Connection]:
+    """A log as an older version made it, as long as a process of that version has it open."""
     folder.mkdir()
     with closing(sqlite3.connect(folder / "log.db", isolation_level=None)) as db:
         for setting in ("page_size = 16384", "auto_vacuum = INCREMENTAL", "journal_mode = WAL"):
             db.execute(f"PRAGMA {setting}").fetchall()
-        db.executescript(f"BEGIN; {VERSION_1} PRAGMA application_id = {0x53594C47}; PRAGMA user_version = 1; COMMIT;")
+        tables = {1: VERSION_1, 2: VERSION_2}[version]
+        marks = f"PRAGMA application_id = {0x53594C47}; PRAGMA user_version = {version};"
+        db.executescript(f"BEGIN; {tables} {marks} COMMIT;")
         with db:
             db.execute("BEGIN")
             store.put_batch(db, 1, 0, arrow(records(0, 1)))
@@ -280,8 +293,31 @@ def of_version_1(folder: Path) -> Iterator[sqlite3.Connection]:
 
 
 @awaited
+async def test_a_log_of_the_second_version_is_upgraded_with_all_that_it_holds(folder: Path, tmp_path: Path) -> None:
+    with of_version(2, folder):
+        pass
+    first = Topic("t", 2, TopicKind.RETRY, Retention(age_ms=7), 5)
+    second = Topic("u", 1, epoch=6, partitioner="jump", hash="xxh64", sealed=True, successor="t")
+    async with quiet(folder) as log:
+        assert await log.topics() == [first, second]
+        assert await contents(log, T0) == records(0, 1)
+        assert (await log.append(T0, records(0, 1), stamp=Stamp("p", 3))).duplicate
+        await log.append(T1, records(2))
+        closing = await log.contract_topic("t", 1)
+        assert (closing.partitions, closing.receiving) == (2, 1)
+    async with quiet(folder) as log:
+        assert await log.topics() == [closing, second]
+        await log.drop_partitions("t")
+        assert await log.expand_topic("t", 2) == first
+        assert await log.span(T1) == Span(5, 1, 1)
+    await quiet(tmp_path / "new").close()
+    for pragma in ("table_info(topics)", "table_info(partitions)", "user_version"):
+        assert sql(folder, f"PRAGMA {pragma}") == sql(tmp_path / "new", f"PRAGMA {pragma}")
+
+
+@awaited
 async def test_a_log_of_the_first_version_is_upgraded_with_all_that_it_holds(folder: Path, tmp_path: Path) -> None:
-    with of_version_1(folder):
+    with of_version(1, folder):
         pass
     async with quiet(folder) as log:
         assert await log.topics() == [Topic("t", 2, TopicKind.RETRY, Retention(age_ms=7), 5)]
@@ -302,7 +338,7 @@ async def test_a_log_is_not_upgraded_while_an_older_process_has_it_open(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(files, "UPGRADE_SECONDS", 0.05)
-    with of_version_1(folder) as older:
+    with of_version(1, folder) as older:
         with pytest.raises(Busy, match=r"log\.db was busy for 0\.05 s"):
             quiet(folder)
         older.execute("INSERT INTO topics VALUES ('u', 1, 'normal', NULL, NULL, 6)")
@@ -314,10 +350,11 @@ async def test_a_log_is_not_upgraded_while_an_older_process_has_it_open(
 async def test_an_upgrade_that_fails_halfway_leaves_the_log_as_it_was(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with of_version_1(folder):
+    with of_version(1, folder):
         pass
     with monkeypatch.context() as broken:
-        broken.setattr(files, "_UPGRADES", {1: files._UPGRADES[1] + "ALTER TABLE nothing ADD COLUMN x;"})
+        last = files._UPGRADES[2] + "ALTER TABLE nothing ADD COLUMN x;"
+        broken.setattr(files, "_UPGRADES", {**files._UPGRADES, 2: last})
         with pytest.raises(Damaged):
             quiet(folder)
     assert sql(folder, "PRAGMA user_version") == [(1,)]
@@ -340,6 +377,103 @@ async def test_a_topic_that_is_sealed_by_one_process_takes_no_records_from_anoth
         with pytest.raises(Moved):
             await log.append(T0, records(2))
         assert await contents(log, T0) == records(0, 1)
+
+
+@awaited
+async def test_a_topic_that_is_contracted_by_one_process_is_so_for_another(folder: Path) -> None:
+    async with quiet(folder) as log, quiet(folder) as other:
+        topic = await log.create_topic("t", 2)
+        await other.append(T1, records(0), stamp=Stamp("p", 1))
+        waiting = [asyncio.ensure_future(each.read(T1, 1, wait=100 * PATIENCE)) for each in (log, other)]
+        await log.contract_topic("t", 1)
+        assert (await other.topic("t")).receiving == 1
+        with pytest.raises(Closing):
+            await other.append(T1, records(1))
+        assert (await other.append(T1, records(0), stamp=Stamp("p", 1))).duplicate
+        await other.append(T0, records(1))
+        assert await contents(other, T1) == records(0)
+        await other.expand_topic("t", 2)
+        await log.append(T1, records(1))
+        assert [len(batch) for batch in await asyncio.gather(*waiting)] == [1, 1]
+
+        waiting = [asyncio.ensure_future(each.read(T1, 2, wait=100 * PATIENCE)) for each in (log, other)]
+        await other.contract_topic("t", 1)
+        await other.span(T0)
+        await other.drop_partitions("t")
+        for reader in waiting:
+            with pytest.raises(PartitionOutOfRange):
+                await asyncio.wait_for(reader, PATIENCE)
+        with pytest.raises(PartitionOutOfRange):
+            await log.append(T1, records(2))
+        await log.maintain()
+        assert await log.expand_topic("t", 2) == topic
+        assert await other.span(T1) == Span(topic.epoch, 2, 2)
+        await other.append(T1, records(2))
+        assert await contents(log, T1) == records(2)
+
+
+@awaited
+async def test_a_reader_hears_that_its_partition_was_dropped_though_another_process_has_cleared_it_away(
+    folder: Path,
+) -> None:
+    async with quiet(folder) as log, quiet(folder) as other:
+        await log.create_topic("t", 2)
+        await log.create_topic("u", 1)
+        readers = [asyncio.ensure_future(log.read(p, 0, wait=100 * PATIENCE)) for p in (T1, Partition("u", 0), T0)]
+        for _ in range(5):
+            await log.span(T0)
+        await other.contract_topic("t", 1)
+        await asyncio.gather(other.drop_partitions("t"), other.delete_topic("u"), other.maintain())
+        for reader, refusal in zip(readers, (PartitionOutOfRange, UnknownTopic), strict=False):
+            with pytest.raises(refusal):
+                await asyncio.wait_for(reader, PATIENCE)
+        await other.append(T0, records(0))
+        assert len(await readers[2]) == 1
+
+
+@awaited
+async def test_the_batches_of_dropped_partitions_are_cleared_away_by_maintenance(folder: Path) -> None:
+    async with quiet(folder) as log:
+        topic = await log.create_topic("t", 3)
+        for partition in topic:
+            for n in range(300):
+                await log.append(partition, arrow(records(n)))
+        await log.contract_topic("t", 1)
+        await log.maintain()
+        before = rows(folder)
+        await log.drop_partitions("t")
+        assert rows(folder) == before
+        await log.maintain()
+        assert rows(folder) == before // 3
+        assert await contents(log, T0) == records(*range(300))
+
+
+@awaited
+async def test_retention_is_not_held_up_by_partitions_that_are_dropped_meanwhile(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(maintenance, "PARTITIONS_A_STEP", 1)
+    async with quiet(folder) as log:
+        await log.create_topic("t", 3, retention=Retention(age_ms=1))
+        await log.append(T0, records(0))
+        await log.contract_topic("t", 1)
+        step = maintenance.retention()
+        with closing(connect(folder / "log.db", "process")) as db:
+            assert step(db), "there is more: it begins with the last partition"
+            await log.drop_partitions("t")
+            while step(db):
+                pass
+        assert (await log.span(T0)).first == 1
+
+
+@awaited
+async def test_a_number_of_open_partitions_that_can_not_be_is_damage(folder: Path) -> None:
+    async with quiet(folder) as log:
+        await log.create_topic("t", 2)
+        for number in (0, 2, "x"):
+            sql(folder, "UPDATE topics SET open_partitions = ?", number)
+            with pytest.raises(Damaged, match="open_partitions"):
+                await log.topics()
 
 
 @awaited

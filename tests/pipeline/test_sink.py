@@ -304,6 +304,19 @@ def test_a_batch_cut_off_in_the_middle_is_finished_with_the_files_of_the_first_t
     assert sorted(path.name for path in staged_files(log)) == ["done.json", "p.lock"]
 
 
+@pytest.mark.parametrize("dropped", [False, True])
+def test_a_batch_for_a_partition_that_was_contracted_away_goes_to_those_that_are_left(log: str, dropped: bool) -> None:
+    epoch = create(log, "orders", 3).epoch
+    staging = Staging(folder_of(log))
+    manifest = Manifest("p", 0, "orders", epoch, (put(staging, range(200)),), {"placing": [None, None]})
+    with blocking(log) as opened:
+        opened.wait(opened.log.contract_topic("orders", 2))
+        if dropped:
+            opened.wait(opened.log.drop_partitions("orders"))
+    run(log, manifest)
+    assert sorted(sent(contents(log, "orders"))) == list(range(200))
+
+
 def test_a_batch_cut_off_by_a_move_is_finished_in_the_successor(log: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shardyard.pipeline.source.staging.APPEND_RECORDS", 10)
     epoch = create(log, "orders", 3).epoch

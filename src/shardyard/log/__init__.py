@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from shardyard.log.batch import SCHEMA, Batch, Limits
+from shardyard.log.batch import SCHEMA, Batch, Limits, from_records
 from shardyard.log.memory import MemoryLog
 from shardyard.log.port import SEQUENCE_WINDOW, Appended, Fence, Log, Span, Stamp
 from shardyard.log.sender import Sender
@@ -23,6 +23,7 @@ __all__ = [
     "Span",
     "SqliteLog",
     "Stamp",
+    "from_records",
     "open_log",
 ]
 

@@ -8,6 +8,7 @@ from itertools import repeat, starmap
 from typing import Any, cast
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -61,13 +62,17 @@ def check_partitions(partitions: int, limits: Limits) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Records read from a partition, at consecutive offsets from `first` on."""
+    """Records read from a partition, from `first` on."""
 
     partition: Partition
     epoch: int
     first: int
     data: pa.Table
     """Columns as in `SCHEMA`, in as many chunks as were stored."""
+    places: npt.NDArray[np.int64] | None = None
+    """The offsets of the records; None if they are consecutive: nothing was left out."""
+    stop: int | None = None
+    """The offset behind what was left out at the end."""
 
     def __len__(self) -> int:
         return int(self.data.num_rows)
@@ -75,7 +80,15 @@ class Batch:
     @property
     def end(self) -> int:
         """The offset to read from next."""
-        return self.first + len(self)
+        return self.first + len(self) if self.stop is None else self.stop
+
+    def emptied(self) -> "Batch":
+        """The same place, without its records."""
+        return Batch(self.partition, self.epoch, self.first, self.data.slice(0, 0))
+
+    def offsets(self) -> Sequence[int]:
+        """The offset of each record."""
+        return range(self.first, self.end) if self.places is None else self.places.tolist()
 
     def records(self) -> list[Record]:
         """The records as Python objects."""

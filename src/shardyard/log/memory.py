@@ -39,13 +39,16 @@ from shardyard.log.port import (
     check_open,
     check_partition,
     check_placement,
+    check_receives,
     check_retention,
     check_same_batch,
+    contracted,
+    expanded,
+    without_closing,
 )
 from shardyard.model import (
     Closed,
     Fenced,
-    InvalidValue,
     OffsetBeyondEnd,
     Partition,
     PartitionOutOfRange,
@@ -63,7 +66,7 @@ from shardyard.model import (
 
 @dataclass(slots=True)
 class _Held:
-    """What a partition holds."""
+    """What a partition holds. One that was dropped is kept, empty, in case that it comes back."""
 
     batches: list[tuple[int, pa.RecordBatch]] = field(default_factory=list)
     first: int = 0
@@ -80,7 +83,7 @@ class MemoryLog(Log):
         self._held: dict[Partition, _Held] = {}
         self._fences: dict[str, int] = {}
         self._last_epoch = 0
-        self._grown = asyncio.Condition()
+        self._changed = asyncio.Condition()
         self._closed = False
 
     async def create_topic(
@@ -109,11 +112,20 @@ class MemoryLog(Log):
 
     async def expand_topic(self, name: str, partitions: int) -> Topic:
         partitions = check_partitions(partitions, self._limits)
+        return self._put(expanded(self._topic(name), partitions))
+
+    async def contract_topic(self, name: str, partitions: int) -> Topic:
+        partitions = whole_number("partitions", partitions, at_least=1)
+        return self._put(contracted(self._topic(name), partitions))
+
+    async def drop_partitions(self, name: str) -> Topic:
         before = self._topic(name)
-        check_open(name, before.sealed, before.successor)
-        if partitions < before.partitions:
-            raise InvalidValue("partitions", partitions, f"at least the {before.partitions} that {name!r} has")
-        return self._put(replace(before, partitions=partitions))
+        after = self._put(without_closing(before))
+        for index in range(after.partitions, before.partitions):
+            held = self._held[Partition(name, index)]
+            held.first, held.batches = held.end, []
+        await self._wake()
+        return after
 
     async def set_retention(self, name: str, retention: Retention) -> Topic:
         check_retention(retention)
@@ -139,9 +151,10 @@ class MemoryLog(Log):
         return self._put(replace(topic, sealed=True, successor=successor))
 
     async def delete_topic(self, name: str) -> None:
-        for partition in self._topic(name):
-            del self._held[partition]
+        self._topic(name)
+        self._held = {partition: held for partition, held in self._held.items() if partition.topic != name}
         del self._topics[name]
+        await self._wake()
 
     async def topic(self, name: str) -> Topic:
         return self._topic(name)
@@ -172,7 +185,7 @@ class MemoryLog(Log):
         if stamp is not None and stamp.sequence in known:
             check_same_batch(stamp, known[stamp.sequence][1], len(data))
         else:
-            check_open(topic.name, topic.sealed, topic.successor)
+            check_receives(partition, topic.sealed, topic.successor, topic.receiving)
         if fence is not None:
             self._fences[fence.name] = fence.epoch
         if stamp is not None:
@@ -184,8 +197,7 @@ class MemoryLog(Log):
         first = held.end
         held.batches.append((first, data))
         held.end = first + len(data)
-        async with self._grown:
-            self._grown.notify_all()
+        await self._wake()
         return Appended(partition, Position(topic.epoch, first), len(data))
 
     async def read(
@@ -213,8 +225,8 @@ class MemoryLog(Log):
         batch = fetch()
         if not len(batch) and wait > 0:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(wait), self._grown:
-                    await self._grown.wait_for(lambda: self._closed or self._find(partition)[1].end > offset)
+                async with asyncio.timeout(wait), self._changed:
+                    await self._changed.wait_for(lambda: self._closed or self._find(partition)[1].end > offset)
             batch = fetch()
         return batch
 
@@ -269,8 +281,12 @@ class MemoryLog(Log):
 
     async def close(self) -> None:
         self._closed = True
-        async with self._grown:
-            self._grown.notify_all()
+        await self._wake()
+
+    async def _wake(self) -> None:
+        """Let those who wait look again."""
+        async with self._changed:
+            self._changed.notify_all()
 
     def _open(self) -> None:
         if self._closed:
@@ -291,7 +307,7 @@ class MemoryLog(Log):
     def _find(self, partition: Partition) -> tuple[Topic, _Held]:
         check_partition(partition)
         topic = self._topic(partition.topic)
-        if partition not in self._held:
+        if not 0 <= partition.index < topic.partitions:
             raise PartitionOutOfRange(partition, topic.partitions)
         return topic, self._held[partition]
 

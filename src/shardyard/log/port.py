@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self
 
@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from shardyard.log.batch import Batch, check_int64, check_text
 from shardyard.model import (
+    Closing,
     InvalidValue,
     Moved,
     OffsetBeyondEnd,
@@ -142,6 +143,41 @@ def check_open(topic: str, sealed: bool, successor: str | None) -> None:
         raise Sealed(topic)
 
 
+def check_receives(partition: Partition, sealed: bool, successor: str | None, receiving: int) -> None:
+    """Refuse an append to a topic that is sealed or has moved, or to a partition that is closing; for engines."""
+    check_open(partition.topic, sealed, successor)
+    if partition.index >= receiving:
+        raise Closing(partition, receiving)
+
+
+def expanded(topic: Topic, partitions: int) -> Topic:
+    """The topic as it is with so many open, if it can be expanded to that; for engines."""
+    check_open(topic.name, topic.sealed, topic.successor)
+    if partitions < topic.receiving:
+        raise InvalidValue("partitions", partitions, f"at least the {topic.receiving} that {topic.name!r} has open")
+    return _with_open(topic, partitions)
+
+
+def contracted(topic: Topic, partitions: int) -> Topic:
+    """The topic as it is with so many open, if it can be contracted to that; for engines."""
+    check_open(topic.name, topic.sealed, topic.successor)
+    if partitions > topic.receiving:
+        raise InvalidValue("partitions", partitions, f"at most the {topic.receiving} that {topic.name!r} has open")
+    return _with_open(topic, partitions)
+
+
+def _with_open(topic: Topic, count: int) -> Topic:
+    partitions = max(count, topic.partitions)
+    return replace(topic, partitions=partitions, open_partitions=count if count < partitions else None)
+
+
+def without_closing(topic: Topic) -> Topic:
+    """The topic as it is when its closing partitions are dropped, if they may be; for engines."""
+    if topic.open_partitions is not None:
+        check_open(topic.name, topic.sealed, topic.successor)
+    return replace(topic, partitions=topic.receiving, open_partitions=None)
+
+
 def check_move(topic: Topic, successor: Topic) -> None:
     """Whether a topic that has not moved yet may go on as another one; for engines."""
     if topic.name == successor.name:
@@ -170,6 +206,11 @@ class Log(ABC):
     was stored before is known by its stamp also on a topic that is sealed or has moved. Reading, trimming, retention
     and deleting work as ever.
 
+    **Contracting.** A topic that is to have fewer partitions is contracted first: the last ones are closing, they take
+    no records but can be read, so that who reads comes to their end. Then they are dropped. A partition that comes back
+    later goes on where the dropped one ended: an offset never stands for two records. An append that was stored before
+    is known by its stamp also on a closing partition; once that is dropped, it may be forgotten.
+
     **Names.** Topic names have 1 to 200 letters, digits, `.`, `_` and `-`; those that begin with `__` are reserved.
 
     **Use.** Any number of processes may use one log at once. An instance may be used from several tasks of one event
@@ -197,9 +238,25 @@ class Log(ABC):
 
     @abstractmethod
     async def expand_topic(self, name: str, partitions: int) -> Topic:
-        """Raise the number of partitions. The ones there are keep their records; new ones are empty.
+        """Raise the number of open partitions. The ones there are keep their records; new ones are empty.
 
-        `Sealed` or `Moved` if the topic is.
+        Closing ones are open again as far as the number reaches, and go on where they were. One that was dropped comes
+        back empty, with the offset where it ended as its first. `Sealed` or `Moved` if the topic is.
+        """
+
+    @abstractmethod
+    async def contract_topic(self, name: str, partitions: int) -> Topic:
+        """From the return on no append to a partition from index `partitions` on succeeds, in any process: it raises
+        `Closing`. What these hold can be read, trimmed and retained as ever.
+
+        `InvalidValue` if fewer are open. `Sealed` or `Moved` if the topic is.
+        """
+
+    @abstractmethod
+    async def drop_partitions(self, name: str) -> Topic:
+        """Drop the closing partitions with all their records, read or not: who calls it has made sure that they were.
+
+        Nothing changes if none is closing. `Sealed` or `Moved` if the topic is and one is closing.
         """
 
     @abstractmethod
@@ -253,7 +310,8 @@ class Log(ABC):
         Records may be given as an Arrow batch with the columns of `SCHEMA`: nothing then touches them one by one.
         A record with the timestamp 0 gets the time of the call. A batch that was stored before under the same stamp
         is not stored again. `SequenceTooOld` if its sequence lies `SEQUENCE_WINDOW` or more behind the producer's last.
-        Any other batch is refused with `Sealed` or `Moved` if the topic is; nothing was stored under its stamp then.
+        Any other batch is refused with `Sealed` or `Moved` if the topic is, with `Closing` if the partition is; nothing
+        was stored under its stamp then.
         """
 
     @abstractmethod
@@ -272,7 +330,8 @@ class Log(ABC):
 
         At least one record is returned if there is one, however large. At the end of the partition the batch is
         empty, after waiting up to `wait` seconds for a record to arrive. A reader in another process sees a new record
-        within a few milliseconds.
+        within a few milliseconds, and hears as soon that its partition was dropped (`PartitionOutOfRange`) or its topic
+        deleted (`UnknownTopic`).
 
         `OffsetTrimmed` below the first offset, `OffsetBeyondEnd` above the end, `WrongEpoch` if `epoch` is named and
         is not the partition's.

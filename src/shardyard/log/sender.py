@@ -14,7 +14,17 @@ import pyarrow as pa
 
 from shardyard.log.batch import Limits, check_batch, check_records, now_ms
 from shardyard.log.port import SEQUENCE_WINDOW, Appended, Log, Stamp
-from shardyard.model import Clock, Moved, Partition, PartitionOutOfRange, Record, RetryLater, SystemClock, Topic
+from shardyard.model import (
+    Clock,
+    Closing,
+    Moved,
+    Partition,
+    PartitionOutOfRange,
+    Record,
+    RetryLater,
+    SystemClock,
+    Topic,
+)
 
 T = TypeVar("T")
 Rows: TypeAlias = Sequence[Record] | pa.RecordBatch
@@ -34,10 +44,12 @@ class Sender:
     use for keys, are dealt in turn.
 
     **Order.** Sends that are awaited one after another keep the order of each key, also over a move: what the old topic
-    took comes first. Those under way at once have none between them. When the topic is expanded, keys that get another
-    partition go on there, each sender in its own time within `LOOK_SECONDS`: where order matters, move it instead.
+    took comes first. Those under way at once have none between them. When the topic is expanded or contracted, keys
+    that get another partition go on there, each sender in its own time within `LOOK_SECONDS`: where order matters, move
+    it instead.
 
-    **Once.** Each part of a send that goes to a partition has a stamp, so what is tried again is stored once.
+    **Once.** Each part of a send that goes to a partition has a stamp, so what is tried again is stored once. There is
+    one exception: where the partition is dropped before it is tried again, it goes to another one in any case.
     """
 
     def __init__(self, log: Log, topic: str, *, patience: float = 30.0, clock: Clock | None = None) -> None:
@@ -102,20 +114,20 @@ class Sender:
             keys = pa.nulls(len(keys), pa.binary())
         from shardyard.placement import partitioner_named  # noqa: PLC0415 its compiler takes half a second
 
-        partitioner = partitioner_named(topic.partitioner, topic.partitions, topic.hash)
+        partitioner = partitioner_named(topic.partitioner, topic.receiving, topic.hash)
         places = np.array(partitioner.place_array(keys))
         if keys.null_count:
-            turns = np.arange(self._turn, self._turn + keys.null_count) % topic.partitions
+            turns = np.arange(self._turn, self._turn + keys.null_count) % topic.receiving
             places[keys.is_null().to_numpy(zero_copy_only=False)] = turns
             self._turn += keys.null_count
         return places
 
     async def _append(self, partition: Partition, part: Rows, until: float) -> Appended | None:
-        """None if it has to go elsewhere: the topic has moved, or was made anew with fewer partitions."""
+        """None if it has to go elsewhere: the topic has moved, or has fewer partitions than was thought."""
         async with self._stamp(partition) as stamp:
             try:
                 return await self._patiently(lambda: self._log.append(partition, part, stamp=stamp), until)
-            except (Moved, PartitionOutOfRange) as error:
+            except (Moved, Closing, PartitionOutOfRange) as error:
                 if isinstance(error, Moved) and self._name == partition.topic:
                     self._name = error.successor
                 self._look_at = self._clock.monotonic()

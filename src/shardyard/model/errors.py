@@ -100,6 +100,17 @@ class Moved(InvalidCall):
         self.successor = successor
 
 
+class Closing(InvalidCall):
+    """Raised when a partition takes no more records because its topic is being contracted."""
+
+    def __init__(self, partition: Partition, receiving: int) -> None:
+        super().__init__(
+            f"{partition} is closing, its topic is being contracted: append to partitions 0 to {receiving - 1} of it"
+        )
+        self.partition = partition
+        self.receiving = receiving
+
+
 class OffsetTrimmed(InvalidCall):
     """Raised when an offset was trimmed away; `first` is the first one that is still there."""
 
@@ -238,6 +249,42 @@ class CommitBeyond(InvalidCall):
         self.delivered = delivered
 
 
+class Malformed(InvalidCall):
+    """Raised when what came over the wire can't be read."""
+
+    def __init__(self, what: str, why: str) -> None:
+        super().__init__(f"the {what} can't be read: {why}")
+        self.what = what
+
+
+class WrongToken(InvalidCall):
+    """Raised when a call does not show the token that is asked for."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"{what} asks for a token, and none or another one was shown")
+        self.what = what
+
+
+class NotAllowed(InvalidCall):
+    """Raised when a group's lists keep a member out."""
+
+    def __init__(self, group: str, member: str) -> None:
+        super().__init__(f"member {member!r} is not allowed in group {group!r}: see its allow and deny lists")
+        self.group = group
+        self.member = member
+
+
+class TopicInUse(InvalidCall):
+    """Raised when a topic that members of groups subscribe to is to be deleted."""
+
+    def __init__(self, topic: str, groups: list[str]) -> None:
+        super().__init__(
+            f"topic {topic!r} is subscribed to by {', '.join(groups)}: stop their members, or delete it by force"
+        )
+        self.topic = topic
+        self.groups = groups
+
+
 # Try again later ---------------------------------------------------------------------------------------------
 
 
@@ -264,3 +311,21 @@ class Busy(RetryLater):
         super().__init__(f"{what} was busy for {seconds:g} s: try again")
         self.what = what
         self.seconds = seconds
+
+
+class OverQuota(RetryLater):
+    """Raised when a topic takes no more records for the moment."""
+
+    def __init__(self, topic: str, per_second: int, wait: float) -> None:
+        super().__init__(f"topic {topic!r} takes {per_second} records a second: try again in {wait:.2g} s")
+        self.topic = topic
+        self.per_second = per_second
+        self.wait = wait
+
+
+class Unreachable(RetryLater):
+    """Raised when no broker could be reached. Whether what was asked for was done is not known."""
+
+    def __init__(self, brokers: list[str], seconds: float, why: str) -> None:
+        super().__init__(f"none of {', '.join(brokers)} could be reached for {seconds:g} s ({why})")
+        self.brokers = brokers

@@ -68,13 +68,26 @@ class Topic:
     """It takes no records for now."""
     successor: str | None = None
     """The topic where it goes on."""
+    open_partitions: int | None = None
+    """Those from this index on are closing: they take no records, and can be read until they are dropped. None if all
+    are open."""
 
     def __post_init__(self) -> None:
         settle_whole_number(self, "partitions", at_least=1)
+        if self.open_partitions is not None:
+            settle_whole_number(self, "open_partitions", at_least=1)
+            if self.open_partitions >= self.partitions:
+                raise InvalidValue("open_partitions", self.open_partitions, f"fewer than {self.partitions}, or None")
         if self.kind not in tuple(TopicKind):
             raise InvalidValue("kind", self.kind, "one of " + ", ".join(TopicKind))
 
+    @property
+    def receiving(self) -> int:
+        """How many partitions take records: keys are placed over these."""
+        return self.open_partitions or self.partitions
+
     def __iter__(self) -> "Iterator[Partition]":
+        """All partitions, those that are closing too."""
         return (Partition(self.name, i) for i in range(self.partitions))
 
 

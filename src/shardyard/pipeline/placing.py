@@ -28,10 +28,10 @@ class Placing:
     def of(cls, topic: Topic, partitioner: str | None = None, hash_: str | None = None) -> Self:
         """As the topic says; as the caller says, where it does."""
         if partitioner is None and hash_ is None:
-            return cls(topic.partitioner, topic.hash, topic.partitions)
+            return cls(topic.partitioner, topic.hash, topic.receiving)
         name = partitioner or topic.partitioner
-        partitioner_named(name, topic.partitions, hash_)  # complains of names that there are not
-        return cls(name, hash_ or DEFAULT_HASH[name], topic.partitions)
+        partitioner_named(name, topic.receiving, hash_)  # complains of names that there are not
+        return cls(name, hash_ or DEFAULT_HASH[name], topic.receiving)
 
     def over(self, partitions: int) -> "Placing":
         """The same over another number of partitions."""

@@ -124,6 +124,13 @@ class SqliteLog(Log):
         count = check_partitions(partitions, self._limits)
         return await self._change(lambda db: store.expand_topic(db, name, count))
 
+    async def contract_topic(self, name: str, partitions: int) -> Topic:
+        count = whole_number("partitions", partitions, at_least=1)
+        return await self._change(lambda db: store.contract_topic(db, name, count))
+
+    async def drop_partitions(self, name: str) -> Topic:
+        return await self._change(lambda db: store.drop_partitions(db, name))
+
     async def set_retention(self, name: str, retention: Retention) -> Topic:
         check_retention(retention)
         return await self._change(lambda db: store.set_retention(db, name, retention))

@@ -23,7 +23,7 @@ OPEN_SECONDS = 30.0
 UPGRADE_SECONDS = 2.0
 """How long to wait for processes that have an older file open."""
 _APPLICATION_ID = 0x53594C47  # "SYLG"
-_SCHEMA_VERSION = 2
+_SCHEMA_VERSION = 3
 _SCHEMA = """
 CREATE TABLE epochs (last INTEGER NOT NULL);
 INSERT INTO epochs VALUES (0);
@@ -37,7 +37,8 @@ CREATE TABLE topics (
     epoch INTEGER NOT NULL
 ) WITHOUT ROWID;
 
--- A partition of a deleted topic has no topic until its batches are cleared away.
+-- A partition of a deleted topic has no topic until its batches are cleared away. One that was dropped, whose number is
+-- beyond those of its topic, keeps its end in case that it comes back.
 CREATE TABLE partitions (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
     topic TEXT,
@@ -79,7 +80,10 @@ ALTER TABLE topics ADD COLUMN partitioner TEXT NOT NULL DEFAULT 'modulus';
 ALTER TABLE topics ADD COLUMN hash TEXT DEFAULT 'fnv1a32';
 ALTER TABLE topics ADD COLUMN sealed INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE topics ADD COLUMN successor TEXT;
-"""
+""",
+    2: """
+ALTER TABLE topics ADD COLUMN open_partitions INTEGER;
+""",
 }
 """What makes a file of a version one of the next. A new file goes through all of them, so that all files are alike."""
 

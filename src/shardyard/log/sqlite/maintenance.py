@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from shardyard.log.batch import Limits, now_ms
 from shardyard.log.sqlite import store
-from shardyard.model import Damaged, Partition, Retention, UnknownTopic
+from shardyard.model import Damaged, Partition, PartitionOutOfRange, Retention, UnknownTopic
 
 _log = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ def retention() -> Step:
             partition, wanted = left.pop()
             try:
                 _apply_retention(db, partition, wanted)
-            except (UnknownTopic, Damaged) as error:  # deleted since, or one that must not hold up the others
+            except (UnknownTopic, PartitionOutOfRange, Damaged) as error:  # gone since, or must not hold up the others
                 _log.warning("retention of %s put off: %s", partition, error)
         return bool(left)
 

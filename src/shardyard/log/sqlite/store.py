@@ -19,6 +19,9 @@ from shardyard.log.port import (
     check_open,
     check_partition,
     check_placement,
+    contracted,
+    expanded,
+    without_closing,
 )
 from shardyard.model import (
     Damaged,
@@ -40,7 +43,7 @@ Connection = sqlite3.Connection
 
 @dataclass(slots=True)
 class Found:
-    """A partition's row, and whether its topic takes records."""
+    """A partition's row, and whether its topic takes records, in how many partitions."""
 
     id: int
     epoch: int
@@ -48,11 +51,14 @@ class Found:
     end: int
     sealed: bool
     successor: str | None
+    receiving: int
 
 
 # Topics
 
-_COLUMNS = "name, partitions, kind, age_ms, bytes_per_partition, epoch, partitioner, hash, sealed, successor"
+_COLUMNS = (
+    "name, partitions, kind, age_ms, bytes_per_partition, epoch, partitioner, hash, sealed, successor, open_partitions"
+)
 
 
 def topics(db: Connection, name: str | None = None) -> list[Topic]:
@@ -62,8 +68,8 @@ def topics(db: Connection, name: str | None = None) -> list[Topic]:
     )
     try:
         return [
-            Topic(n, p, TopicKind(kind), Retention(age, size), epoch, *check_placement(by, p, on), bool(sealed), to)
-            for n, p, kind, age, size, epoch, by, on, sealed, to in rows
+            Topic(n, p, TopicKind(kind), Retention(age, size), epoch, *check_placement(by, p, on), bool(sealed), to, o)
+            for n, p, kind, age, size, epoch, by, on, sealed, to, o in rows
         ]
     except ValueError as error:
         raise Damaged("the list of topics", str(error)) from error
@@ -89,7 +95,7 @@ def create_topic(db: Connection, wanted: Topic, now: int) -> Topic:
     keeps = (retention.age_ms, retention.bytes_per_partition)
     places = (wanted.partitioner, wanted.hash)
     db.execute(
-        f"INSERT INTO topics ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, 0, NULL)",  # noqa: S608 names of ours
+        f"INSERT INTO topics ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, 0, NULL, NULL)",  # noqa: S608 names of ours
         (wanted.name, wanted.partitions, wanted.kind, *keeps, epoch, *places),
     )
     _add_partitions(db, wanted.name, 0, wanted.partitions)
@@ -97,18 +103,37 @@ def create_topic(db: Connection, wanted: Topic, now: int) -> Topic:
 
 
 def expand_topic(db: Connection, name: str, partitions: int) -> Topic:
-    there = topic(db, name)
-    check_open(name, there.sealed, there.successor)
-    before = there.partitions
-    if partitions < before:
-        raise InvalidValue("partitions", partitions, f"at least the {before} that {name!r} has")
-    db.execute("UPDATE topics SET partitions = ? WHERE name = ?", (partitions, name))
-    _add_partitions(db, name, before, partitions)
-    return topic(db, name)
+    before = topic(db, name)
+    after = expanded(before, partitions)
+    _add_partitions(db, name, before.partitions, after.partitions)
+    return _set_partitions(db, after)
 
 
 def _add_partitions(db: Connection, name: str, start: int, stop: int) -> None:
-    db.executemany("INSERT INTO partitions (topic, number) VALUES (?, ?)", ((name, i) for i in range(start, stop)))
+    """One that was dropped is there yet, and goes on as it is."""
+    numbers = ((name, i) for i in range(start, stop))
+    db.executemany("INSERT OR IGNORE INTO partitions (topic, number) VALUES (?, ?)", numbers)
+
+
+def contract_topic(db: Connection, name: str, partitions: int) -> Topic:
+    return _set_partitions(db, contracted(topic(db, name), partitions))
+
+
+def drop_partitions(db: Connection, name: str) -> Topic:
+    """Their batches are cleared away later, in small steps."""
+    after = without_closing(topic(db, name))
+    db.execute(
+        'UPDATE partitions SET first = "end", merged = "end" WHERE topic = ? AND number >= ?', (name, after.partitions)
+    )
+    return _set_partitions(db, after)
+
+
+def _set_partitions(db: Connection, wanted: Topic) -> Topic:
+    db.execute(
+        "UPDATE topics SET partitions = ?, open_partitions = ? WHERE name = ?",
+        (wanted.partitions, wanted.open_partitions, wanted.name),
+    )
+    return topic(db, wanted.name)
 
 
 def set_retention(db: Connection, name: str, retention: Retention) -> Topic:
@@ -148,8 +173,9 @@ def delete_topic(db: Connection, name: str) -> None:
 def find(db: Connection, partition: Partition) -> Found:
     check_partition(partition)
     row = db.execute(
-        'SELECT p.id, t.epoch, p.first, p."end", t.sealed, t.successor'
-        " FROM partitions p JOIN topics t ON t.name = p.topic WHERE p.topic = ? AND p.number = ?",
+        'SELECT p.id, t.epoch, p.first, p."end", t.sealed, t.successor, coalesce(t.open_partitions, t.partitions)'
+        " FROM partitions p JOIN topics t ON t.name = p.topic AND p.number < t.partitions"
+        " WHERE p.topic = ? AND p.number = ?",
         (partition.topic, partition.index if partition.index < 2**63 else -1),  # SQLite has no greater number
     ).fetchone()
     if row is None:

@@ -1,4 +1,5 @@
-"""Waiting for new records: at once for those of this process, within milliseconds for those of another."""
+"""Waiting for new records: at once for those of this process, within milliseconds for those of another, and as soon for
+the end of a partition that is dropped or deleted."""
 
 import asyncio
 import json
@@ -13,7 +14,12 @@ _log = logging.getLogger(__name__)
 POLL_SECONDS = 0.002
 """How often to ask SQLite whether another process has written; a question costs some 20 µs."""
 
-_ENDS = 'SELECT id, "end" FROM partitions WHERE id IN (SELECT value FROM json_each(?))'
+_ENDS = """
+SELECT p.id, p."end" FROM partitions p JOIN topics t ON t.name = p.topic AND p.number < t.partitions
+WHERE p.id IN (SELECT value FROM json_each(?))
+"""
+_GONE = 2**63
+"""An end beyond every offset: who waits for a partition that is gone shall look again."""
 
 
 class Tail:
@@ -28,7 +34,7 @@ class Tail:
         self._thread: threading.Thread | None = None
 
     def wait_for(self, partition_id: int, offset: int) -> "asyncio.Future[None]":
-        """Done when the partition has a record at `offset`. To be cancelled by who no longer waits."""
+        """Done when the partition has a record at `offset`, or is gone. To be cancelled by who no longer waits."""
         arrived: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         waiter = (offset, arrived)
         arrived.add_done_callback(lambda _: self._forget(partition_id, waiter))
@@ -80,7 +86,9 @@ class Tail:
                 version = db.execute("PRAGMA data_version").fetchone()
                 if version != seen:
                     seen = version
-                    self.notify(dict(db.execute(_ENDS, (json.dumps(list(self._waiters)),)).fetchall()))
+                    awaited = list(self._waiters)
+                    ends = dict(db.execute(_ENDS, (json.dumps(awaited),)).fetchall())
+                    self.notify({partition_id: ends.get(partition_id, _GONE) for partition_id in awaited})
             except sqlite3.Error as error:  # busy, or no room: the next look will tell
                 _log.debug("looking for new records failed: %s", error)
             self._stopped.wait(POLL_SECONDS)

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from shardyard.log.batch import from_records, now_ms
-from shardyard.log.port import Appended, Fence, Stamp, check_open, check_partition, check_same_batch
+from shardyard.log.port import Appended, Fence, Stamp, check_partition, check_receives, check_same_batch
 from shardyard.log.sqlite import store
 from shardyard.log.sqlite.checkpoints import Checkpoints
 from shardyard.log.sqlite.files import PAGE_BYTES, Durability, connect, translate
@@ -151,7 +151,7 @@ def _append(db: sqlite3.Connection, tails: dict[Partition, _Tail], request: Appe
     if request.stamp and known:
         check_same_batch(request.stamp, known[1], len(request.records))
     else:
-        check_open(request.partition.topic, found.sealed, found.successor)
+        check_receives(request.partition, found.sealed, found.successor, found.receiving)
     if request.fence is not None and fence_rises:
         store.raise_fence(db, request.fence)
     if known:

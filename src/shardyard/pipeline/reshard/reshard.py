@@ -21,6 +21,7 @@ from shardyard.groups import carry_over, positions_on
 from shardyard.log import Span
 from shardyard.model import (
     Damaged,
+    InvalidCall,
     InvalidValue,
     Partition,
     Position,
@@ -84,7 +85,10 @@ def reshard(
     if registry is not None:
         check_registry(registry)
     with blocking(log) as opened:
-        opened.wait(opened.log.topic(topic))  # complains before anything is made
+        if opened.wait(opened.log.topic(topic)).open_partitions is not None:  # complains before anything is made
+            raise InvalidCall(
+                f"topic {topic!r} is being contracted: wait until its last partitions are drained and gone"
+            )
         home = home_of(folder_of(log), topic)
         with alone_at(home, topic), told_plainly():
             job = begin(opened, home, topic, partitions, partitioner, hash_, target)

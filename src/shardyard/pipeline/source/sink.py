@@ -91,11 +91,9 @@ def _named(data: pa.RecordBatch, topic: Topic) -> Places:
         raise InvalidValue("option 'partitioner'", "column", "a frame with a column 'partition'")
     column = data["partition"]
     places: Places = pc.fill_null(column, -1).to_numpy().astype(np.int32)
-    if len(places) and not 0 <= places.min() <= places.max() < topic.partitions:
-        wrong = places[(places < 0) | (places >= topic.partitions)][0]
-        raise InvalidValue(
-            "column 'partition'", int(wrong), f"partitions 0 to {topic.partitions - 1} of {topic.name!r}"
-        )
+    if len(places) and not 0 <= places.min() <= places.max() < topic.receiving:
+        wrong = places[(places < 0) | (places >= topic.receiving)][0]
+        raise InvalidValue("column 'partition'", int(wrong), f"partitions 0 to {topic.receiving - 1} of {topic.name!r}")
     return places
 
 

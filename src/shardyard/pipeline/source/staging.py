@@ -23,7 +23,16 @@ import pyarrow as pa
 
 from shardyard.log import SCHEMA, Limits, Log, Stamp
 from shardyard.log.batch import check_batch, now_ms
-from shardyard.model import InvalidValue, Moved, Partition, RetryLater, SequenceTooOld, Topic
+from shardyard.model import (
+    Closing,
+    InvalidValue,
+    Moved,
+    Partition,
+    PartitionOutOfRange,
+    RetryLater,
+    SequenceTooOld,
+    Topic,
+)
 from shardyard.pipeline.durable import store_json, sync
 
 APPEND_RECORDS = 20_000
@@ -203,7 +212,7 @@ async def _append(log: Log, staging: Staging, manifest: Manifest) -> int:
     first = manifest.batch * BATCH_SEQUENCES
     refused = await _fill(log, topic, parts, manifest.producer, first)
     while refused:
-        # The topic has moved, so what it has of this batch is settled: the rest goes on to its successor.
+        # What the topic, or the partition, has of this batch is settled: the rest goes where it would go now.
         topic = await successor_of(log, topic)
         placing = manifest.detail.get("placing")
         if placing is None:
@@ -234,8 +243,10 @@ def _placed(data: pa.RecordBatch, placing: Sequence[str | None], topic: Topic) -
 async def _fill(
     log: Log, topic: Topic, parts: Sequence[pa.RecordBatch], producer: str, first: int
 ) -> list[pa.RecordBatch]:
-    """Append batches that are sorted by partition; returns what was refused because the topic has moved."""
-    edges = [np.searchsorted(part["partition"].to_numpy(), np.arange(topic.partitions + 1)) for part in parts]
+    """Append batches that are sorted by partition; returns what was refused because the topic has moved, or has fewer
+    partitions now."""
+    count = max((int(part["partition"][-1].as_py()) + 1 for part in parts if len(part)), default=0)
+    edges = [np.searchsorted(part["partition"].to_numpy(), np.arange(count + 1)) for part in parts]
     turn = asyncio.Semaphore(AT_ONCE)
     refused: dict[int, list[pa.RecordBatch]] = {}
 
@@ -248,10 +259,10 @@ async def _fill(
                     await _patiently(log, partition, data, Stamp(producer, first + n))
                 except SequenceTooOld:
                     pass  # appended in this order, by this producer alone: what is too old to be known was stored
-                except Moved:
+                except (Moved, Closing, PartitionOutOfRange):
                     refused.setdefault(i, []).append(data)
 
-    await asyncio.gather(*(fill(partition) for partition in topic))
+    await asyncio.gather(*(fill(Partition(topic.name, index)) for index in range(count)))
     return [data for i in sorted(refused) for data in refused[i]]
 
 
