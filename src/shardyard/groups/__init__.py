@@ -13,6 +13,7 @@ from shardyard.groups.member import Member
 from shardyard.groups.moving import carry_over, positions_on
 from shardyard.groups.node import Node
 from shardyard.groups.protocol import configure
+from shardyard.groups.resetting import To, reset, resolve
 from shardyard.groups.status import PartitionStatus, status
 
 __all__ = [
@@ -20,8 +21,11 @@ __all__ = [
     "Node",
     "OwnedBatch",
     "PartitionStatus",
+    "To",
     "carry_over",
     "configure",
     "positions_on",
+    "reset",
+    "resolve",
     "status",
 ]

@@ -7,8 +7,9 @@ from typing import Literal, TypeVar
 
 import pyarrow as pa
 
+from shardyard.groups.office import OwnersLog
 from shardyard.groups.protocol import Holding
-from shardyard.log import Appended, Batch, Fence, Log, Stamp
+from shardyard.log import Appended, Batch, Fence, Stamp
 from shardyard.model import (
     CommitBehind,
     CommitBeyond,
@@ -87,6 +88,10 @@ class OwnedBatch:
     def records(self) -> list[Record]:
         return self._batch.records()
 
+    def offsets(self) -> Sequence[int]:
+        """The offset of each record; some may be left out."""
+        return self._batch.offsets()
+
     def position(self, offset: int) -> Position:
         """The position of an offset from `first` to `end`; `CommitBehind` or `CommitBeyond` for another one."""
         offset = whole_number("offset", offset, at_least=0)
@@ -117,7 +122,7 @@ class Claim:
         self,
         partition: Partition,
         holding: Holding,
-        log: Log,
+        log: OwnersLog,
         fence: Fence,
         note: Callable[["Claim", Position], Awaitable[None]],
     ) -> None:
@@ -194,7 +199,10 @@ class Claim:
                 position = Position(span.epoch, span.first)
                 _log.warning("going on from offset %d: %s", position.offset, error)
                 continue
-            if batch is None or not len(batch):
+            if batch is None:
+                continue
+            if not len(batch):
+                position = await self._pass_over(batch, position)
                 continue
             current = self.current = OwnedBatch(self, batch)
             deliver(current)
@@ -206,6 +214,13 @@ class Claim:
                     await self.current.finished.wait()
             except TimeoutError:
                 _log.warning("%s is given up with a batch unfinished after %g s", self.partition, drain)
+
+    async def _pass_over(self, batch: Batch, position: Position) -> Position:
+        """Go on behind records of which none was meant for this group."""
+        if batch.end > position.offset:
+            position = Position(batch.epoch, batch.end)
+            await self._note(self, position)
+        return position
 
     async def _begin(self, start: Start) -> Position:
         """Where a group begins that never committed. The end of today is noted: else the next owner would begin at the

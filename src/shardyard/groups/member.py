@@ -11,9 +11,8 @@ from weakref import WeakSet
 
 from shardyard.groups import protocol
 from shardyard.groups.claim import Claim, OwnedBatch, Start
-from shardyard.groups.node import Node
+from shardyard.groups.office import Application, Place, Seat
 from shardyard.groups.protocol import Holding
-from shardyard.groups.waking import Waking
 from shardyard.log import Fence
 from shardyard.model import (
     Clock,
@@ -55,7 +54,7 @@ class Member:
         group: str,
         topics: Iterable[str],
         *,
-        node: Node,
+        node: Place,
         name: str | None = None,
         weight: int = 1,
         static: bool = False,
@@ -85,7 +84,7 @@ class Member:
         self._start: Start = start
         self._max = (max_records, max_bytes)
         self._clock = clock or SystemClock()
-        self._epoch = -1
+        self._seat = Seat(group, self.name, -1)
         self._heard = self._clock.monotonic()
         self._claims: dict[Partition, Claim] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -101,6 +100,11 @@ class Member:
     def owned(self) -> set[Partition]:
         """What it owns, as far as it knows."""
         return {partition for partition, claim in self._claims.items() if not claim.stopping}
+
+    @property
+    def seat(self) -> Seat:
+        """Its life in the group, as of now."""
+        return self._seat
 
     async def __aenter__(self) -> Self:
         if not self._node.is_open:
@@ -127,7 +131,7 @@ class Member:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._ready.put_nowait(Closed(f"member {self.name}"))
         with contextlib.suppress(Fenced):  # others noticed before us
-            await self._node.desk.do(lambda tx: protocol.leave(tx, self.group, self.name, self._epoch))
+            await self._node.office.leave(self._seat)
 
     async def __aiter__(self) -> AsyncIterator[OwnedBatch]:
         if self._living is None:
@@ -160,7 +164,7 @@ class Member:
             claim.check()
             told[partition] = (claim.epoch, claim.current.position(offset))
             batches.append((claim, claim.current, offset))
-        await self._node.desk.do(lambda tx: protocol.commit(tx, self.group, self.name, self._epoch, told))
+        await self._node.office.commit(self._seat, told)
         for claim, batch, offset in batches:
             claim.committed(batch, offset)
 
@@ -169,7 +173,7 @@ class Member:
     async def _live(self) -> None:
         """Heartbeat until cancelled; whatever else ends it, those who iterate are told."""
         try:
-            with Waking(self._node.registry, protocol.topic_of(self.group)) as changed:
+            with self._node.office.changes(self._seat) as changed:
                 due = self._clock.monotonic()
                 while True:
                     left = due - self._clock.monotonic()
@@ -196,20 +200,10 @@ class Member:
                 self._lose(*self._claims)  # others may have them by now
 
     async def _join(self, since: int | None = None) -> None:
-        row = await self._node.desk.do(
-            lambda tx: protocol.join(
-                tx,
-                self.group,
-                self.name,
-                topics=self.topics,
-                weight=self._weight,
-                static=self._static,
-                manual=self._partitions,
-                session_timeout=self._session,
-                since=since,
-            )
+        asks = Application(
+            self.group, self.name, self.topics, self._weight, self._static, self._partitions, self._session
         )
-        self._epoch = row.epoch
+        self._seat = await self._node.office.join(asks, since)
         self._heard = self._clock.monotonic()
 
     async def _come_back(self) -> None:
@@ -219,7 +213,7 @@ class Member:
         if hangs:
             await self._stirred.wait()
         try:
-            await self._join(since=self._epoch)
+            await self._join(since=self._seat.epoch)
         except (MemberExists, RetryLater) as error:  # its own last join, whose answer was lost, or a busy registry
             _log.warning("joining again put off: %s", error)
 
@@ -229,7 +223,7 @@ class Member:
         ahead = [p for p, claim in self._claims.items() if claim.got_ahead(others_did=stirred)]
         began = self._clock.monotonic()
         self._warn_of_old_work(began)
-        told = await self._node.desk.do(lambda tx: protocol.heartbeat(tx, self.group, self.name, self._epoch, ahead))
+        told = await self._node.office.heartbeat(self._seat, ahead)
         self._heard = began
         self._follow(told)
 
@@ -245,12 +239,12 @@ class Member:
                 _log.warning("%r has been in hand for %.0f s; its partition waits for its commit", batch, age)
 
     async def _look(self) -> None:
-        self._follow(await self._node.desk.look(lambda tx: protocol.look(tx, self.group, self.name, self._epoch)))
+        self._follow(await self._node.office.look(self._seat))
 
     def _follow(self, told: dict[Partition, Holding]) -> None:
         """Do as the registry says: take up what is new, stop what is revoked, forget what is gone.
 
-        The desk answers in order, so what a release did is never unsaid by older news.
+        The office answers in order, so what a release did is never unsaid by older news.
         """
         self._lose(*(p for p, claim in self._claims.items() if p not in told or told[p].epoch != claim.epoch))
         for partition, holding in told.items():
@@ -265,7 +259,7 @@ class Member:
             self._claims.pop(partition).stop(lost=True)
 
     def _take_up(self, partition: Partition, holding: Holding) -> Claim:
-        fence = Fence(f"{self.group}/{partition}", holding.epoch)
+        fence = Fence(f"{self._seat.group}/{partition}", holding.epoch)
         claim = self._claims[partition] = Claim(partition, holding, self._node.log, fence, self._note)
         task = asyncio.create_task(self._serve(claim), name=f"{partition} of {self.name}")
         self._tasks.add(task)
@@ -290,7 +284,7 @@ class Member:
         """The claim stays until the registry has let it go, so that no heartbeat takes it up anew."""
         held = {claim.partition: claim.epoch}
         try:
-            await self._node.desk.do(lambda tx: protocol.release(tx, self.group, self.name, self._epoch, held))
+            await self._node.office.release(self._seat, held)
         except RetryLater as error:
             _log.warning("release of %s put off: %s", claim.partition, error)
             await self._clock.sleep(RELEASE_AGAIN_SECONDS)
@@ -305,4 +299,4 @@ class Member:
     async def _note(self, claim: Claim, position: Position) -> None:
         self._stirred.set()
         positions = {claim.partition: (claim.epoch, position)}
-        await self._node.desk.do(lambda tx: protocol.commit(tx, self.group, self.name, self._epoch, positions))
+        await self._node.office.commit(self._seat, positions)

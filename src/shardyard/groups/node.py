@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Self
 
 from shardyard.groups.desk import Desk
+from shardyard.groups.office import LocalOffice
 from shardyard.groups.rebalancer import Rebalancer
 from shardyard.log import Log
 from shardyard.model import InvalidValue
@@ -28,6 +29,7 @@ class Node:
         self.name = name or f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         self.rebalancer = Rebalancer(log, registry, self.name)
         self.desk = Desk(registry)
+        self.office = LocalOffice(registry, self.desk)
         self._task: asyncio.Task[None] | None = None
 
     @property

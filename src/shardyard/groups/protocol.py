@@ -133,12 +133,20 @@ def _check_free(tx: Transaction, group: str, name: str, named: Iterable[Partitio
 def heartbeat(
     tx: Transaction, group: str, name: str, epoch: int, progress: Iterable[Partition] = ()
 ) -> dict[Partition, Holding]:
-    """Stay a member, and hear what one owns. `progress` names partitions that got ahead or have nothing to do."""
+    """Stay a member, and hear what one owns. `progress` names partitions that got ahead or have nothing to do.
+
+    What it was given since its last heartbeat got ahead, too: it could not have told.
+    """
     member = _member(tx, group, name, epoch)
+    heard = member.expires_at - member.session_timeout
     tx.put_member(replace(member, expires_at=tx.now + member.session_timeout))
     ahead = set(progress)
     rows = tx.ownerships_of(group, name)
-    tx.put_ownerships(replace(o, progress_at=tx.now) for o in rows if o.owner == name and o.partition in ahead)
+    tx.put_ownerships(
+        replace(o, progress_at=tx.now)
+        for o in rows
+        if o.owner == name and (o.partition in ahead or o.progress_at > heard)
+    )
     return _holdings(rows, name)
 
 
