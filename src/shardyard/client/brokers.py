@@ -1,0 +1,148 @@
+"""Calling brokers: any of several, again with back-off where that may help."""
+
+import asyncio
+import io
+import random
+import time
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import quote
+
+import aiohttp
+import msgspec
+
+from shardyard.model import InvalidCall, InvalidValue, RetryLater, ShardyardError, Unreachable
+from shardyard.queues import wire
+
+FIRST_WAIT_SECONDS = 0.05
+LONGEST_WAIT_SECONDS = 2.0
+ANSWER_SECONDS = 15.0
+"""How long to wait for an answer, beyond what was asked to be waited for."""
+LARGE_BYTES = 512 * 1024
+"""From which on a body is written in parts, so that other calls get their turn."""
+_BROKEN = (aiohttp.ClientError, ConnectionError, TimeoutError, OSError)
+
+
+class Answer(msgspec.Struct):
+    """What a broker answered, and how often it was asked."""
+
+    body: bytes
+    tries: int
+
+    def json(self) -> Any:
+        return msgspec.json.decode(self.body)
+
+
+class Brokers:
+    """Some brokers of one system. A call goes to the one that answered last; when that fails, to the others in turn.
+
+    Calls are repeated, with growing pauses of random length, while brokers can't be reached or say that it may work
+    later. Everything that is asked of them can be asked twice.
+    """
+
+    def __init__(self, urls: str | Sequence[str], *, token: str | None = None, patience: float = 30.0) -> None:
+        """`patience`: seconds after which a call that gets no good answer gives up."""
+        told = [urls] if isinstance(urls, str) else list(urls)
+        if not told or not all(isinstance(u, str) and u.startswith(("http://", "https://")) for u in told):
+            raise InvalidValue("brokers", urls, "addresses such as http://127.0.0.1:7400")
+        self.urls = [url.rstrip("/") for url in told]
+        self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        self._patience = patience
+        self._at = random.randrange(len(self.urls))
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Self:
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=30)
+        self._session = aiohttp.ClientSession(connector=connector, headers=self._headers)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    @property
+    def is_open(self) -> bool:
+        return self._session is not None and not self._session.closed
+
+    async def get(self, path: str, *, wait: float = 0.0, accept: str = wire.JSON, **query: object) -> Answer:
+        return await self.call("GET", path, query=query, headers={"Accept": accept}, wait=wait)
+
+    async def post(self, path: str, content: object) -> Answer:
+        return await self.call("POST", path, msgspec.json.encode(content), {"Content-Type": wire.JSON})
+
+    async def call(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+        *,
+        query: Mapping[str, object] | None = None,
+        wait: float = 0.0,
+        patience: float | None = None,
+    ) -> Answer:
+        """Call until it is answered; what a broker refuses is raised as it was raised there."""
+        until = time.monotonic() + (self._patience if patience is None else patience)
+        named = {name: str(value) for name, value in (query or {}).items() if value is not None}
+        pause, tries = FIRST_WAIT_SECONDS, 0
+        while True:
+            tries += 1
+            at = self._at
+            try:
+                return Answer(await self._once(at, method, path, body, headers, named, wait), tries)
+            except _BROKEN as error:
+                if self._at == at:  # else another call has turned to the next one already
+                    self._at += 1
+                failed: ShardyardError = Unreachable(self.urls, self._patience, str(error) or type(error).__name__)
+            except RetryLater as error:
+                failed = error
+            if time.monotonic() >= until:
+                raise failed
+            if tries % len(self.urls) == 0:
+                await asyncio.sleep(random.uniform(0.5, 1.0) * pause)
+                pause = min(2 * pause, LONGEST_WAIT_SECONDS)
+
+    async def _once(
+        self,
+        at: int,
+        method: str,
+        path: str,
+        body: bytes | None,
+        headers: Mapping[str, str] | None,
+        query: Mapping[str, str],
+        wait: float,
+    ) -> bytes:
+        if self._session is None:
+            raise InvalidCall("the client is not open: enter it by `async with` first")
+        url = self.urls[at % len(self.urls)] + path
+        timeout = aiohttp.ClientTimeout(total=wait + ANSWER_SECONDS)
+        data = io.BytesIO(body) if body is not None and len(body) > LARGE_BYTES else body
+        async with self._session.request(
+            method, url, data=data, headers=headers, params=query, timeout=timeout
+        ) as response:
+            content = await response.read()
+            if response.status < 400:
+                return content
+            raise _refusal(response.status, content)
+
+
+def path(*names: object) -> str:
+    """A path of the API; names may have any characters."""
+    return "/v1/" + "/".join(quote(str(name), safe="") for name in names)
+
+
+class _Refused(msgspec.Struct):
+    error: wire.ErrorBody
+
+
+def _refusal(status: int, content: bytes) -> Exception:
+    """What was refused; a proxy's own error counts as a broker that can't be reached."""
+    try:
+        return wire.error_of(msgspec.json.decode(content, type=_Refused).error)
+    except msgspec.DecodeError:
+        if status >= 500:
+            return ConnectionError(f"status {status}")
+        return InvalidCall(f"a broker answered {status}: {content[:200].decode(errors='replace')}")

@@ -1,0 +1,114 @@
+"""What a broker works with: a log, a registry, and the tasks that all brokers share among them."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Coroutine
+from contextlib import AsyncExitStack
+from types import TracebackType
+from typing import Self
+
+from shardyard.groups import Node
+from shardyard.log import Log
+from shardyard.model import Clock, SystemClock
+from shardyard.queues.alarms import Alarms
+from shardyard.queues.delays import Delays, Scheduler
+from shardyard.queues.failures import Failures
+from shardyard.queues.publishing import Publisher, Quota
+from shardyard.queues.retiring import Retiring
+from shardyard.queues.settings import GroupSettings, TopicSettings, group_settings, hashed, topic_settings
+from shardyard.registry import Registry
+
+_log = logging.getLogger(__name__)
+
+SETTINGS_SECONDS = 0.5
+"""How long to go by settings that were read before."""
+MOST_SETTINGS = 10_000
+"""That are kept in mind."""
+
+
+class Broker:
+    """Everything that requests are answered with, from entering the block to leaving it. Nothing in it lasts: another
+    broker can answer the next request. It closes neither log nor registry."""
+
+    def __init__(self, log: Log, registry: Registry, *, token: str | None = None, clock: Clock | None = None) -> None:
+        """`token`: what every caller must show who is not a publisher with the token of its topic."""
+        self.log = log
+        self.registry = registry
+        self.clock = clock or SystemClock()
+        self.node = Node(log, registry)
+        self.delays = Delays(log)
+        self.failures = Failures(log, self.delays)
+        self.publisher = Publisher(log, self.delays)
+        self.closing = asyncio.Event()
+        """Requests that wait are to be answered with what there is."""
+        self._token_hash = None if token is None else hashed(token)
+        self._quotas: dict[str, Quota] = {}
+        self._settings: dict[str, tuple[float, TopicSettings | GroupSettings]] = {}
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        await self._stack.enter_async_context(self.node)
+        holder = self.node.name
+        for name, work in (
+            ("delays", Scheduler(self.node).run()),
+            ("alarms", Alarms(self.log, self.registry, holder=holder).run()),
+            ("retiring", Retiring(self.log, self.registry, holder=holder).run()),
+        ):
+            self._stack.push_async_callback(_ended, asyncio.create_task(_kept_up(name, work), name=name))
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.closing.set()
+        await self._stack.aclose()
+
+    def admits(self, token: str | None) -> bool:
+        """Whether who shows this token may do what is not publishing."""
+        return TopicSettings(token_hash=self._token_hash).admits(token)
+
+    def take_quota(self, topic: str, count: int, settings: TopicSettings) -> None:
+        if settings.records_per_second is not None:
+            self._quotas.setdefault(topic, Quota()).take(topic, count, settings.records_per_second)
+
+    async def topic_settings(self, topic: str) -> TopicSettings:
+        found = self._known(f"topic/{topic}")
+        if not isinstance(found, TopicSettings):
+            found = await self.node.desk.look(lambda tx: topic_settings(tx, topic))
+            self._keep(f"topic/{topic}", found)
+        return found
+
+    async def group_settings(self, group: str) -> GroupSettings:
+        found = self._known(f"group/{group}")
+        if not isinstance(found, GroupSettings):
+            found = await self.node.desk.look(lambda tx: group_settings(tx, group))
+            self._keep(f"group/{group}", found)
+        return found
+
+    def forget_settings(self) -> None:
+        """They were just changed."""
+        self._settings.clear()
+
+    def _keep(self, scope: str, found: TopicSettings | GroupSettings) -> None:
+        if len(self._settings) >= MOST_SETTINGS:  # whoever asks for names that do not exist fills it too
+            self._settings.clear()
+        self._settings[scope] = (time.monotonic(), found)
+
+    def _known(self, scope: str) -> TopicSettings | GroupSettings | None:
+        at, found = self._settings.get(scope, (0.0, None))
+        return found if time.monotonic() - at < SETTINGS_SECONDS else None
+
+
+async def _kept_up(name: str, work: Coroutine[None, None, None]) -> None:
+    """Nobody awaits this work: if it fails, somebody must hear of it."""
+    try:
+        await work
+    except Exception:
+        _log.exception("%s failed: start this broker anew", name)
+        raise
+
+
+async def _ended(task: "asyncio.Task[None]") -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)

@@ -1,0 +1,176 @@
+"""Groups over HTTP, for people: who owns what, settings, resets, dead letters, audit."""
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request, Response
+
+from shardyard.groups import PartitionStatus, To, reset, resolve, status
+from shardyard.model import MemberExists, Partition, Position, UnknownGroup
+from shardyard.queues import wire
+from shardyard.queues.broker import asks
+from shardyard.queues.broker.http import Authorised, answer, caller, takes, told
+from shardyard.queues.broker.members import check_group_name
+from shardyard.queues.dead import dead
+from shardyard.queues.dead import redrive as drive_again
+from shardyard.queues.settings import OF, GroupSettings, base, change_group, forget, group_scope, group_settings, parts
+from shardyard.registry import MemberRow, Transaction
+
+router = APIRouter(prefix="/v1", tags=["groups"])
+
+Limit = Annotated[int, Query(ge=1, le=10_000)]
+
+
+@router.get("/groups")
+async def list_groups(broker: Authorised) -> Response:
+    """All groups, with the number of their members and their lag."""
+    rows = []
+    for name, members in (await broker.node.desk.look(_groups)).items():
+        statuses = [await _status(broker, part) for part in await _parts(broker, name)]
+        lag = sum(row.lag for partitions in statuses for row in partitions)
+        rows.append({"group": name, "members": members, "lag": lag})
+    return answer(rows)
+
+
+def _groups(tx: Transaction) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for row in tx.groups():
+        found[base(row.name)] = found.get(base(row.name), 0) + len(tx.members(row.name))
+    return found
+
+
+@router.get("/groups/{group}")
+async def show_group(group: str, broker: Authorised) -> Response:
+    """A group: its partitions with owner, epoch, committed, end and lag; its members; its settings."""
+    those = await _parts(broker, group)
+    if not those:
+        raise UnknownGroup(group)
+    rows = [_row(part, row) for part in those for row in await _status(broker, part)]
+    members = await broker.node.desk.look(lambda tx: [m for part in those for m in tx.members(part)])
+    active = {row["owner"] for row in rows}
+    settings = await broker.group_settings(group)
+    shown = [_member(member, member.name in active) for member in members]
+    return answer({"group": group, "partitions": rows, "members": shown, "settings": settings})
+
+
+async def _parts(broker: Authorised, group: str) -> list[str]:
+    return await broker.node.desk.look(lambda tx: parts(tx, group))
+
+
+async def _status(broker: Authorised, group: str) -> list[PartitionStatus]:
+    try:
+        return await status(broker.log, broker.registry, group)
+    except UnknownGroup:  # it went meanwhile
+        return []
+
+
+def _row(group: str, row: PartitionStatus) -> dict[str, Any]:
+    return {
+        "group": group,
+        "topic": row.partition.topic,
+        "partition": row.partition.index,
+        "owner": row.owner,
+        "next_owner": row.target,
+        "epoch": row.epoch,
+        "committed": row.committed,
+        "end": row.end,
+        "lag": row.lag,
+        "stuck_for": round(row.stuck_for, 3),
+    }
+
+
+def _member(member: MemberRow, active: bool) -> dict[str, Any]:
+    return {
+        "group": member.group,
+        "member": member.name,
+        "topics": member.topics,
+        "weight": member.weight,
+        "static": member.static,
+        "session_timeout": member.session_timeout,
+        "standby": not active,
+    }
+
+
+@router.patch("/groups/{group}", openapi_extra=takes(GroupSettings))
+async def set_group(group: str, request: Request, broker: Authorised) -> Response:
+    """Change settings; those that are not named stay. It takes effect at once, for all members."""
+    check_group_name(group)
+    changes = await told(request, dict[str, Any])
+    settings = await broker.node.desk.do(lambda tx: change_group(tx, group, caller(request), changes))
+    broker.forget_settings()
+    return answer(settings)
+
+
+@router.delete("/groups/{group}", status_code=204)
+async def delete_group(group: str, request: Request, broker: Authorised) -> Response:
+    """Forget a group that has no members: its positions and settings."""
+    await broker.node.desk.do(lambda tx: _forget(tx, group, caller(request)))
+    broker.forget_settings()
+    return Response(status_code=204)
+
+
+def _forget(tx: Transaction, group: str, who: str) -> None:
+    those = parts(tx, group)
+    if not those:
+        raise UnknownGroup(group)
+    for member in (member for part in those for member in tx.members(part)):
+        raise MemberExists(group, member.name)
+    for part in those:
+        tx.delete_group(part)
+    forget(tx, group_scope(group), who)
+    tx.audit(who, "group deleted", group)
+
+
+@router.post("/groups/{group}/reset", openapi_extra=takes(asks.Reset))
+async def reset_group(group: str, request: Request, broker: Authorised) -> Response:
+    """Let the group go on elsewhere, while its members run."""
+    asked = await told(request, asks.Reset)
+    positions = await resolve(broker.log, asked.topic, asked.partitions, To(asked.to, asked.value))
+    await broker.node.desk.do(lambda tx: _reset(tx, group, positions, caller(request)))
+    return answer({str(partition): position.offset for partition, position in positions.items()})
+
+
+def _reset(tx: Transaction, group: str, positions: dict[Partition, Position], who: str) -> None:
+    """Of a broadcast group, those of all members."""
+    those = [group]
+    if group_settings(tx, group).broadcast:
+        those = [part for part in parts(tx, group) if OF in part]
+    if not those:
+        raise UnknownGroup(group)
+    for part in those:
+        reset(tx, part, positions, who)
+
+
+@router.get("/groups/{group}/dead")
+async def list_dead(group: str, topic: str, broker: Authorised, limit: Limit = 100) -> Response:
+    """Dead letters of a topic, the newest first."""
+    found = await dead(broker.log, group, topic, limit=limit)
+    return answer(
+        [
+            {
+                "record": wire.json_record(letter.record, letter.partition, letter.offset),
+                "reason": letter.reason,
+                "attempts": letter.attempts,
+                "origin": letter.origin,
+                "died_at": letter.died_at,
+            }
+            for letter in found
+        ]
+    )
+
+
+@router.post("/groups/{group}/dead/redrive", openapi_extra=takes(asks.Redrive))
+async def redrive(group: str, request: Request, broker: Authorised) -> Response:
+    """Try dead letters again: those with the ids, or all."""
+    asked = await told(request, asks.Redrive)
+    count = await drive_again(broker.log, group, asked.topic, ids=asked.ids)
+    who = caller(request)
+    detail = {"topic": asked.topic, "records": count}
+    await broker.node.desk.do(lambda tx: tx.audit(who, "dead letters re-driven", group, detail))
+    return answer({"redriven": count})
+
+
+@router.get("/audit")
+async def audit(broker: Authorised, limit: Limit = 100, before: int | None = None) -> Response:
+    """Administrative changes, the newest first."""
+    rows = await broker.node.desk.look(lambda tx: tx.audit_log(limit, before))
+    return answer(rows)

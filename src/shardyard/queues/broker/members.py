@@ -1,0 +1,286 @@
+"""Membership over HTTP: what `Office` and `OwnersLog` ask of a broker. Any broker answers any of it."""
+
+import asyncio
+import contextlib
+import re
+import uuid
+from collections.abc import Iterable
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from msgspec import structs
+
+from shardyard.groups import configure, protocol
+from shardyard.groups.office import Application, Seat
+from shardyard.groups.protocol import Holding
+from shardyard.groups.waking import Waking
+from shardyard.log import Batch, Fence
+from shardyard.model import (
+    CommitBeyond,
+    InvalidValue,
+    NotAllowed,
+    Partition,
+    PartitionOutOfRange,
+    Position,
+    UnknownTopic,
+)
+from shardyard.queues import wire
+from shardyard.queues.broker import asks
+from shardyard.queues.broker.broker import SETTINGS_SECONDS, Broker
+from shardyard.queues.broker.http import Authorised, answer, takes, told, wants_arrow
+from shardyard.queues.failures import Failure
+from shardyard.queues.filtering import only_tagged
+from shardyard.queues.marks import ensure_retry_topics
+from shardyard.queues.settings import OF, GroupSettings, base
+from shardyard.registry import Transaction
+
+router = APIRouter(prefix="/v1/groups/{group}", tags=["members"])
+
+LONGEST_WAIT_SECONDS = 30.0
+READ_BYTES = 4 * 1024 * 1024
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,100}")
+_MEMBER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
+
+
+@router.post("/members", status_code=201, openapi_extra=takes(asks.Join))
+async def join(group: str, request: Request, broker: Authorised) -> Response:
+    """Become a member. All that follows names the group, the member and the epoch of the answer."""
+    asked = await told(request, asks.Join)
+    check_group_name(group)
+    name = asked.name or uuid.uuid4().hex[:12]
+    if _MEMBER.fullmatch(name) is None:
+        raise InvalidValue("member name", name, "1 to 200 letters, digits, '.', '_' and '-', not beginning with one")
+    protocol.check_session(asked.session_timeout)
+    settings = await broker.group_settings(group)
+    _check_allowed(settings, group, name, request)
+    named = None if asked.partitions is None else [wire.partition_named(text) for text in asked.partitions]
+    topics = asked.topics
+    await _check_there(broker, topics, named or ())
+    if not settings.broadcast and asked.partitions is None:
+        topics = await ensure_retry_topics(broker.log, group, topics)
+    seat_group = f"{group}{OF}{name}" if settings.broadcast else group
+    await broker.node.desk.do(lambda tx: _configured(tx, seat_group, settings))
+    asks_for = Application(seat_group, name, topics, asked.weight, asked.static, named, asked.session_timeout)
+    seat = await broker.node.office.join(asks_for, asked.since)
+    return answer({"group": seat.group, "member": seat.member, "epoch": seat.epoch, "settings": settings}, 201)
+
+
+def check_group_name(group: str) -> None:
+    if _NAME.fullmatch(group) is None:
+        raise InvalidValue("group", group, "1 to 100 letters, digits, '_' and '-'")
+
+
+async def _check_there(broker: Broker, topics: list[str], named: Iterable[Partition]) -> None:
+    """Before anything is made for a member: what it asks for is there."""
+    counts = {topic: (await broker.log.topic(topic)).partitions for topic in topics}
+    for partition in named:
+        if partition.topic not in counts:
+            raise InvalidValue("partition", str(partition), "one of the topics that are named, too")
+        if partition.index >= counts[partition.topic]:
+            raise PartitionOutOfRange(partition, counts[partition.topic])
+
+
+def _configured(tx: Transaction, group: str, settings: GroupSettings) -> None:
+    """A new group begins as its settings say."""
+    if tx.group(group) is None:
+        shared = {name: getattr(settings, name) for name in ("assignor", "max_active", "release_after")}
+        configure(tx, group, "broker", **shared)
+
+
+def _check_allowed(settings: GroupSettings, group: str, name: str, request: Request) -> None:
+    if not settings.admits(name, request.client.host if request.client else ""):
+        raise NotAllowed(group, name)
+
+
+@router.post("/members/{member}/heartbeat", openapi_extra=takes(asks.Heartbeat))
+async def heartbeat(group: str, member: str, request: Request, broker: Authorised) -> Response:
+    """Stay a member, and hear what one owns and what is set."""
+    asked = await told(request, asks.Heartbeat)
+    settings = await broker.group_settings(base(group))
+    seat = Seat(group, member, asked.epoch)
+    try:
+        _check_allowed(settings, base(group), member, request)
+    except NotAllowed:
+        await broker.node.office.leave(seat)
+        raise
+    held = await broker.node.office.heartbeat(seat, [wire.partition_named(text) for text in asked.progress])
+    return answer({"partitions": _shown(held), "settings": settings})
+
+
+@router.get("/members/{member}")
+async def look(group: str, member: str, epoch: int, broker: Authorised) -> Response:
+    """Hear what one owns."""
+    held = await broker.node.office.look(Seat(group, member, epoch))
+    return answer({"partitions": _shown(held)})
+
+
+def _shown(held: dict[Partition, Holding]) -> dict[str, Any]:
+    return {
+        str(partition): {
+            "epoch": holding.epoch,
+            "committed": holding.committed and [holding.committed.epoch, holding.committed.offset],
+            "revoked": holding.revoked,
+        }
+        for partition, holding in held.items()
+    }
+
+
+@router.post("/members/{member}/commit", status_code=204, openapi_extra=takes(asks.Commit))
+async def commit(group: str, member: str, request: Request, broker: Authorised) -> Response:
+    """Note how far one got; durable when it is answered. All of it or nothing."""
+    asked = await told(request, asks.Commit)
+    positions = {
+        wire.partition_named(text): (owned, Position(epoch, offset))
+        for text, (owned, epoch, offset) in asked.positions.items()
+    }
+    for partition, (_, position) in positions.items():
+        with contextlib.suppress(UnknownTopic, PartitionOutOfRange):  # gone; so is its owner, soon
+            span = await broker.log.span(partition)
+            if position.epoch == span.epoch and position.offset > span.end:
+                raise CommitBeyond(partition, position.offset, span.end)
+    await broker.node.office.commit(Seat(group, member, asked.epoch), positions)
+    return Response(status_code=204)
+
+
+@router.post("/members/{member}/release", status_code=204, openapi_extra=takes(asks.Release))
+async def release(group: str, member: str, request: Request, broker: Authorised) -> Response:
+    """Let go of partitions."""
+    asked = await told(request, asks.Release)
+    held = {wire.partition_named(text): epoch for text, epoch in asked.partitions.items()}
+    await broker.node.office.release(Seat(group, member, asked.epoch), held)
+    return Response(status_code=204)
+
+
+@router.post("/failures", openapi_extra=takes(asks.Failures))
+async def failed(group: str, request: Request, broker: Authorised) -> Response:
+    """Records whose handling failed are tried again later, or are dead. Once it is answered, commit behind them."""
+    asked = await told(request, asks.Failures)
+    settings = await broker.group_settings(base(group))
+    if group != base(group):  # the retry topic of a broadcast group would be that of all its members
+        settings = structs.replace(settings, backoff=())
+    failures = [Failure(wire.partition_named(f.partition), f.epoch, f.offset, f.reason) for f in asked.failures]
+    outcomes = await broker.failures.handle(group, settings, failures)
+    return answer({"outcomes": outcomes})
+
+
+@router.delete("/members/{member}", status_code=204)
+async def leave(group: str, member: str, epoch: int, broker: Authorised) -> Response:
+    """Go, giving up everything."""
+    await broker.node.office.leave(Seat(group, member, epoch))
+    return Response(status_code=204)
+
+
+@router.get("/changes")
+async def changes(group: str, broker: Authorised, seen: str = "", wait_seconds: float = 0.0) -> Response:
+    """Wait until the group is another than the one that was seen."""
+    until = broker.clock.monotonic() + min(max(wait_seconds, 0.0), LONGEST_WAIT_SECONDS)
+    with Waking(broker.registry, protocol.topic_of(group)) as waking:
+        while True:
+            version = await broker.node.desk.look(lambda tx: _version(tx, group))
+            left = until - broker.clock.monotonic()
+            if version != seen or left <= 0 or broker.closing.is_set():
+                return answer({"version": version})
+            await _first(broker.closing.wait(), waking.wait(left))
+
+
+def _version(tx: Transaction, group: str) -> str:
+    row = tx.group(group)
+    return "" if row is None else f"{row.epoch}.{row.inputs}.{row.assigned}.{row.shape}"
+
+
+# What an owner reads
+
+
+@router.post("/partitions/{topic}/{index}/fence", status_code=204, openapi_extra=takes(asks.Fence))
+async def fence(group: str, topic: str, index: int, request: Request, broker: Authorised) -> Response:
+    """From now on no earlier owner reads."""
+    asked = await told(request, asks.Fence)
+    await broker.log.set_fence(Fence(_fence_name(group, topic, index), asked.epoch))
+    return Response(status_code=204)
+
+
+@router.get("/partitions/{topic}/{index}/records")
+async def read(
+    group: str,
+    topic: str,
+    index: int,
+    request: Request,
+    broker: Authorised,
+    offset: int,
+    owner: int,
+    epoch: int | None = None,
+    wait_seconds: float = 0.0,
+    max_records: int = 500,
+    max_bytes: int = READ_BYTES,
+) -> Response:
+    """Read on from an offset as the owner (`owner`: the epoch of the ownership), waiting for records if there are none.
+
+    Paused partitions have none, and only records with the group's tags are given.
+    """
+    reading = _Reading(broker, group, Partition(topic, index), owner, epoch, max_records, max_bytes)
+    batch = await reading.next(offset, min(max(wait_seconds, 0.0), LONGEST_WAIT_SECONDS))
+    media = wire.ARROW if wants_arrow(request) else wire.JSON
+    return Response(wire.encoded_batch(batch, media), media_type=media)
+
+
+class _Reading:
+    """One request to read, which may wait while settings change."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        group: str,
+        partition: Partition,
+        owner: int,
+        epoch: int | None,
+        max_records: int,
+        max_bytes: int,
+    ) -> None:
+        self._broker = broker
+        self._group = base(group)
+        self._partition = partition
+        self._epoch = epoch
+        self._fence = Fence(_fence_name(group, partition.topic, partition.index), owner)
+        self._max = (max_records, max_bytes)
+
+    async def next(self, offset: int, wait: float) -> Batch:
+        until = self._broker.clock.monotonic() + wait
+        while True:
+            settings = await self._broker.group_settings(self._group)
+            left = until - self._broker.clock.monotonic()
+            step = min(max(left, 0.0), SETTINGS_SECONDS)
+            paused = settings.is_paused(self._partition)
+            batch = await self._read(offset, 0.0 if paused else step, settings)
+            if not paused and (len(batch) or batch.end > offset):
+                return batch
+            if left <= 0 or self._broker.closing.is_set():
+                return batch.emptied()
+            if paused:
+                await _first(self._broker.closing.wait(), asyncio.sleep(step))
+
+    async def _read(self, offset: int, wait: float, settings: GroupSettings) -> Batch:
+        max_records, max_bytes = self._max
+        batch = await self._broker.log.read(
+            self._partition,
+            offset,
+            epoch=self._epoch,
+            max_records=min(max_records, settings.max_records),
+            max_bytes=max_bytes,
+            wait=wait,
+            fence=self._fence,
+        )
+        return only_tagged(batch, settings.tags) if settings.tags and len(batch) else batch
+
+
+def _fence_name(group: str, topic: str, index: int) -> str:
+    return f"{group}/{topic}/{index}"
+
+
+async def _first(*works: Any) -> None:
+    """Until the first of them is done; the others are cancelled."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()

@@ -1,0 +1,129 @@
+"""Topics over HTTP: make, describe, resize, set, delete."""
+
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from msgspec import UNSET, structs
+
+from shardyard.model import Partition, Retention, Topic, TopicInUse
+from shardyard.queues.broker import asks
+from shardyard.queues.broker.http import Authorised, answer, caller, takes, told
+from shardyard.queues.settings import change_topic, forget, topic_scope
+from shardyard.registry import Transaction
+
+router = APIRouter(prefix="/v1/topics", tags=["topics"])
+
+
+def shown(topic: Topic) -> dict[str, Any]:
+    """A topic as JSON."""
+    return {
+        "name": topic.name,
+        "partitions": topic.partitions,
+        "receiving": topic.receiving,
+        "kind": str(topic.kind),
+        "partitioner": topic.partitioner,
+        "hash": topic.hash,
+        "retention_ms": topic.retention.age_ms,
+        "retention_bytes": topic.retention.bytes_per_partition,
+        "epoch": topic.epoch,
+        "sealed": topic.sealed,
+        "successor": topic.successor,
+    }
+
+
+@router.get("")
+async def list_topics(broker: Authorised) -> Response:
+    """All topics."""
+    return answer([shown(topic) for topic in await broker.log.topics()])
+
+
+@router.post("", status_code=201, openapi_extra=takes(asks.NewTopic))
+async def create_topic(request: Request, broker: Authorised) -> Response:
+    """Make a topic."""
+    asked = await told(request, asks.NewTopic)
+    retention = Retention(asked.retention_ms, asked.retention_bytes)
+    topic = await broker.log.create_topic(
+        asked.name, asked.partitions, retention=retention, partitioner=asked.partitioner, hash_=asked.hash
+    )
+    await _audit(broker, caller(request), "topic created", topic.name, {"partitions": topic.partitions})
+    return answer(shown(topic), 201)
+
+
+@router.get("/{name}")
+async def describe_topic(name: str, broker: Authorised) -> Response:
+    """A topic, what is in its partitions, and what is set about it."""
+    topic = await broker.log.topic(name)
+    spans = [await broker.log.span(Partition(name, index)) for index in range(topic.partitions)]
+    settings = await broker.topic_settings(name)
+    return answer(
+        {
+            **shown(topic),
+            "token": settings.token_hash is not None,
+            "records_per_second": settings.records_per_second,
+            "spans": [{"first": span.first, "end": span.end} for span in spans],
+        }
+    )
+
+
+@router.get("/{name}/partitions/{index}")
+async def describe_partition(name: str, index: int, broker: Authorised) -> Response:
+    """Which offsets a partition holds."""
+    span = await broker.log.span(Partition(name, index))
+    return answer({"epoch": span.epoch, "first": span.first, "end": span.end})
+
+
+@router.post("/{name}/expand", openapi_extra=takes(asks.Resize))
+async def expand_topic(name: str, request: Request, broker: Authorised) -> Response:
+    """Raise the number of partitions."""
+    topic = await broker.log.expand_topic(name, (await told(request, asks.Resize)).partitions)
+    await _audit(broker, caller(request), "topic expanded", name, {"partitions": topic.partitions})
+    return answer(shown(topic))
+
+
+@router.post("/{name}/contract", openapi_extra=takes(asks.Resize))
+async def contract_topic(name: str, request: Request, broker: Authorised) -> Response:
+    """Lower the number of partitions: those beyond take no more records, and go when all groups are done with them."""
+    topic = await broker.log.contract_topic(name, (await told(request, asks.Resize)).partitions)
+    await _audit(broker, caller(request), "topic contracted", name, {"partitions": topic.receiving})
+    return answer(shown(topic))
+
+
+@router.patch("/{name}", openapi_extra=takes(asks.TopicChanges))
+async def set_topic(name: str, request: Request, broker: Authorised) -> Response:
+    """Change settings; those that are not named stay, and null takes one away."""
+    topic = await broker.log.topic(name)
+    asked = structs.asdict(await told(request, asks.TopicChanges))
+    changes = {setting: value for setting, value in asked.items() if value is not UNSET}
+    kept = topic.retention
+    retention = Retention(
+        changes.pop("retention_ms", kept.age_ms), changes.pop("retention_bytes", kept.bytes_per_partition)
+    )
+    if changes:
+        await broker.node.desk.do(lambda tx: change_topic(tx, name, caller(request), changes))
+        broker.forget_settings()
+    if retention != kept:
+        await broker.log.set_retention(name, retention)
+        await _audit(broker, caller(request), "retention changed", name, {"retention": str(retention)})
+    return await describe_topic(name, broker)
+
+
+@router.delete("/{name}", status_code=204)
+async def delete_topic(name: str, request: Request, broker: Authorised, force: bool = False) -> Response:
+    """Delete a topic with its records; not while somebody subscribes to it, unless by force."""
+    await broker.log.topic(name)
+    if not force and (groups := await broker.node.desk.look(lambda tx: _subscribers(tx, name))):
+        raise TopicInUse(name, groups)
+    await broker.log.delete_topic(name)
+    who = caller(request)
+    await broker.node.desk.do(lambda tx: forget(tx, topic_scope(name), who))
+    broker.forget_settings()
+    await _audit(broker, who, "topic deleted", name, {"force": force})
+    return Response(status_code=204)
+
+
+def _subscribers(tx: Transaction, topic: str) -> list[str]:
+    return [group.name for group in tx.groups() if any(topic in member.topics for member in tx.members(group.name))]
+
+
+async def _audit(broker: Authorised, who: str, action: str, subject: str, detail: object) -> None:
+    await broker.node.desk.do(lambda tx: tx.audit(who, action, subject, detail))

@@ -1,0 +1,197 @@
+"""Dead letters: records that a group has given up, and how it gets them again."""
+
+import contextlib
+import heapq
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Iterable
+from dataclasses import dataclass, replace
+
+from shardyard.log import Batch, Log, Sender
+from shardyard.model import (
+    InvalidValue,
+    OffsetTrimmed,
+    Partition,
+    Record,
+    Topic,
+    TopicKind,
+    UnknownTopic,
+    whole_number,
+)
+from shardyard.queues.marks import (
+    ATTEMPT,
+    DIED,
+    ERROR,
+    ORIGIN,
+    REDRIVEN,
+    bare_record,
+    dead_topic,
+    home_of,
+    made,
+    number,
+    origin_of,
+    original,
+    retry_topic,
+)
+
+CHUNK_RECORDS = 100
+CHUNK_BYTES = 4 * 1024 * 1024
+"""Of dead letters that are read together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dead:
+    """A dead letter."""
+
+    partition: Partition
+    offset: int
+    record: Record
+    """As it was published, but for the timestamp."""
+    reason: str
+    attempts: int
+    origin: str | None
+    died_at: int
+    order: tuple[int, int, int]
+    """Its place in the list: what `dead` takes as `before`."""
+
+
+async def dead(
+    log: Log, group: str, topic: str, limit: int = 100, before: tuple[int, int, int] | None = None
+) -> list[Dead]:
+    """A group's dead letters of a topic that were not driven again, newest first.
+
+    `before`: the `Dead.order` of the last one of a page, to get the next page.
+    """
+    limit = whole_number("limit", limit, at_least=1)
+    found = await _dead_topic(log, group, topic)
+    newest: list[Dead] = []
+    for partition in found or ():
+        letters: list[Dead] = []
+        async with contextlib.aclosing(_newest_first(log, partition)) as found_there:
+            async for letter in found_there:
+                if before is None or letter.order < before:
+                    letters.append(letter)
+                    if len(letters) == limit:
+                        break
+        newest = heapq.nlargest(limit, newest + letters, key=lambda letter: letter.order)
+    return newest
+
+
+async def redrive(log: Log, group: str, topic: str, *, ids: Collection[str] | None = None) -> int:
+    """Give a group its dead letters of a topic again, all or those of these ids, as if they had never failed.
+
+    They are durable on the retry topic before they are dropped here: if it breaks off, or two do it at once, some come
+    twice. Returns how many there were.
+    """
+    if isinstance(ids, str):
+        raise InvalidValue("ids", ids, "a list of ids, or None for all")
+    found = await _dead_topic(log, group, topic)
+    if found is None:
+        return 0
+    home = await home_of(log, group, topic)
+    sender = Sender(log, await made(log, retry_topic(group, home), found, TopicKind.RETRY))
+    wanted = None if ids is None else frozenset(ids)
+    return sum([await _redrive(log, sender, partition, wanted) for partition in found])
+
+
+async def _redrive(log: Log, sender: Sender, partition: Partition, ids: frozenset[str] | None) -> int:
+    """A beginning that is driven again is trimmed away; behind the first letter that stays, tombstones say so."""
+    end = (await log.span(partition)).end
+    gone: set[tuple[int, str]] = set()
+    async for offset, record in _all(log, partition, end):
+        if (of := _tombstone_of(offset, record)) is not None:
+            gone.add((of, record.id))
+
+    stays: int | None = None
+    count = 0
+    async for batch in _batches(log, partition, end):
+        again: list[Record] = []
+        tombstones: list[Record] = []
+        for offset, record in _numbered(batch):
+            if _tombstone_of(offset, record) is not None or (offset, record.id) in gone:
+                continue
+            if ids is not None and record.id not in ids:
+                stays = offset if stays is None else stays
+                continue
+            again.append(_fresh(record))
+            if stays is not None:
+                tombstones.append(Record(record.id, None, b"", ((REDRIVEN, b"%d" % offset),)))
+        await sender.send(again)
+        if tombstones:
+            await log.append(partition, tombstones)
+        if stays is None or stays >= batch.first:
+            await log.trim(partition, batch.end if stays is None else stays)
+        count += len(again)
+    return count
+
+
+def _fresh(record: Record) -> Record:
+    """As if it had never failed, but for where it came from."""
+    origin = origin_of(record)
+    bare = bare_record(record)
+    return bare if origin is None else replace(bare, headers=(*bare.headers, (ORIGIN, origin.encode())))
+
+
+def _tombstone_of(offset: int, record: Record) -> int | None:
+    """The offset of the dead letter whose tombstone this is, if it is one."""
+    of = number(record.header(REDRIVEN))
+    return of if of is not None and of < offset else None
+
+
+async def _dead_topic(log: Log, group: str, topic: str) -> Topic | None:
+    """None if nothing died yet; `UnknownTopic` if there is no such topic either."""
+    try:
+        return await log.topic(dead_topic(group, await home_of(log, group, topic)))
+    except UnknownTopic:
+        await log.topic(original(group, topic))
+        return None
+
+
+async def _newest_first(log: Log, partition: Partition) -> AsyncGenerator[Dead, None]:
+    """The letters of a partition from its end on backwards: tombstones come before what they stand for."""
+    gone: set[tuple[int, str]] = set()
+    span = await log.span(partition)
+    at: int | None = None
+    end = span.end
+    while end > span.first:
+        start = max(end - CHUNK_RECORDS, span.first)
+        chunk = [numbered async for numbered in _all(log, partition, end, start)]
+        for offset, record in reversed(chunk):
+            if (of := _tombstone_of(offset, record)) is not None:
+                gone.add((of, record.id))
+            elif (offset, record.id) not in gone:
+                died = number(record.header(DIED))
+                died_at = record.timestamp if died is None else died
+                at = died_at if at is None else min(at, died_at)  # clocks differ; the order of a partition is its own
+                yield _letter(partition, offset, record, died_at, (at, partition.index, offset))
+        end = start
+
+
+def _letter(partition: Partition, offset: int, record: Record, died_at: int, order: tuple[int, int, int]) -> Dead:
+    reason = (record.header(ERROR) or b"").decode(errors="replace")
+    attempts = number(record.header(ATTEMPT)) or 0
+    bare = replace(bare_record(record), timestamp=record.timestamp)
+    return Dead(partition, offset, bare, reason, attempts, origin_of(record), died_at, order)
+
+
+async def _all(log: Log, partition: Partition, end: int, start: int = 0) -> AsyncIterator[tuple[int, Record]]:
+    """The records from `start` up to, but without, `end`, with their offsets."""
+    async for batch in _batches(log, partition, end, start):
+        for numbered in _numbered(batch):
+            yield numbered
+
+
+async def _batches(log: Log, partition: Partition, end: int, start: int = 0) -> AsyncIterator[Batch]:
+    """The same in batches. What is trimmed away meanwhile is left out."""
+    while start < end:
+        try:
+            batch = await log.read(partition, start, max_records=min(CHUNK_RECORDS, end - start), max_bytes=CHUNK_BYTES)
+        except OffsetTrimmed as error:
+            start = error.first
+            continue
+        if not len(batch):  # the topic was made anew
+            return
+        yield batch
+        start = batch.end
+
+
+def _numbered(batch: Batch) -> Iterable[tuple[int, Record]]:
+    return enumerate(batch.records(), batch.first)

@@ -1,0 +1,153 @@
+"""Publishing: which partition a record goes to, and that it is stored once."""
+
+import asyncio
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from shardyard.log import Appended, Fence, Limits, Log, Sender, Stamp, from_records
+from shardyard.log.batch import check_batch, check_records, now_ms
+from shardyard.model import (
+    Clock,
+    Closing,
+    InvalidValue,
+    Moved,
+    OverQuota,
+    Partition,
+    PartitionOutOfRange,
+    Record,
+    RetryLater,
+    SystemClock,
+    Topic,
+)
+from shardyard.placement import partitioner_named
+from shardyard.queues.delays import Delays
+from shardyard.queues.wire import Posted
+
+PATIENCE_SECONDS = 10.0
+"""For which a publish tries again what the log refuses for now; then who publishes is told to."""
+_LIMITS = Limits()
+
+
+class Publisher:
+    """Publishes to the topics of a log.
+
+    A record goes to the partition of its key. Those without a key are dealt in turn, as in `Sender`. A batch with a
+    stamp is dealt by its sequence, so that a retry, through whichever broker, goes where the first try went.
+    """
+
+    def __init__(self, log: Log, delays: Delays, clock: Clock | None = None) -> None:
+        self._log = log
+        self._delays = delays
+        self._clock = clock or SystemClock()
+        self._senders: dict[str, Sender] = {}
+
+    async def publish(
+        self,
+        topic: str,
+        posted: pa.RecordBatch | Sequence[Posted],
+        *,
+        partition: int | None = None,
+        stamp: Stamp | None = None,
+        fence: Fence | None = None,
+    ) -> list[Appended]:
+        """Durable when it returns; delayed records are not in the answer: they have no place yet."""
+        if isinstance(posted, pa.RecordBatch):
+            rows = check_batch(posted, _LIMITS, now_ms())
+            return await self._append(topic, rows, partition, stamp, fence)
+        now = now_ms()
+        check_records([p.record for p in posted], _LIMITS)
+        for p in posted:
+            if p.due is not None and p.due < 0:
+                raise InvalidValue("deliver_at", p.due, "milliseconds since 1970, at least 0")
+        later = [p for p in posted if p.due is not None and p.due > now]
+        if later and stamp is not None:
+            raise InvalidValue("sequence", stamp.sequence, "none with delayed records: give each an id instead")
+        at_once = [p.record for p in posted if p.due is None or p.due <= now]
+        if later:
+            await self._log.topic(topic)
+            dues = [p.due or 0 for p in later]
+            await self._delays.put(topic, [p.record for p in later], dues, partition=partition)
+        return await self._append(topic, at_once, partition, stamp, fence) if at_once else []
+
+    async def _append(
+        self,
+        topic: str,
+        records: pa.RecordBatch | Sequence[Record],
+        partition: int | None,
+        stamp: Stamp | None,
+        fence: Fence | None,
+    ) -> list[Appended]:
+        if partition is None and stamp is None and fence is None:
+            if (sender := self._senders.get(topic)) is None:
+                sender = Sender(self._log, topic, patience=PATIENCE_SECONDS)
+                await self._log.topic(topic)  # what does not exist is not kept
+                self._senders[topic] = sender
+            return await sender.send(records)
+        rows = records if isinstance(records, pa.RecordBatch) else from_records(records, now_ms())
+        until = self._clock.monotonic() + PATIENCE_SECONDS
+        while True:
+            try:
+                return await self._append_to(await self._topic(topic), rows, partition, stamp, fence)
+            except (Closing, Moved, PartitionOutOfRange):
+                if partition is not None or self._clock.monotonic() > until:
+                    raise
+            except RetryLater:
+                if self._clock.monotonic() > until:
+                    raise
+            await self._clock.sleep(0.05)
+
+    async def _topic(self, name: str) -> Topic:
+        """The topic, or where it goes on."""
+        topic = await self._log.topic(name)
+        while topic.successor is not None:
+            topic = await self._log.topic(topic.successor)
+        return topic
+
+    async def _append_to(
+        self, topic: Topic, rows: pa.RecordBatch, partition: int | None, stamp: Stamp | None, fence: Fence | None
+    ) -> list[Appended]:
+        if partition is not None:
+            return [await self._log.append(Partition(topic.name, partition), rows, stamp=stamp, fence=fence)]
+        places = _places(topic, rows, 0 if stamp is None else stamp.sequence)
+        parts = [(int(place), rows.filter(pa.array(places == place))) for place in np.unique(places)]
+        outcomes = await asyncio.gather(
+            *(self._log.append(Partition(topic.name, place), part, stamp=stamp, fence=fence) for place, part in parts),
+            return_exceptions=True,
+        )
+        stored = []
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                raise outcome
+            stored.append(outcome)
+        return stored
+
+
+def _places(topic: Topic, rows: pa.RecordBatch, turn: int) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
+    """The partition of each row: by its key; without one, all go to the partition whose turn it is."""
+    keys = rows.column("key")
+    dealt = np.full(len(rows), turn % topic.receiving, np.int64)
+    if topic.hash is None or keys.null_count == len(keys):
+        return dealt
+    placed = partitioner_named(topic.partitioner, topic.receiving, topic.hash).place_array(keys).to_numpy()
+    return np.where(keys.is_null().to_numpy(zero_copy_only=False), dealt, placed)
+
+
+class Quota:
+    """Records a second of one topic, through one broker: a bucket that holds one second's worth."""
+
+    def __init__(self, clock: Clock | None = None) -> None:
+        self._clock = clock or SystemClock()
+        self._left = 0.0
+        self._at = -np.inf
+
+    def take(self, topic: str, count: int, per_second: int) -> None:
+        """`OverQuota` if there is no room for them now; a batch of more than a second's worth needs a full bucket."""
+        now = self._clock.monotonic()
+        self._left = min(float(per_second), self._left + (now - self._at) * per_second)
+        self._at = now
+        need = min(count, per_second)
+        if self._left < need:
+            raise OverQuota(topic, per_second, (need - self._left) / per_second)
+        self._left -= count

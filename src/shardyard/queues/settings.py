@@ -1,0 +1,158 @@
+"""What is set on the server about topics and groups; it takes effect without restarting anybody."""
+
+import fnmatch
+import hashlib
+import hmac
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+from msgspec import Meta, Struct
+
+from shardyard.groups import configure
+from shardyard.model import InvalidValue, Partition
+from shardyard.registry import Transaction
+
+NAME = "queue"
+"""Of the row that has all settings of a topic or group."""
+
+OF = "~"
+"""Between the name of a broadcast group and that of the member, whose own group it is."""
+
+Count = Annotated[int, Meta(ge=1)]
+Seconds = Annotated[float, Meta(gt=0)]
+S = TypeVar("S", bound=Struct)
+
+
+class TopicSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """About a topic."""
+
+    token_hash: str | None = None
+    """Of the token that publishers must show; None: nobody is asked for one."""
+    records_per_second: Count | None = None
+    """What publishers together may send through each broker."""
+
+    def admits(self, token: str | None) -> bool:
+        """Whether who shows this token may publish."""
+        return self.token_hash is None or (token is not None and hmac.compare_digest(self.token_hash, hashed(token)))
+
+
+class GroupSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """About a group."""
+
+    backoff: tuple[Seconds, ...] = (1.0, 5.0, 30.0, 120.0, 600.0)
+    """Seconds before each further attempt at a record whose handling failed; after the last one it is dead."""
+    tags: tuple[str, ...] = ()
+    """Only records with one of these tags are delivered; empty: all."""
+    paused: bool = False
+    paused_partitions: tuple[Annotated[str, Meta(pattern="^[^/]+/[0-9]{1,9}$")], ...] = ()
+    """Such as `orders/3`."""
+    allow: tuple[str, ...] = ()
+    """Patterns (`*`, `?`) of members or hosts that may join; empty: all."""
+    deny: tuple[str, ...] = ()
+    broadcast: bool = False
+    """Each member gets every record."""
+    concurrency: Count = 16
+    """Records that a consumer handles at once, those of one key one after the other."""
+    max_records: Count = 500
+    """Of one batch."""
+    handler_seconds: Seconds | None = None
+    """How long handling one record may take before it counts as failed; None: as long as it likes."""
+    lag_alarm: Count | None = None
+    """Records of lag on a topic from which on an alarm is raised."""
+    webhook: Annotated[str, Meta(pattern="^https?://")] | None = None
+    """Where alarms are posted to, as JSON; they are logged in any case."""
+    assignor: Literal["sticky", "even", "contiguous", "least_loaded"] = "sticky"
+    max_active: Count | None = None
+    """Members that get partitions; the others stand by."""
+    release_after: Seconds | None = 60.0
+    """Seconds without progress after which a member whose handler hangs is put out; None: never."""
+
+    def is_paused(self, partition: Partition) -> bool:
+        return self.paused or str(partition) in self.paused_partitions
+
+    def admits(self, member: str, host: str) -> bool:
+        """Whether a member of this name may join, or stay, from this host."""
+        return not _any(self.deny, member, host) and (not self.allow or _any(self.allow, member, host))
+
+
+def hashed(token: str) -> str:
+    return hashlib.sha256(token.encode()).hexdigest()
+
+
+def topic_scope(topic: str) -> str:
+    return f"topic/{topic}"
+
+
+def group_scope(group: str) -> str:
+    return f"group/{group}"
+
+
+def base(group: str) -> str:
+    """The group that people know: each member of a broadcast group is a group of its own."""
+    return group.partition(OF)[0]
+
+
+def parts(tx: Transaction, group: str) -> list[str]:
+    """The group itself, and, of a broadcast group, those of its members; as far as they exist."""
+    return [row.name for row in tx.groups() if base(row.name) == group]
+
+
+def topic_settings(tx: Transaction, topic: str) -> TopicSettings:
+    return _load(TopicSettings, tx, topic_scope(topic))
+
+
+def group_settings(tx: Transaction, group: str) -> GroupSettings:
+    return _load(GroupSettings, tx, group_scope(base(group)))
+
+
+def change_topic(tx: Transaction, topic: str, who: str, changes: Mapping[str, Any]) -> TopicSettings:
+    """Change some settings and leave the others. `token` stands for `token_hash`: the token itself is not kept."""
+    told = dict(changes)
+    if "token" in told:
+        token = told.pop("token")
+        if token is not None and (not isinstance(token, str) or len(token) < 8):
+            raise InvalidValue("token", "***", "a text of at least 8 characters, or null to ask for none")
+        told["token_hash"] = None if token is None else hashed(token)
+    changed = _changed(topic_settings(tx, topic), told)
+    tx.put_setting(topic_scope(topic), NAME, msgspec.to_builtins(changed), who=who)
+    return changed
+
+
+def change_group(tx: Transaction, group: str, who: str, changes: Mapping[str, Any]) -> GroupSettings:
+    """Change some settings and leave the others."""
+    before = group_settings(tx, group)
+    changed = _changed(before, changes)
+    those = parts(tx, group)
+    if changed.broadcast != before.broadcast and any(tx.members(part) for part in those):
+        raise InvalidValue("broadcast", changed.broadcast, "no change while the group has members")
+    shared = {name: getattr(changed, name) for name in ("assignor", "max_active", "release_after")}
+    if tx.group(group) is None or any(shared[name] != getattr(before, name) for name in shared):
+        for part in {group, *those}:
+            configure(tx, part, who, **shared)
+    tx.put_setting(group_scope(group), NAME, msgspec.to_builtins(changed), who=who)
+    shown = {name: "***" if name == "webhook" else value for name, value in changes.items()}  # such addresses are keys
+    tx.audit(who, "group settings changed", group, shown)
+    return changed
+
+
+def forget(tx: Transaction, scope: str, who: str) -> None:
+    """What is about is gone: another one of that name begins anew."""
+    if tx.setting(scope, NAME) is not None:
+        tx.delete_setting(scope, NAME, who=who)
+
+
+def _load(kind: type[S], tx: Transaction, scope: str) -> S:
+    row = tx.setting(scope, NAME)
+    return kind() if row is None else msgspec.convert(row.value, kind)
+
+
+def _changed(before: S, changes: Mapping[str, Any]) -> S:
+    try:
+        return msgspec.convert({**msgspec.to_builtins(before), **changes}, type(before))
+    except msgspec.ValidationError as error:
+        raise InvalidValue("settings", dict(changes), str(error)) from None
+
+
+def _any(patterns: tuple[str, ...], *names: str) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns for name in names)

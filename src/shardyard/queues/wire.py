@@ -1,0 +1,280 @@
+"""What goes over the wire between brokers and clients: records and errors, in JSON, MessagePack and Arrow."""
+
+import base64
+import binascii
+import re
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+from msgspec import Struct
+
+from shardyard import model
+from shardyard.log import SCHEMA, Batch
+from shardyard.model import TAG, TRACE, Headers, InvalidValue, Malformed, Partition, Record, ShardyardError
+
+JSON = "application/json"
+MSGPACK = "application/msgpack"
+ARROW = "application/vnd.apache.arrow.stream"
+MEDIA = (JSON, MSGPACK, ARROW)
+
+T = TypeVar("T")
+
+
+class Posted(Struct, frozen=True):
+    """A record to publish, and when it is to be delivered: at a time (ms since 1970), or at once."""
+
+    record: Record
+    due: int | None = None
+
+
+class JsonRecord(Struct, omit_defaults=True, forbid_unknown_fields=True):
+    """A record as JSON has it. What is no text is in the fields with `_base64`."""
+
+    value: str | None = None
+    value_base64: str | None = None
+    key: str | None = None
+    key_base64: str | None = None
+    id: str | None = None
+    """One is given if there is none."""
+    tag: str | None = None
+    trace: str | None = None
+    headers: dict[str, str] = {}
+    timestamp: int = 0
+    deliver_at: int | None = None
+    """Milliseconds since 1970."""
+    delay: float | None = None
+    """Seconds from now; instead of `deliver_at`."""
+    partition: str | None = None
+    """Where it is, in an answer."""
+    offset: int | None = None
+
+
+class JsonRecords(Struct, forbid_unknown_fields=True):
+    """Several of them."""
+
+    records: list[JsonRecord]
+
+
+class PackedRecord(Struct, omit_defaults=True, forbid_unknown_fields=True):
+    """A record as MessagePack has it."""
+
+    value: bytes
+    key: bytes | None = None
+    id: str | None = None
+    headers: list[tuple[str, bytes]] = []
+    timestamp: int = 0
+    deliver_at: int | None = None
+
+
+class PackedRecords(Struct, forbid_unknown_fields=True):
+    """Several of them."""
+
+    records: list[PackedRecord]
+
+
+def decoded(body: bytes, kind: type[T], media: str = JSON) -> T:
+    """A body in JSON or MessagePack; `Malformed` says what is wrong with it and where."""
+    try:
+        if media == MSGPACK:
+            return msgspec.msgpack.decode(body, type=kind)
+        return msgspec.json.decode(body, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise Malformed("body", str(error)) from None
+
+
+def packed(content: Struct) -> bytes:
+    """A body in MessagePack."""
+    return msgspec.msgpack.encode(content)
+
+
+def posted_records(body: bytes, media: str, now: int) -> pa.RecordBatch | list[Posted]:
+    """The records of a publish: Arrow as it is, others one by one."""
+    if media == ARROW:
+        return _arrow(body)
+    if media == MSGPACK:
+        return [_unpacked(packed) for packed in decoded(body, PackedRecords, MSGPACK).records]
+    one = re.match(rb'\s*\{\s*"records"', body) is None
+    told = [decoded(body, JsonRecord)] if one else decoded(body, JsonRecords).records
+    return [_from_json(record, now) for record in told]
+
+
+def _arrow(body: bytes) -> pa.RecordBatch:
+    try:
+        table = pa.ipc.open_stream(body).read_all()
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise Malformed("body", f"it is no Arrow stream ({error})") from None
+    batches = table.combine_chunks().to_batches()
+    return batches[0] if batches else pa.RecordBatch.from_pylist([], SCHEMA)
+
+
+def _unpacked(packed: PackedRecord) -> Posted:
+    headers = tuple(packed.headers)
+    record = Record.new(packed.value, packed.key, headers, packed.timestamp)
+    if packed.id is not None:
+        record = Record(packed.id, packed.key, packed.value, headers, packed.timestamp)
+    return Posted(record, packed.deliver_at)
+
+
+def _from_json(told: JsonRecord, now: int) -> Posted:
+    value, key = _bytes("value", told.value, told.value_base64), _bytes("key", told.key, told.key_base64)
+    if value is None:
+        raise InvalidValue("value", None, "a text, or value_base64")
+    if told.delay is not None and told.deliver_at is not None:
+        raise InvalidValue("delay", told.delay, "either delay or deliver_at")
+    if told.delay is not None and not 0 <= told.delay < 2**40:
+        raise InvalidValue("delay", told.delay, "seconds, at least 0")
+    named = [(TAG, told.tag), (TRACE, told.trace), *told.headers.items()]
+    headers: Headers = tuple((name, text.encode()) for name, text in named if text is not None)
+    record = Record.new(value, key, headers, told.timestamp)
+    if told.id is not None:
+        record = Record(told.id, key, value, headers, told.timestamp)
+    return Posted(record, told.deliver_at if told.delay is None else now + round(told.delay * 1000))
+
+
+def _bytes(name: str, text: str | None, encoded: str | None) -> bytes | None:
+    if text is not None and encoded is not None:
+        raise InvalidValue(name, text, f"either {name} or {name}_base64")
+    if encoded is None:
+        return None if text is None else text.encode()
+    try:
+        return base64.b64decode(encoded, validate=True)
+    except (binascii.Error, ValueError):
+        raise InvalidValue(f"{name}_base64", f"{encoded[:50]}...", "base64") from None
+
+
+def json_record(record: Record, partition: Partition, offset: int) -> JsonRecord:
+    """A record for people: text where it is text."""
+    value, key = _text(record.value), None if record.key is None else _text(record.key)
+    told = {name: _text(data) or "" for name, data in record.headers}
+    return JsonRecord(
+        value=value,
+        value_base64=None if value is not None else base64.b64encode(record.value).decode(),
+        key=key,
+        key_base64=None if key is not None or record.key is None else base64.b64encode(record.key).decode(),
+        id=record.id,
+        tag=told.pop(TAG, None),
+        trace=told.pop(TRACE, None),
+        headers=told,
+        timestamp=record.timestamp,
+        partition=str(partition),
+        offset=offset,
+    )
+
+
+def _text(data: bytes) -> str | None:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+# Batches for consumers
+
+
+class JsonBatch(Struct):
+    """A batch for those who read JSON."""
+
+    partition: str
+    epoch: int
+    first: int
+    end: int
+    records: list[JsonRecord]
+
+
+def encoded_batch(batch: Batch, media: str) -> bytes:
+    if media == ARROW:
+        return _arrow_batch(batch)
+    pairs = zip(batch.records(), batch.offsets(), strict=True)
+    records = [json_record(record, batch.partition, offset) for record, offset in pairs]
+    return msgspec.json.encode(JsonBatch(str(batch.partition), batch.epoch, batch.first, batch.end, records))
+
+
+def _arrow_batch(batch: Batch) -> bytes:
+    table = batch.data
+    told = {"epoch": str(batch.epoch), "first": str(batch.first), "end": str(batch.end)}
+    if batch.places is not None:
+        table = table.append_column("offset", pa.array(batch.places, pa.int64()))
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema.with_metadata(told)) as stream:
+        stream.write_table(table.replace_schema_metadata(told))
+    return bytes(sink.getvalue())
+
+
+def decoded_batch(partition: Partition, body: bytes) -> Batch:
+    """A batch as a broker encoded it with Arrow."""
+    table = pa.ipc.open_stream(body).read_all()
+    told = {name.decode(): int(value) for name, value in (table.schema.metadata or {}).items()}
+    places = None
+    if "offset" in table.column_names:
+        places = table["offset"].to_numpy().astype(np.int64)
+        table = table.drop_columns(["offset"])
+    return Batch(partition, told["epoch"], told["first"], table.replace_schema_metadata(None), places, told["end"])
+
+
+def arrow_body(records: pa.RecordBatch | Sequence[pa.RecordBatch]) -> bytes:
+    """An Arrow stream of batches that share a schema."""
+    batches = [records] if isinstance(records, pa.RecordBatch) else list(records)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batches[0].schema) as stream:
+        for batch in batches:
+            stream.write_batch(batch)
+    return bytes(sink.getvalue())
+
+
+# Names of partitions
+
+_INDEX = re.compile(r"[0-9]{1,9}")
+
+
+def partition_named(text: str) -> Partition:
+    """`orders/3`."""
+    topic, slash, index = text.rpartition("/")
+    if not slash or not topic or not _INDEX.fullmatch(index):
+        raise InvalidValue("partition", text, "a topic and an index, such as orders/3")
+    return Partition(topic, int(index))
+
+
+# Errors
+
+
+class ErrorBody(Struct):
+    """What went wrong: a code for programs, a sentence for people, and its numbers."""
+
+    code: str
+    message: str
+    fields: dict[str, Any] = {}
+
+
+def error_body(error: ShardyardError) -> ErrorBody:
+    return ErrorBody(code_of(type(error)), str(error), {k: _plain(v) for k, v in vars(error).items()})
+
+
+def code_of(kind: type[ShardyardError]) -> str:
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", kind.__name__).lower()
+
+
+_KINDS = {
+    code_of(kind): kind for kind in vars(model).values() if isinstance(kind, type) and issubclass(kind, ShardyardError)
+}
+
+
+def error_of(body: ErrorBody) -> ShardyardError:
+    """The error that a broker answered with, as it was raised there."""
+    kind = _KINDS.get(body.code, model.InvalidCall)
+    error = kind.__new__(kind)
+    error.args = (body.message,)
+    for name, value in body.fields.items():
+        told = partition_named(value) if name == "partition" and isinstance(value, str) else value
+        setattr(error, name, told)
+    return error
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Partition):
+        return str(value)
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value if isinstance(value, str | int | float | bool | None) else repr(value)
