@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from shardyard import __version__
-from shardyard.cli import check, compare, demo, pipeline, place, tour
+from shardyard.cli import broker, check, compare, demo, pipeline, place, queues, tour
 from shardyard.model import InvalidCall, ShardyardError
 
 app = typer.Typer(
@@ -23,6 +23,8 @@ app.command("place")(place.place)
 app.command("check")(check.check)
 app.command("compare")(compare.compare)
 app.command("demo")(demo.demo)
+app.command("broker")(broker.broker)
+queues.register(app)
 app.command("tour")(tour.tour)
 app.add_typer(pipeline.app)
 

@@ -74,9 +74,11 @@ class Consumer:
         return self._node.office.settings
 
     async def __aenter__(self) -> Self:
-        if self._own:
-            await self._stack.enter_async_context(self._brokers)
-        await self._stack.enter_async_context(self.member)
+        async with AsyncExitStack() as stack:  # what was opened is closed if joining fails
+            if self._own:
+                await stack.enter_async_context(self._brokers)
+            await stack.enter_async_context(self.member)
+            self._stack = stack.pop_all()
         return self
 
     async def __aexit__(

@@ -144,6 +144,7 @@ class Handling:
         self._prefix = 0
         self._told = 0
         """Failures before this one were handed over."""
+        self._committed = 0
         self._failed: dict[int, str] = {}
         self._committed_at = time.monotonic()
         self._committing = asyncio.Lock()
@@ -167,11 +168,18 @@ class Handling:
             messages.append(Message(record, self._batch.partition, self._offsets[index]))
         try:
             async with asyncio.TaskGroup() as group:
-                for lane in lanes.values():
-                    group.create_task(self._lane(lane, messages, caller, slots))
+                watching = group.create_task(self._until_lost())
+                work = [group.create_task(self._lane(lane, messages, caller, slots)) for lane in lanes.values()]
+                await asyncio.wait(work)
+                watching.cancel()
             await self._commit(everything=True)
         except* (Fenced, UnknownTopic, PartitionOutOfRange):
             pass  # another member has it, and does the rest; or nobody has it any more
+
+    async def _until_lost(self) -> None:
+        """Raises when the partition has gone to another member: what hangs here must not keep its slot."""
+        await self._batch.finished.wait()
+        self._check()
 
     async def _lane(self, lane: list[int], messages: list[Message], caller: Caller, slots: Slots) -> None:
         """The records of one key, one after the other."""
@@ -195,12 +203,13 @@ class Handling:
                 where, epoch = self._batch.partition, self._batch.epoch
                 told = [(where, epoch, self._offsets[index], self._failed[index]) for index in failed]
                 await self._insist(partial(self._fail, told))
-            moved, self._told = self._prefix > self._told, self._prefix
+            self._told = self._prefix
             self._committed_at = time.monotonic()
             if everything:
                 await self._insist(self._batch.commit)
-            elif moved:
+            elif self._prefix > self._committed:
                 await self._insist(partial(self._batch.commit, self._offsets[self._prefix - 1] + 1))
+            self._committed = self._prefix
 
     async def _insist(self, call: Callable[[], Awaitable[None]]) -> None:
         """Until it is done: brokers may be out of reach. If that lasts, the partition goes to another member."""

@@ -70,6 +70,11 @@ class OwnedBatch:
         return self._claim.epoch
 
     @property
+    def fence(self) -> Fence:
+        """For what is to be done as the owner, and only as the owner."""
+        return self._claim.fence
+
+    @property
     def lost(self) -> bool:
         """The partition has gone to another member: what is done now, the other one does too."""
         return self._claim.lost
@@ -134,7 +139,7 @@ class Claim:
         self._committed = holding.committed
         self._committed_lately = False
         self._log = log
-        self._fence = fence
+        self.fence = fence
         self._note = note
         self._stop = asyncio.Event()
 
@@ -183,13 +188,13 @@ class Claim:
         self, partition: Partition, records: Sequence[Record] | pa.RecordBatch, stamp: Stamp | None
     ) -> Appended:
         self.check()
-        return await self._log.append(partition, records, stamp=stamp, fence=self._fence)
+        return await self._log.append(partition, records, stamp=stamp, fence=self.fence)
 
     async def serve(
         self, deliver: Callable[[OwnedBatch], None], start: Start, max_records: int, max_bytes: int, drain: float
     ) -> None:
         """Read and deliver until stopped; then wait, up to `drain` seconds, for the batch that is in hand."""
-        await self._log.set_fence(self._fence)  # from here on no earlier owner can read or append
+        await self._log.set_fence(self.fence)  # from here on no earlier owner can read or append
         position = self._committed or await self._begin(start)
         while not self.stopping:
             try:
@@ -240,7 +245,7 @@ class Claim:
             max_records=max_records,
             max_bytes=max_bytes,
             wait=READ_WAIT_SECONDS,
-            fence=self._fence,
+            fence=self.fence,
         )
 
     async def _unless_stopped(self, work: Awaitable[T]) -> T | None:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from shardyard.log.batch import Limits, check_batch, check_records, now_ms
-from shardyard.log.port import SEQUENCE_WINDOW, Appended, Log, Stamp
+from shardyard.log.port import SEQUENCE_WINDOW, Appended, Fence, Log, Stamp
 from shardyard.model import (
     Clock,
     Closing,
@@ -67,8 +67,9 @@ class Sender:
         self._sequences: defaultdict[Partition, int] = defaultdict(int)
         self._under_way: defaultdict[Partition, dict[int, asyncio.Event]] = defaultdict(dict)
 
-    async def send(self, records: Rows) -> list[Appended]:
+    async def send(self, records: Rows, *, fence: Fence | None = None) -> list[Appended]:
         """Append the records (an Arrow batch has the columns of `SCHEMA`), all partitions at once. No records are fine.
+        `fence`: of the ownership on which the sender relies.
 
         While the topic is sealed it waits, like for anything else that may pass, and when its patience is over, raises
         what the log said. A part that is beyond the log's limits is refused as it is. When it raises, or is cancelled,
@@ -84,7 +85,7 @@ class Sender:
             topic = await self._current(until)
             parts = _split(rows, self._places(topic, rows))
             outcomes = await asyncio.gather(
-                *(self._append(Partition(topic.name, index), part, until) for index, part in parts),
+                *(self._append(Partition(topic.name, index), part, until, fence) for index, part in parts),
                 return_exceptions=True,  # the others are finished first: a later send must not overtake them
             )
             for outcome in outcomes:
@@ -122,11 +123,11 @@ class Sender:
             self._turn += keys.null_count
         return places
 
-    async def _append(self, partition: Partition, part: Rows, until: float) -> Appended | None:
+    async def _append(self, partition: Partition, part: Rows, until: float, fence: Fence | None) -> Appended | None:
         """None if it has to go elsewhere: the topic has moved, or has fewer partitions than was thought."""
         async with self._stamp(partition) as stamp:
             try:
-                return await self._patiently(lambda: self._log.append(partition, part, stamp=stamp), until)
+                return await self._patiently(lambda: self._log.append(partition, part, stamp=stamp, fence=fence), until)
             except (Moved, Closing, PartitionOutOfRange) as error:
                 if isinstance(error, Moved) and self._name == partition.topic:
                     self._name = error.successor

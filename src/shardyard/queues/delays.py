@@ -245,9 +245,7 @@ class Scheduler:
     """Moves delayed records on, and delivers them. Any number may run on a log and registry: they share the work, and
     what one leaves undone when it dies others take over.
 
-    What a scheduler moves it moves as the owner of the rung's partition, so that one that lost it can't. A record that
-    goes by its key is the exception: one that stalls just before it, for longer than its session, delivers it late and
-    once more.
+    What a scheduler moves it moves as the owner of the rung's partition, so that one that lost it can't.
 
     A target that takes no records for now is tried again every second or so. A record that can't be delivered, because
     its target is gone for instance, goes to the topic `UNDELIVERABLE`. Neither holds up the others.
@@ -351,7 +349,7 @@ class Scheduler:
         bare = [replace(record, headers=_own_headers(record), timestamp=0) for record in records]
         try:
             if partition is None or not await self._pinned(batch, Partition(target, partition), bare):
-                await Sender(self._log, target, patience=0.0, clock=self._clock).send(bare)
+                await Sender(self._log, target, patience=0.0, clock=self._clock).send(bare, fence=batch.fence)
         except RetryLater as error:
             _log.warning("%d records for %r wait again: %s", len(records), target, error)
             now = _now_ms(self._clock)

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Self
@@ -23,6 +23,7 @@ _log = logging.getLogger(__name__)
 
 SETTINGS_SECONDS = 0.5
 """How long to go by settings that were read before."""
+AGAIN_SECONDS = 1.0
 MOST_SETTINGS = 10_000
 """That are kept in mind."""
 
@@ -51,9 +52,9 @@ class Broker:
         await self._stack.enter_async_context(self.node)
         holder = self.node.name
         for name, work in (
-            ("delays", Scheduler(self.node).run()),
-            ("alarms", Alarms(self.log, self.registry, holder=holder).run()),
-            ("retiring", Retiring(self.log, self.registry, holder=holder).run()),
+            ("delays", Scheduler(self.node).run),
+            ("alarms", Alarms(self.log, self.registry, holder=holder).run),
+            ("retiring", Retiring(self.log, self.registry, holder=holder).run),
         ):
             self._stack.push_async_callback(_ended, asyncio.create_task(_kept_up(name, work), name=name))
         return self
@@ -100,13 +101,14 @@ class Broker:
         return found if time.monotonic() - at < SETTINGS_SECONDS else None
 
 
-async def _kept_up(name: str, work: Coroutine[None, None, None]) -> None:
-    """Nobody awaits this work: if it fails, somebody must hear of it."""
-    try:
-        await work
-    except Exception:
-        _log.exception("%s failed: start this broker anew", name)
-        raise
+async def _kept_up(name: str, work: Callable[[], Awaitable[None]]) -> None:
+    """Until cancelled. Nobody awaits this work: if it fails, somebody must hear of it, and it begins anew."""
+    while True:
+        try:
+            await work()
+        except Exception:  # noqa: BLE001 whatever it is, records must not be left waiting for it
+            _log.exception("%s failed, and begin anew", name)
+        await asyncio.sleep(AGAIN_SECONDS)
 
 
 async def _ended(task: "asyncio.Task[None]") -> None:
