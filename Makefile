@@ -49,6 +49,7 @@ bench: $(VENV)/.bench ## measure the speeds the README states, beside what one w
 	@$(BIN)/python -m bench.placement
 	@$(BIN)/python -m bench.log
 	@$(BIN)/python -m bench.groups
+	@$(BIN)/python -m bench.queues
 	@$(BIN)/python -m bench.pipeline
 	@$(BIN)/python -m bench.balance
 

@@ -1,21 +1,37 @@
 """Starting the servers we compare ourselves with: on a free port of the loopback interface, in folders of their own."""
 
 import contextlib
+import os
+import shutil
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-READY_SECONDS = 10.0
-STOP_SECONDS = 10.0
-_INSTALL_REDIS = Path(__file__).parent.parent / "tools" / "install-redis"
+READY_SECONDS = 60.0
+"""RabbitMQ takes ten, and more on a busy machine."""
+STOP_SECONDS = 30.0
+_INSTALL = Path(__file__).parent.parent / "tools" / "install-server"
 
 
 def find_redis() -> Path | None:
     """Redis's server, installed if need be; None if there is none, and then it was said why."""
-    found = subprocess.run([_INSTALL_REDIS], stdout=subprocess.PIPE, text=True, check=False)
+    return _installed("redis-server")
+
+
+def find_rabbitmq() -> Path | None:
+    """RabbitMQ's own start script, installed if need be; None if there is none, and then it was said why.
+
+    Debian's command in its place would change to a user who may not write to our folder.
+    """
+    command = _installed("rabbitmq-server")
+    return command and Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
+
+
+def _installed(server: str) -> Path | None:
+    found = subprocess.run([_INSTALL, server], stdout=subprocess.PIPE, text=True, check=False)
     return Path(found.stdout.strip()) if found.returncode == 0 else None
 
 
@@ -56,6 +72,41 @@ def nats_server(server: Path, folder: Path, sync_interval: str | None) -> Iterat
         yield port
 
 
+@contextlib.contextmanager
+def rabbitmq_server(server: Path, folder: Path) -> Iterator[int]:
+    """RabbitMQ as it comes, without plugins; its port. Erlang's name server runs beside it, and ends with it."""
+    port, names = free_port(), free_port()
+    plugins = folder / "plugins"
+    plugins.write_text("[].\n")
+    settings = {
+        "HOME": str(folder),  # of the cookie
+        "ERL_EPMD_PORT": str(names),
+        "ERL_EPMD_ADDRESS": "127.0.0.1",
+        "RABBITMQ_CONF_ENV_FILE": os.devnull,
+        "RABBITMQ_CONFIG_FILE": str(folder / "none"),
+        "RABBITMQ_ENABLED_PLUGINS_FILE": str(plugins),
+        "RABBITMQ_LOG_BASE": str(folder / "log"),
+        "RABBITMQ_MNESIA_BASE": str(folder / "data"),
+        "RABBITMQ_NODENAME": f"bench-{port}@localhost",
+        "RABBITMQ_NODE_IP_ADDRESS": "127.0.0.1",
+        "RABBITMQ_NODE_PORT": str(port),
+        "RABBITMQ_DIST_PORT": str(free_port()),
+        "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "-kernel inet_dist_use_interface {127,0,0,1}",
+    }
+    daemon = shutil.which("epmd") or "epmd"
+    with running([daemon], names, folder, settings), running([str(server)], port, folder, settings):
+        yield port
+
+
+@contextlib.contextmanager
+def our_broker(folder: Path) -> Iterator[str]:
+    """One broker on a log and a registry of its own, as the command starts it; its address."""
+    port = free_port()
+    places = ["--log", f"sqlite:///{folder}/log", "--registry", f"sqlite:///{folder}/registry.db"]
+    with running([sys.executable, "-m", "shardyard.cli", "broker", *places, "--port", str(port)], port, folder):
+        yield f"http://127.0.0.1:{port}"
+
+
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -63,10 +114,14 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def running(command: Sequence[str], port: int, folder: Path) -> Iterator[None]:
-    """A server from the moment it takes connections; on leaving it is stopped, and gone."""
-    with (folder / "server.log").open("w") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, cwd=folder)
+def running(
+    command: Sequence[str], port: int, folder: Path, settings: Mapping[str, str] | None = None
+) -> Iterator[None]:
+    """A server from the moment it takes connections; on leaving it is stopped, and gone. `settings`: variables of its
+    environment."""
+    environment = {**os.environ, **(settings or {})}
+    with (folder / "server.log").open("a") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, cwd=folder, env=environment)
     try:
         _wait_until_ready(process, port, folder)
         yield

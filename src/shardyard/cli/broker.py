@@ -1,11 +1,11 @@
 """`shardyard broker`: serve topics, records and groups over HTTP."""
 
-import asyncio
 import os
 import sys
 from typing import Annotated
 
 import typer
+import uvloop
 
 from shardyard.cli.output import Count
 from shardyard.log import open_log
@@ -36,7 +36,7 @@ def broker(
         raise InvalidValue("--port", port, "0 to 65535")
     if "memory://" in (log, registry):
         raise InvalidValue("--log and --registry", "memory://", "a place that lasts")
-    asyncio.run(_serve(log, registry, host, port, os.environ.get("SHARDYARD_TOKEN") or None))
+    uvloop.run(_serve(log, registry, host, port, os.environ.get("SHARDYARD_TOKEN") or None))
 
 
 async def _serve(log_url: str, registry_url: str, host: str, port: int, token: str | None) -> None:

@@ -148,6 +148,7 @@ class Handling:
         self._failed: dict[int, str] = {}
         self._committed_at = time.monotonic()
         self._committing = asyncio.Lock()
+        self._storing: asyncio.Task[None] | None = None
 
     async def run(self, caller: Caller, slots: Slots) -> None:
         """Handle all of it; returns when it is committed, or when the partition has gone to another member. If it is
@@ -157,8 +158,11 @@ class Handling:
         except asyncio.CancelledError:
             with contextlib.suppress(ShardyardError, TimeoutError):
                 async with asyncio.timeout(LEAVE_SECONDS):
-                    await self._commit(everything=False)
+                    await self._store(everything=False)
             raise
+        finally:
+            if self._storing is not None:
+                self._storing.cancel()
 
     async def _run(self, caller: Caller, slots: Slots) -> None:
         lanes: defaultdict[bytes | int, list[int]] = defaultdict(list)
@@ -194,8 +198,12 @@ class Handling:
 
     async def _commit(self, *, everything: bool) -> None:
         """Commit what is done from the front on. Failures are handed over first: then the record is safe elsewhere."""
-        if self._committing.locked() and not everything:
+        if self._storing is not None and not self._storing.done() and not everything:
             return
+        self._storing = asyncio.create_task(self._store(everything=everything))
+        await asyncio.shield(self._storing)  # who is cancelled meanwhile waits for it, and does not do it twice
+
+    async def _store(self, *, everything: bool) -> None:
         async with self._committing:
             while self._prefix < len(self._done) and self._done[self._prefix]:
                 self._prefix += 1

@@ -272,7 +272,7 @@ class Member:
             await claim.serve(self._ready.put_nowait, self._start, *self._max, self._drain)
             while not claim.lost:
                 await self._release(claim)
-        except (Fenced, RetryLater, UnknownTopic) as error:
+        except (Fenced, RetryLater, UnknownTopic, PartitionOutOfRange) as error:
             # If it is still ours after all, the next heartbeat takes it up again.
             _log.warning("%s of %s is put down: %s", claim.partition, self.name, error)
             self._drop(claim)

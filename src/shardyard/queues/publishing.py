@@ -1,13 +1,14 @@
 """Publishing: which partition a record goes to, and that it is stored once."""
 
 import asyncio
+import random
 from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
 
 from shardyard.log import Appended, Fence, Limits, Log, Sender, Stamp, from_records
-from shardyard.log.batch import check_batch, check_records, now_ms
+from shardyard.log.batch import check_batch, check_records, now_ms, to_records
 from shardyard.model import (
     Clock,
     Closing,
@@ -27,6 +28,8 @@ from shardyard.queues.wire import Posted
 
 PATIENCE_SECONDS = 10.0
 """For which a publish tries again what the log refuses for now; then who publishes is told to."""
+LOOK_SECONDS = 2.0
+"""How long to go by what was last known of a topic."""
 _LIMITS = Limits()
 
 
@@ -42,6 +45,9 @@ class Publisher:
         self._delays = delays
         self._clock = clock or SystemClock()
         self._senders: dict[str, Sender] = {}
+        self._known: dict[str, tuple[float, Topic]] = {}
+        """Topics, and when they were looked up."""
+        self._turn = random.randrange(2**16)  # several brokers shall not all begin with the same partition
 
     async def publish(
         self,
@@ -54,7 +60,10 @@ class Publisher:
     ) -> list[Appended]:
         """Durable when it returns; delayed records are not in the answer: they have no place yet."""
         if isinstance(posted, pa.RecordBatch):
-            rows = check_batch(posted, _LIMITS, now_ms())
+            whole = partition is not None or (stamp is not None and _is_keyless(posted))
+            rows = (
+                posted if whole else check_batch(posted, _LIMITS, now_ms())
+            )  # else the log checks it
             return await self._append(topic, rows, partition, stamp, fence)
         now = now_ms()
         check_records([p.record for p in posted], _LIMITS)
@@ -80,6 +89,8 @@ class Publisher:
         fence: Fence | None,
     ) -> list[Appended]:
         if partition is None and stamp is None and fence is None:
+            if len(records) == 1 and (one := await self._append_one(topic, records)) is not None:
+                return [one]
             if (sender := self._senders.get(topic)) is None:
                 sender = Sender(self._log, topic, patience=PATIENCE_SECONDS)
                 await self._log.topic(topic)  # what does not exist is not kept
@@ -97,6 +108,24 @@ class Publisher:
                 if self._clock.monotonic() > until:
                     raise
             await self._clock.sleep(0.05)
+
+    async def _append_one(self, name: str, records: pa.RecordBatch | Sequence[Record]) -> Appended | None:
+        """The straight way for the commonest case; None if the topic is not as it was: nothing is stored then."""
+        at, topic = self._known.get(name, (-np.inf, None))
+        if topic is None or self._clock.monotonic() - at > LOOK_SECONDS:
+            topic = await self._log.topic(name)
+            self._known[name] = (self._clock.monotonic(), topic)
+        record = to_records(records)[0] if isinstance(records, pa.RecordBatch) else records[0]
+        if record.key is None or topic.hash is None:
+            self._turn += 1
+            index = self._turn % topic.receiving
+        else:
+            index = partitioner_named(topic.partitioner, topic.receiving, topic.hash).place(record.key)
+        try:
+            return await self._log.append(Partition(name, index), [record])
+        except (Moved, Closing, PartitionOutOfRange, RetryLater):
+            del self._known[name]
+            return None
 
     async def _topic(self, name: str) -> Topic:
         """The topic, or where it goes on."""
@@ -122,6 +151,10 @@ class Publisher:
                 raise outcome
             stored.append(outcome)
         return stored
+
+
+def _is_keyless(rows: pa.RecordBatch) -> bool:
+    return "key" in rows.schema.names and rows.column("key").null_count == len(rows)
 
 
 def _places(topic: Topic, rows: pa.RecordBatch, turn: int) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":

@@ -19,7 +19,7 @@ from shardyard.model import InvalidCall, InvalidValue, RetryLater, Unreachable
 T = TypeVar("T")
 
 DEFAULT_BROKER = "http://127.0.0.1:7400"
-PATIENCE_SECONDS = 3.0
+PATIENCE_SECONDS = 2.0
 """For which brokers may be out of reach before a person hears of it."""
 _NAME = re.compile(r"(?!\.+$)[A-Za-z0-9._~-]+")
 
@@ -94,7 +94,8 @@ class Session:
         body = None if content is None else _json(content)
         headers = {"Content-Type": "application/json", "X-Shardyard-User": _user()}
         with told_plainly():
-            "".join(map(str, query.values())).encode()  # else what is not UTF-8 would be left out
+            for value in query.values():
+                str(value).encode()  # else what is not UTF-8 would be left out
         told = self.wait(self.brokers.call(method, path, body, headers, query=query))
         return told.json() if told.body else None
 

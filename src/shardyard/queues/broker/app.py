@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import re
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -11,6 +12,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from shardyard import __version__
 from shardyard.log import Log
@@ -52,6 +54,30 @@ def create_app(broker: Broker) -> FastAPI:
 
     app.openapi = described  # type: ignore[method-assign]
     return app
+
+
+def direct(app: FastAPI) -> ASGIApp:
+    """The application, with a short cut for publishing: a quarter of what a single record costs is finding the way."""
+
+    async def answered(scope: Scope, receive: Receive, send: Send) -> None:
+        hit = _PUBLISH.fullmatch(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
+        if hit is None:
+            await app(scope, receive, send)
+            return
+        scope["app"] = app
+        request = Request(scope, receive)
+        try:
+            response = await records.publish(hit.group(1), request)
+        except ShardyardError as error:
+            response = await on_error(request, error)
+        except ClientDisconnect:
+            return
+        await response(scope, receive, send)
+
+    return answered
+
+
+_PUBLISH = re.compile(r"/v1/topics/([^/]+)/records")
 
 
 async def _gone(_: Request, __: Exception) -> Response:
@@ -119,7 +145,7 @@ async def serving(
 
 def _config(broker: Broker, host: str, port: int) -> uvicorn.Config:
     return uvicorn.Config(
-        create_app(broker),
+        direct(create_app(broker)),
         host=host,
         port=port,
         access_log=False,

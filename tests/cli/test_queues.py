@@ -1,0 +1,469 @@
+"""The commands that talk to brokers, as a person calls them, with one real broker."""
+
+import io
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardyard.cli import main
+from shardyard.cli.queues.options import ask
+from tests.queues.brokers import BrokerProcess
+
+NOBODY = "http://127.0.0.1:1"
+SHARDYARD = str(Path(sys.executable).with_name("shardyard"))
+_numbers = count()
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Its address."""
+    with BrokerProcess(tmp_path_factory.mktemp("broker")) as process:
+        process.listens()
+        yield process.url
+
+
+class Shell:
+    """Calls commands in this process."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        self._monkeypatch, self._capsys = monkeypatch, capsys
+        self.err = ""
+
+    def run(self, *arguments: str, stdin: bytes = b"") -> tuple[object, str]:
+        """Exit code and standard output; standard error is in `err`."""
+        self._monkeypatch.setattr(sys, "argv", ["shardyard", *arguments])
+        self._monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+        with pytest.raises(SystemExit) as exit_:
+            main()
+        told = self._capsys.readouterr()
+        self.err = told.err
+        return exit_.value.code, told.out
+
+    def __call__(self, *arguments: str, stdin: bytes = b"") -> str:
+        """The output of what must succeed."""
+        code, out = self.run(*arguments, stdin=stdin)
+        assert code == 0, self.err
+        return out
+
+    def json(self, *arguments: str, stdin: bytes = b"") -> Any:
+        return json.loads(self(*arguments, "--json", stdin=stdin))
+
+    def lines(self, *arguments: str) -> list[Any]:
+        return [json.loads(line) for line in self(*arguments, "--json").splitlines()]
+
+
+@pytest.fixture
+def shell(broker: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Shell:
+    monkeypatch.setenv("SHARDYARD_BROKER", f"{NOBODY},{broker}")  # several: one that answers is enough
+    monkeypatch.delenv("SHARDYARD_TOKEN", raising=False)
+    return Shell(monkeypatch, capsys)
+
+
+@pytest.fixture
+def topic(shell: Shell) -> str:
+    """One with 3 partitions."""
+    name = f"orders-{next(_numbers)}"
+    shell("topics", "create", name, "--partitions", "3")
+    return name
+
+
+@pytest.fixture
+def group() -> str:
+    return f"billing-{next(_numbers)}"
+
+
+def until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def rows(shell: Shell, group: str, topic: str) -> dict[int, dict[str, Any]]:
+    found = shell.json("groups", "show", group)["partitions"]
+    return {row["partition"]: row for row in found if row["topic"] == topic}
+
+
+# Topics
+
+
+def test_a_topic_is_made_listed_shown_resized_set_and_deleted(shell: Shell) -> None:
+    made = shell.json("topics", "create", "parcels", "-p", "2", "--partitioner", "jump", "--retention-ms", "60000")
+    assert (made["partitions"], made["partitioner"], made["retention_ms"]) == (2, "jump", 60000)
+    assert "parcels\t2\t2\tnormal\tjump\txxh64\t60000\t\n" in shell("topics", "list")
+    assert shell.json("topics", "expand", "parcels", "-p", "5")["partitions"] == 5
+    shell("publish", "parcels", "late", "--partition", "4")
+    contracted = shell.json("topics", "contract", "parcels", "-p", "3")
+    assert (contracted["partitions"], contracted["receiving"]) == (5, 3)
+    shell("topics", "set", "parcels", "retention_ms=none", "records_per_second=900")
+    shown = shell.json("topics", "show", "parcels")
+    assert (shown["retention_ms"], shown["records_per_second"], shown["receiving"]) == (None, 900, 3)
+    shell("topics", "delete", "parcels")
+    assert "parcels" not in [found["name"] for found in shell.json("topics", "list")]
+
+
+def test_topics_that_shardyard_keeps_for_itself_are_listed_when_asked_for(shell: Shell, topic: str) -> None:
+    shell("publish", topic, "later", "--delay", "3600")
+    own = {found["name"] for found in shell.json("topics", "list", "--all")}
+    own -= {found["name"] for found in shell.json("topics", "list")}
+    assert "shardyard.delay.1h" in own
+    assert all(name.startswith("shardyard.") for name in own)
+
+
+def test_a_subscribed_topic_is_deleted_by_force_alone(shell: Shell, topic: str, group: str) -> None:
+    with consuming(group, topic):
+        until(lambda: any(found["group"] == group and found["members"] for found in shell.json("groups", "list")))
+        assert shell.run("topics", "delete", topic) == (2, "")
+        assert f"topic '{topic}' is subscribed to by {group}" in shell.err
+        shell("topics", "delete", topic, "--force")
+
+
+def test_publishers_must_show_the_token_of_a_topic(shell: Shell, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert shell.json("topics", "set", topic, "token=-", stdin=b"open sesame\n")["token"] is True
+    assert shell.run("publish", topic, "a") == (2, "")
+    assert f"topic '{topic}' asks for a token" in shell.err
+    monkeypatch.setenv("SHARDYARD_TOKEN", "open sesame")
+    assert shell.json("publish", topic, "a")["records"] == 1
+    assert "open sesame" not in shell("audit-log")
+
+
+# Publishing and consuming
+
+
+def test_values_are_published_and_what_is_printed_is_committed(shell: Shell, topic: str, group: str) -> None:
+    told = shell.json("publish", topic, "a", "b\tc", "d", "--key", "k")
+    (row,) = told["stored"]
+    assert (told["records"], told["delayed"]) == (3, 0)
+    assert (row["records"], row["first"], row["last"]) == (3, 0, 2)
+    where = f"{topic}/{row['partition']}"
+    assert shell("consume", group, topic, "--count", "2") == f"{where}\t0\tk\ta\n{where}\t1\tk\tb\\tc\n"
+    shown = rows(shell, group, topic)[row["partition"]]
+    assert (shown["committed"], shown["end"], shown["lag"], shown["owner"]) == (2, 3, 1, None)
+    (last,) = shell.lines("consume", group, topic, "--count", "1")
+    assert (last["value"], last["offset"], last["partition"]) == ("d", 2, where)
+
+
+def test_lines_of_standard_input_are_records_in_order(shell: Shell, topic: str, group: str) -> None:
+    values = [b"%d" % n for n in range(1200)] + [b"", b"\xff no text"]
+    told = shell.json("publish", topic, "--partition", "1", stdin=b"\n".join(values))
+    assert told["stored"] == [{"partition": 1, "records": 1202, "first": 0, "last": 1201}]
+    printed = shell.lines("consume", group, topic, "--count", "1202")
+    assert [row.get("value") for row in printed] == [*map(str, range(1200)), "", None]
+    assert printed[-1]["value_base64"] == "/yBubyB0ZXh0"
+
+
+def test_what_is_consumed_as_json_can_be_published_again(shell: Shell, topic: str, group: str) -> None:
+    marks = ("--tag", "eu", "--trace", "t-1", "--header", "source=cli", "--header", "empty=")
+    shell("publish", topic, "a", "--key", "k", *marks)
+    printed = shell("consume", group, topic, "--count", "1", "--json")
+    copied = shell.json("publish", topic, "--json-lines", stdin=printed.encode() + b"\n")
+    assert copied["records"] == 1
+    first, second = (shell.lines("consume", group, topic, "--count", "1")[0], json.loads(printed))
+    assert (first.pop("offset"), second.pop("offset")) == (1, 0)
+    assert first == second
+    assert (first["tag"], first["trace"], first["headers"]) == ("eu", "t-1", {"source": "cli", "empty": ""})
+
+
+def test_delayed_records_come_later_and_hold_up_nobody(shell: Shell, topic: str, group: str) -> None:
+    line = b'{"value": "by line", "delay": 1.5}\n{"value": "at once"}\n'
+    told = shell.json("publish", topic, "--json-lines", stdin=line)
+    assert (told["records"], told["delayed"], sum(row["records"] for row in told["stored"])) == (2, 1, 1)
+    pinned = shell.json("publish", topic, "pinned", "--delay", "2", "--partition", "2")
+    assert (pinned["delayed"], pinned["stored"]) == (1, [])
+    printed = shell.lines("consume", group, topic, "--count", "3")
+    assert [row["value"] for row in printed] == ["at once", "by line", "pinned"]
+    assert printed[2]["partition"] == f"{topic}/2"
+
+
+def test_consuming_stops_when_its_time_is_over(shell: Shell, topic: str, group: str) -> None:
+    begun = time.monotonic()
+    assert shell("consume", group, topic, "--seconds", "0.5") == ""
+    assert 0.5 <= time.monotonic() - begun < 10
+
+
+def test_a_new_group_may_begin_with_what_comes_from_now_on(shell: Shell, topic: str, group: str) -> None:
+    shell("publish", topic, "early", "--partition", "0")
+    shell("consume", group, topic, "--latest", "--seconds", "1")
+    shell("publish", topic, "late", "--partition", "0")
+    assert [row["value"] for row in shell.lines("consume", group, topic, "--count", "1", "--latest")] == ["late"]
+
+
+class consuming:  # noqa: N801 it reads as a word in a with statement
+    """`shardyard consume` in a process of its own."""
+
+    def __init__(self, *arguments: str, reader: int = subprocess.PIPE) -> None:
+        self.process = subprocess.Popen([SHARDYARD, "consume", *arguments], stdout=reader, stderr=subprocess.PIPE)
+
+    def __enter__(self) -> "subprocess.Popen[bytes]":
+        return self.process
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+def members(shell: Shell, group: str) -> int:
+    return sum(found["members"] for found in shell.json("groups", "list") if found["group"] == group)
+
+
+def test_an_interrupt_leaves_the_group(shell: Shell, topic: str, group: str) -> None:
+    shell("publish", topic, "a")
+    with consuming(group, topic) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().endswith(b"\ta\n")
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=20)
+    assert (process.returncode, out, err) == (0, b"", b"")
+    assert members(shell, group) == 0
+    assert sum(row["committed"] or 0 for row in rows(shell, group, topic).values()) == 1
+
+
+def test_who_reads_may_have_seen_enough(shell: Shell, topic: str, group: str) -> None:
+    shell("publish", topic, "a")
+    with consuming(group, topic) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.stdout.close()
+        shell("publish", topic, "b")
+        assert process.wait(20) == 0
+        assert process.stderr is not None
+        assert process.stderr.read() == b""
+    assert members(shell, group) == 0
+    assert sum(row["lag"] for row in rows(shell, group, topic).values()) == 1
+
+
+# Commands for records, and what becomes of those that fail
+
+
+def test_a_command_gets_each_record(shell: Shell, topic: str, group: str, tmp_path: Path) -> None:
+    shell("publish", topic, "a", "b", "--key", "k")
+    command = f"cat > {tmp_path}/$SHARDYARD_KEY-$SHARDYARD_OFFSET-$SHARDYARD_ATTEMPT"
+    shell("consume", group, topic, "--count", "2", "--exec", command)
+    assert shell.err == "2 done, 0 failed\n"
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"k-0-1": "a", "k-1-1": "b"}
+    assert sum(row["lag"] for row in rows(shell, group, topic).values()) == 0
+
+
+def test_a_command_that_reads_nothing_is_done_too(shell: Shell, topic: str, group: str) -> None:
+    shell("publish", topic, "x" * 100_000)  # more than a pipe holds
+    shell("consume", group, topic, "--count", "1", "--exec", "exit 0", "--concurrency", "1")
+    assert shell.err == "1 done, 0 failed\n"
+
+
+def test_what_a_command_fails_on_is_tried_again_then_dead_then_driven_again(
+    shell: Shell, topic: str, group: str
+) -> None:
+    shell("groups", "set", group, "backoff=0.2")
+    shell("publish", topic, "bad", "--key", "k")
+    failing = ("consume", group, topic, "--exec", "echo no such customer >&2; exit 3")
+    shell(*failing, "--count", "2")
+    assert shell.err.endswith("\n0 done, 2 failed\n")
+    assert f"{topic}/" in shell.err
+    assert ": exit code 3: no such customer\n" in shell.err
+
+    (letter,) = shell.json("dead", "list", group, topic)
+    assert (letter["attempts"], letter["record"]["value"]) == (2, "bad")
+    assert letter["reason"].endswith("exit code 3: no such customer")
+    name = letter["record"]["id"]
+    assert shell.json("dead", "show", group, topic, name) == letter
+    assert f"\nid\t{name}\n" in shell("dead", "show", group, topic, name)
+    assert shell("dead", "list", group, topic).splitlines()[1].startswith(f"{name}\tk\t2\t")
+
+    assert shell.json("dead", "redrive", group, topic, "another") == {"redriven": 0}
+    assert shell.json("dead", "redrive", group, topic, name) == {"redriven": 1}
+    assert [row["value"] for row in shell.lines("consume", group, topic, "--count", "1")] == ["bad"]
+    assert shell.json("dead", "list", group, topic) == []
+    assert shell.json("dead", "redrive", group, topic, "--all") == {"redriven": 0}
+
+
+def test_an_interrupted_command_has_not_failed(shell: Shell, topic: str, group: str, tmp_path: Path) -> None:
+    shell("publish", topic, "a")
+    with consuming(group, topic, "--exec", f"touch {tmp_path}/begun; sleep 60") as process:
+        until((tmp_path / "begun").exists)
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=20)
+    assert (process.returncode, err) == (0, b"0 done, 0 failed\n")
+    assert [row["value"] for row in shell.lines("consume", group, topic, "--count", "1")] == ["a"]
+
+
+# Groups
+
+
+def test_settings_of_a_group_are_changed_one_by_one(shell: Shell, group: str) -> None:
+    told = shell.json("groups", "set", group, "backoff=1,5.5", "tags=eu,us", "concurrency=3", "release_after=none")
+    assert (told["backoff"], told["tags"], told["concurrency"], told["release_after"]) == (
+        [1, 5.5],
+        ["eu", "us"],
+        3,
+        None,
+    )
+    told = shell.json("groups", "set", group, "tags=", "assignor=even", "broadcast=true")
+    assert (told["backoff"], told["tags"], told["assignor"], told["broadcast"]) == ([1, 5.5], [], "even", True)
+    assert "\nconcurrency\t3\n" in shell("groups", "show", group)
+
+
+def test_a_group_is_paused_and_resumed_as_a_whole_or_in_part(shell: Shell, topic: str, group: str) -> None:
+    shell("consume", group, topic, "--seconds", "0.5")
+    for index in range(2):
+        shell("publish", topic, f"on {index}", "--partition", str(index))
+    assert shell.json("groups", "pause", group)["paused"] is True
+    assert shell.lines("consume", group, topic, "--seconds", "1") == []
+    shell("groups", "resume", group)
+    paused = shell.json("groups", "pause", group, "--partition", f"{topic}/0")
+    assert (paused["paused"], paused["paused_partitions"]) == (False, [f"{topic}/0"])
+    assert [row["value"] for row in shell.lines("consume", group, topic, "--seconds", "2")] == ["on 1"]
+    assert shell.json("groups", "resume", group, "--partition", f"{topic}/0")["paused_partitions"] == []
+    assert [row["value"] for row in shell.lines("consume", group, topic, "--count", "1")] == ["on 0"]
+
+
+def test_a_group_goes_on_from_elsewhere_and_is_forgotten(shell: Shell, topic: str, group: str) -> None:
+    shell("publish", topic, "a", "b", "c", "--partition", "0")
+    before = shell.json("search", topic, "--since", "0")[0]["timestamp"]
+    shell("consume", group, topic, "--count", "3")
+
+    def committed(*way: str) -> Any:
+        shell("groups", "reset", group, topic, *way)
+        return rows(shell, group, topic)[0]["committed"]
+
+    assert committed("--to", "earliest") == 0
+    assert committed("--to", "latest") == 3
+    assert committed("--offset", "1", "--partition", "0") == 1
+    assert committed("--time", str(before)) == 0
+    assert committed("--time", "2100-01-01") == 3
+    assert shell.json("groups", "reset", group, topic, "--offset", "2", "--partition", "0") == {f"{topic}/0": 2}
+    assert [row["value"] for row in shell.lines("consume", group, topic, "--count", "1")] == ["c"]
+    shell("groups", "delete", group)
+    assert group not in [found["group"] for found in shell.json("groups", "list")]
+
+
+# Looking
+
+
+def test_records_are_found_by_what_they_have(shell: Shell, topic: str) -> None:
+    shell("publish", topic, "a", "--key", "alice", "--trace", "t-9")
+    shell("publish", topic, "b", "--key", "bob")
+    (hit,) = shell.json("search", topic, "--key", "alice")
+    assert (hit["value"], hit["trace"], hit["offset"]) == ("a", "t-9", 0)
+    assert shell.json("search", topic, "--trace", "t-9") == shell.json("search", topic, "--id", hit["id"]) == [hit]
+    assert len(shell.json("search", topic, "--since", "2000-01-01", "--until", "2100-01-01T00:00:00Z")) == 2
+    assert shell.json("search", topic, "--until", "2000-01-01") == []
+    assert shell("search", topic, "--key", "bob").splitlines()[1].endswith("\tbob\tb")
+
+
+def test_the_audit_log_says_who_changed_what(shell: Shell, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOGNAME", "ann")
+    shell("topics", "expand", topic, "-p", "4")
+    newest, before = shell.json("audit-log", "--limit", "2")
+    assert (newest["who"], newest["action"], newest["subject"]) == ("ann@127.0.0.1", "topic expanded", topic)
+    assert newest["detail"] == {"partitions": 4}
+    assert shell.json("audit-log", "--limit", "1", "--before", str(newest["number"])) == [before]
+    assert f"\tann@127.0.0.1\ttopic expanded\t{topic}\t" in shell("audit-log", "--limit", "1")
+
+
+def test_an_nginx_configuration_names_the_brokers(shell: Shell) -> None:
+    config = shell("nginx-config", "--brokers", "10.0.0.1:7400, 10.0.0.2:7400", "--listen", "127.0.0.1:8080")
+    assert "server 10.0.0.1:7400 " in config
+    assert "server 10.0.0.2:7400 " in config
+    assert "listen 127.0.0.1:8080;" in config
+
+
+# Wrong calls
+
+WRONG = [
+    ("topics show nope", "topic 'nope' does not exist"),
+    ("topics show a/b", "name is 'a/b': expected letters, digits"),
+    ("topics show ..", "name is '..': expected letters, digits"),
+    ("topics create there", "topic 'there' exists already, with"),
+    ("topics create new -p 0", "partitions is 0: expected a whole number of at least 1"),
+    ("topics create a[/]b", "topic name is 'a[/]b': expected letters"),
+    ("topics contract there -p 0", "partitions is 0: expected"),
+    ("topics expand there -p 1", "partitions is 1: expected"),
+    ("topics set there colour=red", "setting is 'colour=red': expected NAME=VALUE, with a name of token, "),
+    ("topics set there records_per_second=fast", "records_per_second is 'fast': expected `int | null`"),
+    ("topics set there token=short", "token is '***': expected a text of at least 8 characters"),
+    ("topics delete nope", "topic 'nope' does not exist"),
+    ("publish nope a", "topic 'nope' does not exist"),
+    ("publish there a --delay -1", "--delay is -1.0: expected seconds, at least 0"),
+    ("publish there a --partition 99", "there/99 does not exist: 'there' has partitions 0 to"),
+    ("publish there a --header x", "--header is 'x': expected NAME=VALUE"),
+    ("publish there a --json-lines", "--json-lines takes all but --partition from standard input"),
+    ("consume g nope", "topic 'nope' does not exist"),
+    ("consume g there --count 0", "--count is 0: expected a whole number of at least 1"),
+    ("consume g there --seconds 0", "--seconds is 0.0: expected more than 0"),
+    ("consume g there --exec cat --json", "expected either --exec or --json"),
+    ("groups show nope", "group 'nope' does not exist"),
+    ("groups set nope speed=9", "setting is 'speed=9': expected NAME=VALUE, with a name of backoff, "),
+    ("groups set nope concurrency=0", "concurrency is '0': expected `int` >= 1"),
+    ("groups set nope assignor=random", "assignor is 'random': "),
+    ("groups pause nope", "group 'nope' does not exist"),
+    ("groups reset nope there --to earliest", "group 'nope' does not exist"),
+    ("groups reset idle there", "expected one of --to, --offset and --time"),
+    ("groups reset idle there --to latest --offset 3", "expected one of --to, --offset and --time"),
+    ("groups reset idle there --offset 99", "offset 99 of there/0 is beyond its end, 0"),
+    ("groups reset idle there --time noon", "--time is 'noon': expected a time such as"),
+    ("groups reset idle there --to earliest --partition 99", "there/99 does not exist"),
+    ("groups pause idle --partition there/9", "--partition is 'there/9': expected one of the group's"),
+    ("groups resume idle --partition there/0", "--partition is 'there/0': expected one that is paused"),
+    ("groups delete nope", "group 'nope' does not exist"),
+    ("dead list nope nope", "topic 'nope' does not exist"),
+    ("dead show idle there x", "ID is 'x': expected that of one of the newest"),
+    ("dead redrive idle there", "expected either ids of dead letters, or --all"),
+    ("search there", "search is None: expected at least one of id, key"),
+    ("search nope --key a", "topic 'nope' does not exist"),
+    ("search there --key \udcff", "'\\udcff' is not text that UTF-8 can hold"),
+    ("topics list --broker localhost", "brokers is ['localhost']: expected addresses such as http://"),
+    ("nginx-config --brokers localhost", "brokers is 'localhost': expected addresses such as 127.0.0.1:7400"),
+]
+
+
+@pytest.fixture(scope="module")
+def _there(broker: str) -> None:
+    """What the wrong calls name: a topic, and a group that is set."""
+    ask([broker], "POST", "/v1/topics", {"name": "there", "partitions": 3})
+    ask([broker], "PATCH", "/v1/groups/idle", {"concurrency": 4})
+
+
+@pytest.mark.usefixtures("_there")
+@pytest.mark.parametrize(("call", "says"), WRONG, ids=[ascii(call) for call, _ in WRONG])
+def test_a_wrong_call_is_told_in_one_line(shell: Shell, call: str, says: str) -> None:
+    assert shell.run(*call.split()) == (2, "")
+    assert f"error: {says}" in shell.err
+    assert len(shell.err.splitlines()) == 1
+
+
+def test_a_bad_line_is_named_and_what_went_before_it_too(shell: Shell, topic: str) -> None:
+    assert shell.run("publish", topic, "--json-lines", stdin=b'{"value": "a"}\n{"valeu": "b"}\n') == (2, "")
+    assert shell.err.startswith("error: line 2: ")
+    lines = b'{"value": "a"}\n' * 600 + b"nonsense\n"
+    assert shell.run("publish", topic, "--json-lines", stdin=lines) == (1, "")
+    assert shell.err.startswith("error: line 601: ")
+    assert shell.err.endswith("(the first 500 records are published)\n")
+
+
+@pytest.mark.parametrize("call", ["publish orders a", "consume g orders"])
+def test_where_no_broker_is_one_hears_how_to_start_one(shell: Shell, call: str) -> None:
+    assert shell.run(*call.split(), "--broker", NOBODY) == (1, "")
+    assert shell.err.startswith(f"error: none of {NOBODY} could be reached for 2 s")
+    assert "start one by `shardyard broker`" in shell.err
+    assert len(shell.err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        *(f"topics {name}" for name in ("list", "create", "show", "expand", "contract", "set", "delete")),
+        *(f"groups {name}" for name in ("list", "show", "set", "pause", "resume", "reset", "delete")),
+        *(f"dead {name}" for name in ("list", "show", "redrive")),
+        *("publish", "consume", "search", "audit-log", "nginx-config"),
+    ],
+)
+def test_help_has_examples(shell: Shell, command: str) -> None:
+    assert f"shardyard {command}" in shell(*command.split(), "--help").partition("Examples")[2]

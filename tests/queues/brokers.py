@@ -1,0 +1,51 @@
+"""`shardyard broker` as a process."""
+
+import subprocess
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+
+class BrokerProcess:
+    """A broker on the log and registry of a folder, killed at the end of the block. Started again, it has the same
+    address."""
+
+    def __init__(self, folder: Path, name: str = "broker") -> None:
+        self._errors = folder / f"{name}.err"
+        self._command = [sys.executable, "-m", "shardyard.cli", "broker"]
+        self._command += ["--log", f"sqlite:///{folder / 'log'}", "--registry", f"sqlite:///{folder / 'registry.db'}"]
+        self.url = ""
+
+    @property
+    def address(self) -> str:
+        return self.url.removeprefix("http://")
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.kill()
+
+    def start(self) -> None:
+        """Returns at once; see `listens`."""
+        port = self.url.rpartition(":")[2] or "0"
+        with self._errors.open("a") as errors:
+            command = [*self._command, "--port", port]
+            self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
+
+    def listens(self) -> None:
+        """Wait until it does."""
+        assert self.process.stdout is not None
+        said = self.process.stdout.readline()
+        assert said.startswith("listening on "), self._errors.read_text()
+        self.url = said.removeprefix("listening on ").strip()
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
