@@ -16,10 +16,8 @@ from shardyard.groups.protocol import Holding
 from shardyard.log import Appended, Batch, Fence, Span, Stamp, from_records
 from shardyard.log.batch import now_ms
 from shardyard.model import (
-    Fenced,
     MemberExists,
     Partition,
-    PartitionOutOfRange,
     Position,
     Record,
     RetryLater,
@@ -175,8 +173,7 @@ class RemoteLog:
         )
 
     async def span(self, partition: Partition) -> Span:
-        with _owning():
-            told = (await self._brokers.get(path("topics", partition.topic, "partitions", partition.index))).json()
+        told = (await self._brokers.get(path("topics", partition.topic, "partitions", partition.index))).json()
         return Span(told["epoch"], told["first"], told["end"])
 
     async def set_fence(self, fence: Fence) -> None:
@@ -195,18 +192,17 @@ class RemoteLog:
     ) -> Batch:
         if fence is None:
             raise TypeError("an owner reads under its fence")
-        with _owning():
-            told = await self._brokers.get(
-                f"{_fenced(fence)}/records",
-                wait=wait,
-                accept=wire.ARROW,
-                offset=offset,
-                owner=fence.epoch,
-                epoch=epoch,
-                max_records=max_records,
-                max_bytes=max_bytes,
-                wait_seconds=wait,
-            )
+        told = await self._brokers.get(
+            f"{_fenced(fence)}/records",
+            wait=wait,
+            accept=wire.ARROW,
+            offset=offset,
+            owner=fence.epoch,
+            epoch=epoch,
+            max_records=max_records,
+            max_bytes=max_bytes,
+            wait_seconds=wait,
+        )
         return wire.decoded_batch(partition, told.body)
 
     async def append(
@@ -233,15 +229,6 @@ class RemoteLog:
         )
         (part,) = told.json()["stored"]
         return Appended(partition, Position(part["epoch"], part["offset"]), part["count"], part["duplicate"])
-
-
-@contextlib.contextmanager
-def _owning() -> Iterator[None]:
-    """To its owner, a partition that was contracted away is one that it lost."""
-    try:
-        yield
-    except PartitionOutOfRange as error:
-        raise Fenced(str(error)) from None
 
 
 def _fenced(fence: Fence) -> str:

@@ -46,7 +46,7 @@ from shardyard.queues.marks import (
     original,
     retry_topic,
 )
-from shardyard.queues.settings import GroupSettings
+from shardyard.queues.settings import GroupSettings, base
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -124,6 +124,7 @@ class Failures:
         nothing is stored then. One that fails on the dead-letter topic itself stays there as it is.
         """
         found = await self._read(group, failures)
+        owner, group = group, base(group)
         outcomes: dict[tuple[Partition, int], Outcome] = {}
         cases: list[_Case] = []
         homes: dict[str, str] = {}
@@ -138,7 +139,7 @@ class Failures:
             else:
                 if topic not in homes:
                     homes[topic] = await home_of(self._log, group, topic)
-                case = self._judge(group, settings, failure, record, homes[topic])
+                case = self._judge(owner, settings, failure, record, homes[topic])
                 cases.append(case)
                 fate = Fate.DEAD if case.due is None else Fate.RETRY
                 outcome = Outcome(failure, fate, case.attempts, case.due)

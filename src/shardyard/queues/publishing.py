@@ -61,9 +61,7 @@ class Publisher:
         """Durable when it returns; delayed records are not in the answer: they have no place yet."""
         if isinstance(posted, pa.RecordBatch):
             whole = partition is not None or (stamp is not None and _is_keyless(posted))
-            rows = (
-                posted if whole else check_batch(posted, _LIMITS, now_ms())
-            )  # else the log checks it
+            rows = posted if whole else check_batch(posted, _LIMITS, now_ms())  # else the log checks it
             return await self._append(topic, rows, partition, stamp, fence)
         now = now_ms()
         check_records([p.record for p in posted], _LIMITS)

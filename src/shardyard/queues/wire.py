@@ -103,10 +103,9 @@ def posted_records(body: bytes, media: str, now: int) -> pa.RecordBatch | list[P
 
 def _arrow(body: bytes) -> pa.RecordBatch:
     try:
-        table = pa.ipc.open_stream(body).read_all()
+        batches = pa.ipc.open_stream(body).read_all().combine_chunks().to_batches()
     except (pa.ArrowException, OSError, ValueError) as error:
         raise Malformed("body", f"it is no Arrow stream ({error})") from None
-    batches = table.combine_chunks().to_batches()
     return batches[0] if batches else pa.RecordBatch.from_pylist([], SCHEMA)
 
 

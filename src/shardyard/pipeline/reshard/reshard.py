@@ -86,9 +86,7 @@ def reshard(
         check_registry(registry)
     with blocking(log) as opened:
         if opened.wait(opened.log.topic(topic)).open_partitions is not None:  # complains before anything is made
-            raise InvalidCall(
-                f"topic {topic!r} is being contracted: wait until its last partitions are gone"
-            )
+            raise InvalidCall(f"topic {topic!r} is being contracted: wait until its last partitions are gone")
         home = home_of(folder_of(log), topic)
         with alone_at(home, topic), told_plainly():
             job = begin(opened, home, topic, partitions, partitioner, hash_, target)

@@ -57,17 +57,24 @@ def create_app(broker: Broker) -> FastAPI:
 
 
 def direct(app: FastAPI) -> ASGIApp:
-    """The application, with a short cut for publishing: a quarter of what a single record costs is finding the way."""
+    """The application, with short cuts to what is asked most often: finding the way there would be a quarter of what a
+    single record costs."""
 
     async def answered(scope: Scope, receive: Receive, send: Send) -> None:
-        hit = _PUBLISH.fullmatch(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
+        hit = _OFTEN.fullmatch(f"{scope['method']} {scope['path']}") if scope["type"] == "http" else None
         if hit is None:
             await app(scope, receive, send)
             return
         scope["app"] = app
         request = Request(scope, receive)
+        topic, group, member, owner, of, index = hit.groups()
         try:
-            response = await records.publish(hit.group(1), request)
+            if topic is not None:
+                response = await records.publish(topic, request)
+            elif group is not None:
+                response = await members.commit(group, member, request)
+            else:
+                response = await members.read(owner, of, int(index), request)
         except ShardyardError as error:
             response = await on_error(request, error)
         except ClientDisconnect:
@@ -77,7 +84,11 @@ def direct(app: FastAPI) -> ASGIApp:
     return answered
 
 
-_PUBLISH = re.compile(r"/v1/topics/([^/]+)/records")
+_OFTEN = re.compile(
+    r"POST /v1/topics/([^/]+)/records"
+    r"|POST /v1/groups/([^/]+)/members/([^/]+)/commit"
+    r"|GET /v1/groups/([^/]+)/partitions/([^/]+)/(\d{1,9})/records"
+)
 
 
 async def _gone(_: Request, __: Exception) -> Response:

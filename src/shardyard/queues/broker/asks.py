@@ -98,6 +98,17 @@ class Fence(Struct, forbid_unknown_fields=True):
     epoch: Whole
 
 
+class Read(Struct):
+    """Where to read on, in a query."""
+
+    offset: int
+    owner: int
+    epoch: int | None = None
+    wait_seconds: Annotated[float, Meta(ge=0)] = 0.0
+    max_records: Count = 500
+    max_bytes: Count = 4 * 1024 * 1024
+
+
 class Reset(Struct, forbid_unknown_fields=True):
     """Where a group is to go on."""
 

@@ -10,7 +10,7 @@ from typing import Self
 
 from shardyard.groups import Node
 from shardyard.log import Log
-from shardyard.model import Clock, SystemClock
+from shardyard.model import Clock, Partition, Position, SystemClock
 from shardyard.queues.alarms import Alarms
 from shardyard.queues.delays import Delays, Scheduler
 from shardyard.queues.failures import Failures
@@ -24,8 +24,8 @@ _log = logging.getLogger(__name__)
 SETTINGS_SECONDS = 0.5
 """How long to go by settings that were read before."""
 AGAIN_SECONDS = 1.0
-MOST_SETTINGS = 10_000
-"""That are kept in mind."""
+MOST_KNOWN = 10_000
+"""Settings, and ends of partitions, that are kept in mind."""
 
 
 class Broker:
@@ -46,6 +46,7 @@ class Broker:
         self._token_hash = None if token is None else hashed(token)
         self._quotas: dict[str, Quota] = {}
         self._settings: dict[str, tuple[float, TopicSettings | GroupSettings]] = {}
+        self._read: dict[Partition, Position] = {}
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -68,6 +69,17 @@ class Broker:
     def admits(self, token: str | None) -> bool:
         """Whether who shows this token may do what is not publishing."""
         return TopicSettings(token_hash=self._token_hash).admits(token)
+
+    def note_read(self, partition: Partition, end: Position) -> None:
+        """An owner was given what lies before this."""
+        if len(self._read) >= MOST_KNOWN:
+            self._read.clear()
+        self._read[partition] = max(end, self._read.get(partition, end))
+
+    def has_read(self, partition: Partition, position: Position) -> bool:
+        """Whether it is known that there are records up to this position."""
+        known = self._read.get(partition)
+        return known is not None and known.epoch == position.epoch and position.offset <= known.offset
 
     def take_quota(self, topic: str, count: int, settings: TopicSettings) -> None:
         if settings.records_per_second is not None:
@@ -92,7 +104,7 @@ class Broker:
         self._settings.clear()
 
     def _keep(self, scope: str, found: TopicSettings | GroupSettings) -> None:
-        if len(self._settings) >= MOST_SETTINGS:  # whoever asks for names that do not exist fills it too
+        if len(self._settings) >= MOST_KNOWN:  # whoever asks for names that do not exist fills it too
             self._settings.clear()
         self._settings[scope] = (time.monotonic(), found)
 

@@ -114,6 +114,14 @@ async def told(request: Request, kind: type[T]) -> T:
     return wire.decoded(await body_of(request), kind)
 
 
+def queried(request: Request, kind: type[T]) -> T:
+    """The query as what it should be."""
+    try:
+        return msgspec.convert(dict(request.query_params), kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise InvalidValue("query", request.url.query, str(error)) from None
+
+
 def media_of(request: Request) -> str:
     """The kind of the body; JSON if the caller says nothing, or what forms and `curl -d` say."""
     media = request.headers.get("content-type", wire.JSON).partition(";")[0].strip().lower()

@@ -27,7 +27,7 @@ from shardyard.model import (
 from shardyard.queues import wire
 from shardyard.queues.broker import asks
 from shardyard.queues.broker.broker import SETTINGS_SECONDS, Broker
-from shardyard.queues.broker.http import Authorised, answer, takes, told, wants_arrow
+from shardyard.queues.broker.http import Authorised, answer, authorised, queried, takes, told, wants_arrow
 from shardyard.queues.failures import Failure
 from shardyard.queues.filtering import only_tagged
 from shardyard.queues.marks import ensure_retry_topics
@@ -37,7 +37,6 @@ from shardyard.registry import Transaction
 router = APIRouter(prefix="/v1/groups/{group}", tags=["members"])
 
 LONGEST_WAIT_SECONDS = 30.0
-READ_BYTES = 4 * 1024 * 1024
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,100}")
 _MEMBER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
 
@@ -126,20 +125,26 @@ def _shown(held: dict[Partition, Holding]) -> dict[str, Any]:
 
 
 @router.post("/members/{member}/commit", status_code=204, openapi_extra=takes(asks.Commit))
-async def commit(group: str, member: str, request: Request, broker: Authorised) -> Response:
+async def commit(group: str, member: str, request: Request) -> Response:
     """Note how far one got; durable when it is answered. All of it or nothing."""
+    broker = authorised(request)
     asked = await told(request, asks.Commit)
     positions = {
         wire.partition_named(text): (owned, Position(epoch, offset))
         for text, (owned, epoch, offset) in asked.positions.items()
     }
     for partition, (_, position) in positions.items():
-        with contextlib.suppress(UnknownTopic, PartitionOutOfRange):  # gone; so is its owner, soon
-            span = await broker.log.span(partition)
-            if position.epoch == span.epoch and position.offset > span.end:
-                raise CommitBeyond(partition, position.offset, span.end)
+        if not broker.has_read(partition, position):
+            await _check_end(broker, partition, position)
     await broker.node.office.commit(Seat(group, member, asked.epoch), positions)
     return Response(status_code=204)
+
+
+async def _check_end(broker: Broker, partition: Partition, position: Position) -> None:
+    with contextlib.suppress(UnknownTopic, PartitionOutOfRange):  # gone; so is its owner, soon
+        span = await broker.log.span(partition)
+        if position.epoch == span.epoch and position.offset > span.end:
+            raise CommitBeyond(partition, position.offset, span.end)
 
 
 @router.post("/members/{member}/release", status_code=204, openapi_extra=takes(asks.Release))
@@ -200,25 +205,18 @@ async def fence(group: str, topic: str, index: int, request: Request, broker: Au
 
 
 @router.get("/partitions/{topic}/{index}/records")
-async def read(
-    group: str,
-    topic: str,
-    index: int,
-    request: Request,
-    broker: Authorised,
-    offset: int,
-    owner: int,
-    epoch: int | None = None,
-    wait_seconds: float = 0.0,
-    max_records: int = 500,
-    max_bytes: int = READ_BYTES,
-) -> Response:
-    """Read on from an offset as the owner (`owner`: the epoch of the ownership), waiting for records if there are none.
+async def read(group: str, topic: str, index: int, request: Request) -> Response:
+    """Read on as the owner of a partition, waiting for records if there are none.
 
-    Paused partitions have none, and only records with the group's tags are given.
+    Query: `offset` to read from, `owner` (the epoch of the ownership), `epoch` (of the partition), `wait_seconds` (at
+    most 30), `max_records`, `max_bytes`. Paused partitions have none, and only records with the group's tags are given.
     """
-    reading = _Reading(broker, group, Partition(topic, index), owner, epoch, max_records, max_bytes)
-    batch = await reading.next(offset, min(max(wait_seconds, 0.0), LONGEST_WAIT_SECONDS))
+    broker = authorised(request)
+    asked = queried(request, asks.Read)
+    partition = Partition(topic, index)
+    reading = _Reading(broker, group, partition, asked.owner, asked.epoch, asked.max_records, asked.max_bytes)
+    batch = await reading.next(asked.offset, min(asked.wait_seconds, LONGEST_WAIT_SECONDS))
+    broker.note_read(partition, Position(batch.epoch, batch.end))
     media = wire.ARROW if wants_arrow(request) else wire.JSON
     return Response(wire.encoded_batch(batch, media), media_type=media)
 
@@ -250,26 +248,26 @@ class _Reading:
             left = until - self._broker.clock.monotonic()
             step = min(max(left, 0.0), SETTINGS_SECONDS)
             paused = settings.is_paused(self._partition)
-            batch = await self._read(offset, 0.0 if paused else step, settings)
-            if not paused and (len(batch) or batch.end > offset):
-                return batch
+            batch = await self._read(offset, 0.0 if paused else step, settings.max_records)
+            settings = await self._broker.group_settings(self._group)  # they may have changed while it waited
+            if len(batch) and not settings.is_paused(self._partition):
+                return only_tagged(batch, settings.tags) if settings.tags else batch
             if left <= 0 or self._broker.closing.is_set():
                 return batch.emptied()
             if paused:
                 await _first(self._broker.closing.wait(), asyncio.sleep(step))
 
-    async def _read(self, offset: int, wait: float, settings: GroupSettings) -> Batch:
+    async def _read(self, offset: int, wait: float, most: int) -> Batch:
         max_records, max_bytes = self._max
-        batch = await self._broker.log.read(
+        return await self._broker.log.read(
             self._partition,
             offset,
             epoch=self._epoch,
-            max_records=min(max_records, settings.max_records),
+            max_records=min(max_records, most),
             max_bytes=max_bytes,
             wait=wait,
             fence=self._fence,
         )
-        return only_tagged(batch, settings.tags) if settings.tags and len(batch) else batch
 
 
 def _fence_name(group: str, topic: str, index: int) -> str:

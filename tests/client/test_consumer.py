@@ -1,0 +1,336 @@
+"""The consumer: in parallel and in order, what it commits, failures, leaving, and brokers that are gone."""
+
+import asyncio
+import contextlib
+import itertools
+import threading
+import time
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardyard.client import BlockingConsumer, Consumer, Message
+from shardyard.client.handling import Slots
+from shardyard.model import InvalidCall, InvalidValue, Partition, Record, UnknownTopic
+from tests.client.test_producer import dead_address
+from tests.queues.yard import Handled, Yard, running, tell
+
+RECORDS = "/v1/topics/orders/records"
+
+
+@pytest.mark.parametrize("engine", ["memory", "sqlite"])
+def test_records_are_handled_in_parallel_and_those_of_a_key_one_after_the_other(engine: str, tmp_path: Path) -> None:
+    async def story(yard: Yard) -> None:
+        await yard.topic(partitions=2)
+        spans: defaultdict[bytes, list[tuple[int, float, float]]] = defaultdict(list)
+        at_once = most = 0
+
+        async def handle(message: Message) -> None:
+            nonlocal at_once, most
+            at_once += 1
+            most = max(most, at_once)
+            began = time.monotonic()
+            await asyncio.sleep(0.02)
+            spans[message.key or b""].append((int(message.value), began, time.monotonic()))
+            at_once -= 1
+
+        records = [{"value": f"{i}", "key": f"k{i % 8}"} for i in range(80)]
+        await yard.do("POST", RECORDS, {"records": records})
+        async with running(yard.consumer("m1"), handle):
+            await yard.until_done()
+        assert most > 4
+        assert sum(map(len, spans.values())) == 80
+        for handled in spans.values():
+            assert [number for number, _, _ in handled] == sorted(number for number, _, _ in handled)
+            assert all(end <= start for (_, _, end), (_, start, _) in itertools.pairwise(handled))
+
+    tell(story, tmp_path if engine == "sqlite" else None)
+
+
+def test_only_what_is_done_from_the_front_on_is_committed_and_the_rest_comes_again() -> None:
+    async def story(yard: Yard) -> None:
+        await yard.topic(partitions=1)
+        await yard.publish(*[f"{i}" for i in range(10)])
+        done: list[str] = []
+
+        async def handle(message: Message) -> None:
+            if message.value == b"4":
+                await asyncio.Event().wait()
+            done.append(message.value.decode())
+
+        first = yard.consumer("m1", session_timeout=1.0)
+        async with first:
+            work = asyncio.create_task(first.run(handle))
+            await yard.until(lambda: len(done) == 9)
+            work.cancel()  # what is done is committed when it is told to stop
+            await asyncio.gather(work, return_exceptions=True)
+            assert (await yard.rows())[0]["committed"] == 4
+        handled = Handled()
+        async with handled.at_work(yard.consumer("m2")):
+            await yard.until_done()
+        assert sorted(handled.values) == [f"{i}" for i in range(4, 10)]
+
+    tell(story)
+
+
+def test_a_part_of_a_batch_is_committed_while_it_is_worked_on() -> None:
+    async def story(yard: Yard) -> None:
+        await yard.topic(partitions=1)
+        await yard.publish(*[f"{i}" for i in range(20)])
+        go_on = asyncio.Event()
+
+        async def handle(message: Message) -> None:
+            await asyncio.sleep(0.05)
+            if message.value == b"15":
+                await go_on.wait()
+
+        async with running(yard.consumer("m1"), handle, concurrency=1):
+
+            async def part() -> bool:
+                return 3 < ((await yard.rows())[0]["committed"] or 0) <= 15
+
+            await yard.until(part)
+            go_on.set()
+            await yard.until_done()
+
+    tell(story)
+
+
+def test_a_failing_record_holds_up_nobody_whatever_its_handler_does() -> None:
+    async def story(yard: Yard) -> None:
+        await yard.topic(partitions=1)
+        await yard.set(backoff=[])
+        handled: list[str] = []
+
+        async def handle(message: Message) -> None:
+            text = message.value.decode()
+            if text == "cancel":
+                raise asyncio.CancelledError
+            if text == "time":
+                raise TimeoutError("of its own")
+            if text == "stop":
+                raise StopIteration
+            if text == "bad":
+                raise ValueError("ä" * 5000)
+            handled.append(text)
+
+        values = ["a", "cancel", "b", "time", "stop", "bad", "c"]
+        await yard.publish(*values)
+        async with running(yard.consumer("m1"), handle):
+            await yard.until_done()
+            letters = await yard.get("/v1/groups/billing/dead", topic="orders")
+            reasons = {letter["record"]["value"]: letter["reason"] for letter in letters}
+            assert sorted(handled) == ["a", "b", "c"]
+            assert reasons["cancel"] == "it was cancelled"
+            assert reasons["time"] == "TimeoutError: of its own"
+            assert "StopIteration" in reasons["stop"]
+            assert reasons["bad"].startswith("ValueError: ää")
+            assert len(reasons) == 4
+
+    tell(story)
+
+
+def test_a_plain_handler_runs_in_threads_as_many_as_are_set() -> None:
+    async def story(yard: Yard) -> None:
+        await yard.topic(partitions=1)
+        await yard.set(concurrency=12, backoff=[])
+        together = threading.Barrier(12)
+        threads: set[str] = set()
+
+        def handle(message: Message) -> None:
+            threads.add(threading.current_thread().name)
+            if message.value == b"stop":
+                next(iter(()))
+            together.wait(10)
+
+        await yard.publish(*["x"] * 12, "stop")
+        async with running(yard.consumer("m1"), handle):
+            await yard.until_done()
+            (letter,) = await yard.get("/v1/groups/billing/dead", topic="orders")
+            assert letter["reason"] == "RuntimeError: the handler raised StopIteration"
+        assert len(threads) >= 12
+        assert not together.broken
+        assert threading.current_thread().name not in threads
+
+    tell(story)
+
+
+def test_a_handler_may_be_anything_that_can_be_called() -> None:
+    async def story(yard: Yard) -> None:
+        await yard.topic(partitions=1)
+        seen: list[str] = []
+
+        class Handler:
+            async def __call__(self, message: Message) -> None:
+                await asyncio.sleep(0)
+                seen.append(message.value.decode())
+
+        await yard.publish("a")
+        async with running(yard.consumer("m1"), Handler()):
+            await yard.until(lambda: seen == ["a"])
+
+    tell(story)
+
+
+def test_whole_batches_can_be_taken_and_committed_by_hand() -> None:
+    async def story(yard: Yard) -> None:
+        await yard.topic(partitions=1)
+        await yard.publish("a", "b", "c")
+        async with yard.consumer("m1", max_records=2) as consumer:
+            async for batch in consumer:
+                assert [r.value for r in batch.records()] == [b"a", b"b"]
+                await batch.commit()
+                break
+            assert (await yard.rows())[0]["committed"] == 2
+            async for batch in consumer:
+                assert [r.value for r in batch.records()] == [b"c"]
+                added = await batch.append(Partition("orders", 0), [Record.new(b"d")])
+                assert added.first.offset == 3
+                break
+
+    tell(story)
+
+
+def test_a_consumer_that_leaves_gives_its_partitions_up_at_once() -> None:
+    async def story(yard: Yard) -> None:
+        await yard.topic(partitions=4)
+        async with yard.consumer("m1", session_timeout=60.0):
+            async with yard.consumer("m2", session_timeout=60.0):
+                await yard.until_shared(2, 2)
+            began = time.monotonic()
+            await yard.until_shared(4)
+            assert time.monotonic() - began < 5
+        assert (await yard.get("/v1/groups/billing"))["members"] == []
+
+    tell(story)
+
+
+def test_latest_begins_with_what_comes_after_it() -> None:
+    async def story(yard: Yard) -> None:
+        await yard.topic(partitions=1)
+        await yard.publish("before")
+        handled = Handled()
+        async with handled.at_work(yard.consumer("m1", start="latest")):
+            await yard.until_done()
+            await yard.publish("after")
+            await yard.until(lambda: handled.values == ["after"])
+
+    tell(story)
+
+
+@pytest.mark.parametrize("engine", ["memory", "sqlite"])
+def test_consumers_go_on_with_another_broker_when_theirs_goes(engine: str, tmp_path: Path) -> None:
+    async def story(yard: Yard) -> None:
+        await yard.topic(partitions=4)
+        handled = Handled()
+        urls = [dead_address(), *yard.urls]
+        sent = [f"{i}" for i in range(100)]
+        async with contextlib.AsyncExitStack() as stack:
+            for name in ("m1", "m2", "m3"):
+                consumer = Consumer(urls, "billing", ["orders"], name=name, session_timeout=5.0)
+                await stack.enter_async_context(handled.at_work(consumer))
+            producer = await stack.enter_async_context(yard.producer())
+            await asyncio.gather(*(producer.send("orders", value) for value in sent[:50]))
+            await yard.until(lambda: len(set(handled.values)) == 50)
+            yard.stop(0)
+            await asyncio.gather(*(producer.send("orders", value) for value in sent[50:]))
+            await yard.until(lambda: set(handled.values) == set(sent))
+        stored = [r.value.decode() for partition in await yard.records() for r in partition]
+        assert sorted(stored) == sorted(sent), "none lost, none twice"
+
+    tell(story, tmp_path if engine == "sqlite" else None, brokers=2)
+
+
+def test_what_is_wrong_is_said_before_anything_begins() -> None:
+    async def story(yard: Yard) -> None:
+        await yard.topic(partitions=1)
+        for options, error in (
+            ({"group": "b/d"}, InvalidCall),
+            ({"group": "b?d"}, InvalidValue),
+            ({"name": "a/b"}, InvalidValue),
+        ):
+            with pytest.raises(error):
+                async with yard.consumer(**options):
+                    pass
+        with pytest.raises(UnknownTopic):
+            async with Consumer(yard.urls, "billing", ["no?pe"]):
+                pass
+        with pytest.raises(InvalidValue):
+            Consumer("nonsense", "billing", ["orders"])
+        with pytest.raises(InvalidValue):
+            yard.consumer(session_timeout=0.1)
+
+    tell(story)
+
+
+def test_the_blocking_form_iterates_and_runs() -> None:
+    def program(url: str, seen: list[str]) -> None:
+        with BlockingConsumer(url, "billing", ["orders"], session_timeout=2.0) as consumer:
+            for batch in consumer:
+                seen += [record.value.decode() for record in batch.records()]
+                batch.commit()
+                if len(seen) >= 3:
+                    break
+
+    def running_program(url: str, seen: list[str]) -> None:
+        def handle(message: Message) -> None:
+            seen.append(message.value.decode())
+            if message.value == b"last":
+                raise SystemError("bad luck")
+
+        with (
+            BlockingConsumer(url, "billing", ["orders"], session_timeout=2.0) as consumer,
+            contextlib.suppress(TimeoutError),
+        ):
+            consumer._loop.wait(asyncio.wait_for(consumer._consumer.run(handle), 1.5))
+
+    async def story(yard: Yard) -> None:
+        await yard.topic(partitions=1)
+        await yard.set(backoff=[])
+        await yard.publish("a", "b", "c")
+        seen: list[str] = []
+        await asyncio.to_thread(program, yard.urls[0], seen)
+        assert seen == ["a", "b", "c"]
+        assert (await yard.rows())[0]["lag"] == 0
+        await yard.publish("d", "last")
+        await asyncio.to_thread(running_program, yard.urls[0], seen)
+        assert sorted(seen[3:]) == ["d", "last"]
+        (letter,) = await yard.get("/v1/groups/billing/dead", topic="orders")
+        assert letter["reason"] == "SystemError: bad luck"
+
+    tell(story)
+    with pytest.raises(InvalidValue):
+        BlockingConsumer("nonsense", "billing", ["orders"]).__enter__()
+
+
+def test_slots_hold_through_cancelled_waits_and_new_counts() -> None:
+    async def story() -> None:
+        slots = Slots(1)
+        inside: list[Any] = []
+
+        async def take(name: str, leave: asyncio.Event) -> None:
+            async with slots:
+                inside.append(name)
+                await leave.wait()
+            inside.remove(name)
+
+        events = {name: asyncio.Event() for name in "abcd"}
+        tasks = {name: asyncio.create_task(take(name, event)) for name, event in events.items()}
+        await asyncio.sleep(0)
+        assert inside == ["a"]
+        tasks["b"].cancel()
+        events["a"].set()
+        await asyncio.wait({tasks["a"], tasks["b"]})
+        await asyncio.sleep(0.01)
+        assert inside == ["c"]
+        slots.set(2)
+        await asyncio.sleep(0.01)
+        assert inside == ["c", "d"]
+        for event in events.values():
+            event.set()
+        await asyncio.gather(*tasks.values(), return_exceptions=True)
+        assert inside == []
+
+    asyncio.run(story())

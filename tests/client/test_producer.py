@@ -1,0 +1,212 @@
+"""The producer: order, batches, what it refuses, and that closing loses nothing."""
+
+import asyncio
+import socket
+from typing import Any
+
+import pytest
+
+from shardyard.client import BlockingProducer, Brokers, Producer
+from shardyard.client.brokers import Answer
+from shardyard.log import SEQUENCE_WINDOW
+from shardyard.model import Closed, InvalidValue, Record, TooLarge, UnknownTopic, Unreachable, WrongToken
+from tests.queues.yard import Yard, tell
+
+
+def dead_address() -> str:
+    """Where nobody listens."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return f"http://127.0.0.1:{free.getsockname()[1]}"
+
+
+def test_records_of_a_key_are_stored_in_the_order_of_the_calls_and_go_together() -> None:
+    async def story(yard: Yard) -> None:
+        await yard.topic(partitions=3)
+        async with yard.producer() as producer:
+            ids = await asyncio.gather(
+                *(producer.send("orders", f"{i}", key=f"k{i % 7}", id=f"{i}", tag="t", trace="x") for i in range(1200))
+            )
+        assert ids == [f"{i}" for i in range(1200)]
+        stored = await yard.records()
+        for partition in stored:
+            for key in {record.key for record in partition}:
+                numbers = [int(record.value) for record in partition if record.key == key]
+                assert numbers == sorted(numbers)
+        assert sorted(int(r.id) for partition in stored for r in partition) == list(range(1200))
+        assert stored[0][0].headers == (("tag", b"t"), ("trace", b"x"))
+        assert producer._lanes["orders"].sequence < 10, "in few requests"
+
+    tell(story)
+
+
+def test_a_batch_says_where_it_is_and_may_be_pinned() -> None:
+    async def story(yard: Yard) -> None:
+        await yard.topic(partitions=3)
+        async with yard.producer() as producer:
+            (part,) = await producer.publish("orders", [Record.new(b"a"), Record.new(b"b")], partition=2)
+            assert (part["partition"], part["offset"], part["count"]) == (2, 0, 2)
+            many = await asyncio.gather(*(producer.publish("orders", [Record.new(b"c")]) for _ in range(200)))
+            assert len(many) == 200
+            large = [Record.new(b"x" * 900_000) for _ in range(5)]
+            await producer.publish("orders", large)
+        assert sum(len(partition) for partition in await yard.records()) == 207
+
+    tell(story)
+
+
+def test_a_delayed_record_comes_later() -> None:
+    async def story(yard: Yard) -> None:
+        await yard.topic(partitions=1)
+        async with yard.producer() as producer:
+            await producer.send("orders", "later", delay=0.4, id="d")
+            await producer.send("orders", "now")
+            with pytest.raises(InvalidValue):
+                await producer.send("orders", "x", delay=-1)
+            with pytest.raises(InvalidValue):
+                await producer.send("orders", "x", delay=1, deliver_at=5)
+
+            async def there() -> bool:
+                return [r.value for r in (await yard.records())[0]] == [b"now", b"later"]
+
+            await yard.until(there)
+
+    tell(story)
+
+
+def test_what_is_wrong_is_refused_as_the_broker_said_it_and_the_rest_goes_on() -> None:
+    async def story(yard: Yard) -> None:
+        await yard.topic(partitions=1)
+        async with yard.producer() as producer:
+            with pytest.raises(TooLarge):
+                await producer.send("orders", b"x" * 1_100_000)
+            with pytest.raises(InvalidValue):
+                await producer.send("orders", "x", id="")
+            for name in ("nope", "no pe?x=1", "nö#pe"):
+                with pytest.raises(UnknownTopic) as refused:
+                    await producer.send(name, "x")
+                assert refused.value.topic == name
+            await yard.do("PATCH", "/v1/topics/orders", {"token": "open sesame"})
+            with pytest.raises(WrongToken):
+                await producer.send("orders", "x")
+            async with yard.producer(token="open sesame") as other:
+                await other.send("orders", "with the token")
+        assert [r.value for r in (await yard.records())[0]] == [b"with the token"]
+        with pytest.raises(Closed):
+            await producer.send("orders", "x")
+        with pytest.raises(Closed):
+            await producer.publish("orders", [Record.new(b"x")])
+
+    tell(story)
+
+
+def test_closing_sends_what_was_given_and_an_error_gives_it_up() -> None:
+    async def story(yard: Yard) -> None:
+        await yard.topic(partitions=1)
+        async with yard.producer(linger=0.2) as producer:
+            sends = [asyncio.create_task(producer.send("orders", f"{i}")) for i in range(700)]
+            await asyncio.sleep(0.01)
+        assert len(await asyncio.gather(*sends)) == 700
+        assert len((await yard.records())[0]) == 700
+
+        with pytest.raises(RuntimeError, match="of the program"):
+            async with yard.producer(linger=30.0) as producer:
+                sends = [asyncio.create_task(producer.send("orders", f"{i}")) for i in range(10)]
+                await asyncio.sleep(0.01)
+                raise RuntimeError("of the program")
+        outcomes = await asyncio.wait_for(asyncio.gather(*sends, return_exceptions=True), 5)
+        assert [type(outcome) for outcome in outcomes] == [Closed] * 10
+
+    tell(story)
+
+
+def test_one_of_several_brokers_may_be_dead_and_all_of_them_only_for_a_while() -> None:
+    async def story(yard: Yard) -> None:
+        await yard.topic(partitions=1)
+        for _ in range(4):  # it begins with any of them
+            async with Producer([dead_address(), yard.urls[0], dead_address()], patience=10.0) as producer:
+                await asyncio.gather(*(producer.send("orders", "x") for _ in range(20)))
+        assert len((await yard.records())[0]) == 80
+        async with Producer([dead_address(), dead_address()], patience=0.3) as producer:
+            with pytest.raises(Unreachable, match="could be reached"):
+                await producer.send("orders", "x")
+
+    tell(story)
+
+
+def test_a_batch_whose_answer_was_lost_is_stored_once() -> None:
+    class Losing(Brokers):
+        """Loses the first answer to each publish."""
+
+        lost = 0
+
+        async def _once(self, at: int, method: str, path: str, body: bytes | None, *rest: Any) -> bytes:
+            answer = await super()._once(at, method, path, body, *rest)
+            if self.lost % 2 == 0:
+                self.lost += 1
+                raise ConnectionResetError
+            self.lost += 1
+            return answer
+
+    async def story(yard: Yard) -> None:
+        await yard.topic(partitions=2)
+        async with Losing(yard.urls) as brokers, Producer(brokers) as producer:
+            for i in range(5):
+                await producer.send("orders", f"{i}")
+            assert brokers.lost == 10
+        assert sorted(int(r.value) for p in await yard.records() for r in p) == list(range(5))
+
+    tell(story, brokers=2)
+
+
+def test_a_batch_that_is_held_up_is_not_left_so_far_behind_that_it_could_not_be_tried_again() -> None:
+    class Slow(Brokers):
+        """The first publish is answered last."""
+
+        def __init__(self, urls: list[str]) -> None:
+            super().__init__(urls)
+            self.held = asyncio.Event()
+            self.sequences: list[int] = []
+
+        async def call(self, method: str, path: str, *rest: Any, **options: Any) -> Answer:
+            sequence = int(options["query"]["sequence"])
+            self.sequences.append(sequence)
+            if sequence == 0:
+                await self.held.wait()
+            return await super().call(method, path, *rest, **options)
+
+    async def story(yard: Yard) -> None:
+        await yard.topic(partitions=1)
+        async with Slow(yard.urls) as brokers, Producer(brokers) as producer:
+            sends = [
+                asyncio.create_task(producer.publish("orders", [Record.new(b"%d" % i)]))
+                for i in range(2 * SEQUENCE_WINDOW)
+            ]
+            await yard.until(lambda: len(brokers.sequences) == SEQUENCE_WINDOW)
+            await asyncio.sleep(0.1)
+            assert max(brokers.sequences) == SEQUENCE_WINDOW - 1
+            brokers.held.set()
+            await asyncio.gather(*sends)
+        assert len((await yard.records())[0]) == 2 * SEQUENCE_WINDOW
+
+    tell(story)
+
+
+def test_the_blocking_form_does_the_same_from_any_thread() -> None:
+    def program(url: str) -> list[str]:
+        with BlockingProducer(url) as producer:
+            ids = [producer.send("orders", f"{i}", key="k") for i in range(5)]
+            producer.publish("orders", [Record("batch", None, b"b")])
+            with pytest.raises(UnknownTopic):
+                producer.send("nope", "x")
+        return ids
+
+    async def story(yard: Yard) -> None:
+        await yard.topic(partitions=2)
+        sent = await asyncio.gather(*(asyncio.to_thread(program, yard.urls[0]) for _ in range(3)))
+        stored = [record.id for partition in await yard.records() for record in partition]
+        assert sorted(stored) == sorted([i for ids in sent for i in ids] + ["batch"] * 3)
+
+    tell(story)
+    with pytest.raises(InvalidValue, match="addresses such as"):
+        BlockingProducer("127.0.0.1:7400")

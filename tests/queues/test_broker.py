@@ -1,0 +1,617 @@
+"""The broker's HTTP API as any caller sees it: what is refused, topics, groups, looking and searching."""
+
+import asyncio
+import contextlib
+import re
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import msgspec
+import pyarrow as pa
+import pytest
+
+from shardyard.log import SCHEMA
+from shardyard.model import Partition, Record
+from shardyard.queues import wire
+from shardyard.queues.broker import http
+from shardyard.queues.delays import GROUP
+from tests.queues.yard import Handled, Told, Yard, running, tell
+
+RECORDS = "/v1/topics/orders/records"
+
+
+def arrow(**columns: list[Any]) -> bytes:
+    rows = {"id": ["a"], "key": [None], "value": [b"v"], "headers": [None], "timestamp": [0], **columns}
+    schema = pa.schema([field for field in SCHEMA if field.name in rows] + [])
+    batch = pa.RecordBatch.from_pydict({name: rows[name] for name in schema.names}, schema)
+    return wire.arrow_body(batch)
+
+
+async def everything(yard: Yard) -> tuple[Any, ...]:
+    """What is stored, anywhere."""
+    with yard.registry.snapshot() as tx:
+        names = [row.name for row in tx.groups() if row.name != GROUP]
+        rows = [(o.group, o.partition, o.owner, o.epoch, o.committed) for name in names for o in tx.ownerships(name)]
+        settings = [tx.settings(f"group/{name}") for name in names], tx.settings("topic/orders")
+        audited = len(tx.audit_log(1000))
+    topics = [topic for topic in await yard.log.topics() if not topic.name.startswith("shardyard.delay")]
+    return topics, await yard.count(), names, rows, settings, audited
+
+
+# method, path, JSON or (media, body), query, status, code
+BAD: list[tuple[str, str, Any, dict[str, Any], int, str]] = [
+    ("POST", "/v1/topics/nope/records", {"value": "x"}, {}, 404, "unknown_topic"),
+    ("POST", "/v1/topics/nope/records", {"value": "x", "delay": 5}, {}, 404, "unknown_topic"),
+    ("POST", "/v1/topics/no%3Fpe/records", {"value": "x"}, {}, 404, "unknown_topic"),
+    ("POST", "/v1/topics/%C3%A4%20%25/records", {"value": "x"}, {}, 404, "unknown_topic"),
+    ("POST", "/v1/topics/a%2Fb/records", {"value": "x"}, {}, 404, "not_found"),
+    ("POST", RECORDS, (wire.JSON, b'{"value": '), {}, 400, "malformed"),
+    ("POST", RECORDS, (wire.JSON, b"\xff\xfe"), {}, 400, "malformed"),
+    ("POST", RECORDS, (wire.JSON, b""), {}, 400, "malformed"),
+    ("POST", RECORDS, (wire.JSON, b"[" * 100_000), {}, 400, "malformed"),
+    ("POST", RECORDS, {"value": 7}, {}, 400, "malformed"),
+    ("POST", RECORDS, {"value": "x", "colour": "red"}, {}, 400, "malformed"),
+    ("POST", RECORDS, {"records": [{"value": "x"}], "colour": "red"}, {}, 400, "malformed"),
+    ("POST", RECORDS, {"records": [{"value": "x"}, {"value": "x", "delay": -1}]}, {}, 400, "invalid_value"),
+    ("POST", RECORDS, {"records": []}, {}, 400, "invalid_value"),
+    ("POST", RECORDS, {"key": "no value"}, {}, 400, "invalid_value"),
+    ("POST", RECORDS, {"value": "x", "value_base64": "eA=="}, {}, 400, "invalid_value"),
+    ("POST", RECORDS, {"value_base64": "no base64!"}, {}, 400, "invalid_value"),
+    ("POST", RECORDS, {"value_base64": "ä"}, {}, 400, "invalid_value"),
+    ("POST", RECORDS, {"value": "x", "id": ""}, {}, 400, "invalid_value"),
+    ("POST", RECORDS, {"value": "x", "delay": -0.5}, {}, 400, "invalid_value"),
+    ("POST", RECORDS, {"value": "x", "delay": 1e15}, {}, 400, "invalid_value"),
+    ("POST", RECORDS, {"value": "x", "deliver_at": -1}, {}, 400, "invalid_value"),
+    ("POST", RECORDS, {"value": "x", "deliver_at": 2**80}, {}, 400, "invalid_value"),
+    ("POST", RECORDS, {"value": "x", "delay": 1, "deliver_at": 1}, {}, 400, "invalid_value"),
+    ("POST", RECORDS, {"value": "x", "timestamp": -1}, {}, 400, "invalid_value"),
+    ("POST", RECORDS, {"value": "x", "timestamp": 2**70}, {}, 400, "invalid_value"),
+    ("POST", RECORDS, {"value": "x" * 1_100_000}, {}, 413, "too_large"),
+    ("POST", RECORDS, {"value": "x"}, {"partition": 99}, 400, "partition_out_of_range"),
+    ("POST", RECORDS, {"value": "x"}, {"partition": -1}, 400, "invalid_value"),
+    ("POST", RECORDS, {"value": "x"}, {"partition": "9" * 5000}, 400, "invalid_value"),
+    ("POST", RECORDS, {"value": "x"}, {"producer": "p"}, 400, "invalid_value"),
+    ("POST", RECORDS, {"value": "x"}, {"producer": "p", "sequence": "first"}, 400, "invalid_value"),
+    ("POST", RECORDS, {"value": "x"}, {"producer": "", "sequence": 1}, 400, "invalid_value"),
+    ("POST", RECORDS, {"value": "x", "delay": 5}, {"producer": "p", "sequence": 1}, 400, "invalid_value"),
+    ("POST", RECORDS, {"value": "x"}, {"fence": "f"}, 400, "invalid_value"),
+    ("POST", RECORDS, {"value": "x"}, {"fence": "billing/orders/0", "owner": 0}, 409, "fenced"),
+    ("POST", RECORDS, ("text/plain", b'{"value": "x"}'), {}, 400, "invalid_value"),
+    ("POST", RECORDS, (wire.MSGPACK, b"\xc1"), {}, 400, "malformed"),
+    ("POST", RECORDS, (wire.MSGPACK, msgspec.msgpack.encode({"records": [{"key": b"x"}]})), {}, 400, "malformed"),
+    ("POST", RECORDS, (wire.MSGPACK, msgspec.msgpack.encode({"records": [{"value": "x"}]})), {}, 400, "malformed"),
+    (
+        "POST",
+        RECORDS,
+        (wire.MSGPACK, msgspec.msgpack.encode({"records": [{"value": b"x", "deliver_at": -5}]})),
+        {},
+        400,
+        "invalid_value",
+    ),
+    ("POST", RECORDS, (wire.ARROW, b"no arrow"), {}, 400, "malformed"),
+    ("POST", RECORDS, (wire.ARROW, b""), {}, 400, "malformed"),
+    ("POST", RECORDS, (wire.ARROW, arrow()[:-40]), {}, 400, "malformed"),
+    ("POST", RECORDS, (wire.ARROW, arrow(id=[""])), {}, 400, "invalid_value"),
+    ("POST", RECORDS, (wire.ARROW, arrow(timestamp=[-1])), {}, 400, "invalid_value"),
+    ("POST", RECORDS, (wire.ARROW, arrow(value=[b"x" * 1_100_000])), {}, 413, "too_large"),
+    ("POST", RECORDS, (wire.ARROW, wire.arrow_body(pa.RecordBatch.from_pylist([], SCHEMA))), {}, 400, "invalid_value"),
+    (
+        "POST",
+        RECORDS,
+        (wire.ARROW, wire.arrow_body(pa.RecordBatch.from_pydict({"id": ["a"]}))),
+        {},
+        400,
+        "invalid_value",
+    ),
+    ("POST", "/v1/topics", {"name": "new", "partitions": 0}, {}, 400, "invalid_value"),
+    ("POST", "/v1/topics", {"name": "new", "partitions": 10**9}, {}, 413, "too_large"),
+    ("POST", "/v1/topics", {"name": "new", "partitions": "4"}, {}, 400, "malformed"),
+    ("POST", "/v1/topics", {"name": "new", "partitions": 4, "colour": "red"}, {}, 400, "malformed"),
+    ("POST", "/v1/topics", {"name": "a/b", "partitions": 4}, {}, 400, "invalid_value"),
+    ("POST", "/v1/topics", {"name": "", "partitions": 4}, {}, 400, "invalid_value"),
+    ("POST", "/v1/topics", {"name": "new", "partitions": 4, "hash": "crc"}, {}, 400, "invalid_value"),
+    ("POST", "/v1/topics", {"name": "new", "partitions": 4, "retention_ms": -1}, {}, 400, "invalid_value"),
+    ("POST", "/v1/topics", {"name": "orders", "partitions": 4}, {}, 409, "topic_exists"),
+    ("POST", "/v1/topics/orders/expand", {"partitions": 2}, {}, 400, "invalid_value"),
+    ("POST", "/v1/topics/orders/contract", {"partitions": 9}, {}, 400, "invalid_value"),
+    ("POST", "/v1/topics/orders/contract", {"partitions": 0}, {}, 400, "invalid_value"),
+    ("PATCH", "/v1/topics/orders", {"colour": "red"}, {}, 400, "malformed"),
+    ("PATCH", "/v1/topics/orders", {"token": "short"}, {}, 400, "invalid_value"),
+    ("PATCH", "/v1/topics/orders", {"records_per_second": 0, "token": "long enough"}, {}, 400, "malformed"),
+    ("PATCH", "/v1/topics/orders", {"retention_ms": "a day", "token": "long enough"}, {}, 400, "malformed"),
+    ("PATCH", "/v1/topics/orders", ["token"], {}, 400, "malformed"),
+    ("PATCH", "/v1/topics/nope", {"token": "long enough"}, {}, 404, "unknown_topic"),
+    ("DELETE", "/v1/topics/nope", None, {}, 404, "unknown_topic"),
+    ("DELETE", "/v1/topics/orders", None, {}, 409, "topic_in_use"),
+    ("DELETE", "/v1/topics/orders", None, {"force": "perhaps"}, 400, "invalid_value"),
+    ("GET", "/v1/topics/nope", None, {}, 404, "unknown_topic"),
+    ("GET", "/v1/topics/orders/partitions/99", None, {}, 400, "partition_out_of_range"),
+    ("GET", "/v1/topics/orders/partitions/first", None, {}, 400, "invalid_value"),
+    ("GET", RECORDS, None, {"partition": 0, "offset": 99}, 416, "offset_beyond_end"),
+    ("GET", RECORDS, None, {"limit": 0}, 400, "invalid_value"),
+    ("GET", "/v1/topics/orders/search", None, {}, 400, "invalid_value"),
+    ("GET", "/v1/topics/nope/search", None, {"id": "a"}, 404, "unknown_topic"),
+    ("PATCH", "/v1/groups/billing", {"colour": "red"}, {}, 400, "invalid_value"),
+    ("PATCH", "/v1/groups/billing", {"concurrency": 0}, {}, 400, "invalid_value"),
+    ("PATCH", "/v1/groups/billing", {"backoff": [1, -1]}, {}, 400, "invalid_value"),
+    ("PATCH", "/v1/groups/billing", {"paused_partitions": ["orders"]}, {}, 400, "invalid_value"),
+    ("PATCH", "/v1/groups/billing", {"webhook": "gopher://x"}, {}, 400, "invalid_value"),
+    ("PATCH", "/v1/groups/billing", {"broadcast": True}, {}, 400, "invalid_value"),
+    ("PATCH", "/v1/groups/billing", (wire.JSON, b'{"tags": ' + b"[" * 100_000), {}, 400, "malformed"),
+    ("PATCH", "/v1/groups/b%C3%A4d%20name", {"paused": True}, {}, 400, "invalid_value"),
+    ("PATCH", "/v1/groups/a~b", {"paused": True}, {}, 400, "invalid_value"),
+    ("GET", "/v1/groups/nope", None, {}, 404, "unknown_group"),
+    ("DELETE", "/v1/groups/nope", None, {}, 404, "unknown_group"),
+    ("DELETE", "/v1/groups/billing", None, {}, 409, "member_exists"),
+    ("POST", "/v1/groups/nope/reset", {"topic": "orders", "to": "earliest"}, {}, 404, "unknown_group"),
+    ("POST", "/v1/groups/billing/reset", {"topic": "nope", "to": "earliest"}, {}, 404, "unknown_topic"),
+    (
+        "POST",
+        "/v1/groups/billing/reset",
+        {"topic": "orders", "to": "offset", "value": 99},
+        {},
+        416,
+        "offset_beyond_end",
+    ),
+    ("POST", "/v1/groups/billing/reset", {"topic": "orders", "to": "offset"}, {}, 400, "invalid_value"),
+    ("POST", "/v1/groups/billing/reset", {"topic": "orders", "to": "sideways"}, {}, 400, "malformed"),
+    (
+        "POST",
+        "/v1/groups/billing/reset",
+        {"topic": "orders", "to": "latest", "partitions": [99]},
+        {},
+        400,
+        "partition_out_of_range",
+    ),
+    ("POST", "/v1/groups/b%20d/members", {"topics": ["orders"]}, {}, 400, "invalid_value"),
+    ("POST", "/v1/groups/new/members", {"topics": ["orders", "nope"]}, {}, 404, "unknown_topic"),
+    ("POST", "/v1/groups/new/members", {"topics": []}, {}, 400, "malformed"),
+    ("POST", "/v1/groups/new/members", {"topics": ["orders"], "session_timeout": 0.1}, {}, 400, "invalid_value"),
+    ("POST", "/v1/groups/new/members", {"topics": ["orders"], "name": "a/b"}, {}, 400, "invalid_value"),
+    ("POST", "/v1/groups/new/members", {"topics": ["orders"], "name": ".."}, {}, 400, "invalid_value"),
+    ("POST", "/v1/groups/new/members", {"topics": ["orders"], "weight": 0}, {}, 400, "malformed"),
+    (
+        "POST",
+        "/v1/groups/new/members",
+        {"topics": ["orders"], "partitions": ["orders/99"]},
+        {},
+        400,
+        "partition_out_of_range",
+    ),
+    ("POST", "/v1/groups/new/members", {"topics": ["orders"], "partitions": ["x"]}, {}, 400, "invalid_value"),
+    ("POST", "/v1/groups/billing/members", {"topics": ["orders"], "name": "m1"}, {}, 409, "member_exists"),
+    ("POST", "/v1/groups/billing/members/m1/heartbeat", {"epoch": 1}, {}, 409, "fenced"),
+    ("POST", "/v1/groups/billing/members/nobody/heartbeat", {"epoch": 2**80}, {}, 409, "fenced"),
+    ("POST", "/v1/groups/billing/members/m1/commit", {"epoch": 1, "positions": {}}, {}, 409, "fenced"),
+    ("POST", "/v1/groups/billing/members/m1/release", {"epoch": 1, "partitions": {}}, {}, 409, "fenced"),
+    ("DELETE", "/v1/groups/billing/members/m1", None, {"epoch": 1}, 409, "fenced"),
+    ("GET", "/v1/groups/billing/members/m1", None, {}, 400, "invalid_value"),
+    ("GET", "/v1/groups/billing/partitions/orders/0/records", None, {"offset": 0, "owner": 1}, 409, "fenced"),
+    ("GET", "/v1/groups/billing/partitions/orders/0/records", None, {"offset": "x", "owner": 1}, 400, "invalid_value"),
+    ("POST", "/v1/groups/billing/partitions/orders/0/fence", {"epoch": 1}, {}, 409, "fenced"),
+    ("POST", "/v1/groups/billing/partitions/orders/0/fence", {"epoch": -1}, {}, 400, "malformed"),
+    (
+        "POST",
+        "/v1/groups/billing/failures",
+        {"failures": [{"partition": "orders/0", "epoch": 1, "offset": 0, "reason": "x"}]},
+        {},
+        409,
+        "fenced",
+    ),
+    ("GET", "/v1/groups/billing/dead", None, {"topic": "nope"}, 404, "unknown_topic"),
+    ("POST", "/v1/groups/billing/dead/redrive", {"topic": "orders", "ids": "a"}, {}, 400, "malformed"),
+    ("GET", "/v1/audit", None, {"limit": 0}, 400, "invalid_value"),
+    ("GET", "/nothing/here", None, {}, 404, "not_found"),
+    ("PUT", "/v1/topics", {"name": "new"}, {}, 405, "method_not_allowed"),
+]
+
+
+@pytest.mark.parametrize("engine", ["memory", "sqlite"])
+def test_what_is_wrong_is_refused_with_a_code_and_a_sentence_and_nothing_is_stored(engine: str, tmp_path: Path) -> None:
+    async def story(yard: Yard) -> None:
+        await yard.topic()
+        await yard.publish("one", partition=0)
+        async with yard.consumer("m1", session_timeout=60.0) as consumer:
+            await yard.until(lambda: Partition("orders", 0) in consumer.owned)
+            batch = await anext(aiter(consumer))
+            await batch.commit()
+            await asyncio.sleep(0.3)  # what it does by itself when it begins is over
+            before = await everything(yard)
+            for method, path, content, query, status, code in BAD:
+                media, body = content if isinstance(content, tuple) else (wire.JSON, None)
+                asked = None if isinstance(content, tuple) else content
+                told = await yard.ask(method, path, asked, body=body, media=media, **query)
+                what = f"{method} {path} {str(content)[:200]} {str(query)[:100]}: {told.body[:300]!r}"
+                assert (told.status, told.code) == (status, code), what
+                assert await everything(yard) == before, what
+
+    tell(story, tmp_path if engine == "sqlite" else None)
+
+
+def test_a_stale_owner_can_neither_commit_fail_nor_publish_and_nobody_commits_beyond_the_end() -> None:
+    async def story(yard: Yard) -> None:
+        await yard.topic(partitions=1)
+        await yard.publish("one")
+        async with yard.consumer("m1") as consumer:
+            await yard.until(lambda: consumer.owned)
+            row = (await yard.rows())[0]
+            life, owned = consumer.member.seat.epoch, row["epoch"]
+            epoch = (await yard.log.topic("orders")).epoch
+            commit = "/v1/groups/billing/members/m1/commit"
+
+            def positions(owner: int, offset: int) -> dict[str, Any]:
+                return {"epoch": life, "positions": {"orders/0": [owner, epoch, offset]}}
+
+            stale = await yard.ask("POST", commit, positions(owned - 1, 1))
+            beyond = await yard.ask("POST", commit, positions(owned, 2))
+            negative = await yard.ask("POST", commit, positions(owned, -1))
+            assert (stale.status, stale.code) == (409, "fenced")
+            assert (beyond.status, beyond.code) == (409, "commit_beyond")
+            assert (negative.status, negative.code) == (400, "malformed")
+            assert (await yard.rows())[0]["committed"] is None
+            assert (await yard.ask("POST", commit, positions(owned, 1))).status == 204
+            behind = await yard.ask("POST", commit, positions(owned, 0))
+            assert (behind.status, behind.code) == (409, "commit_behind")
+            assert (await yard.rows())[0]["committed"] == 1
+            fence = {"fence": "billing/orders/0", "owner": owned - 1, "partition": 0}
+            refused = await yard.ask("POST", RECORDS, {"value": "late"}, **fence)
+            assert (refused.status, refused.code) == (409, "fenced")
+            await yard.do("POST", RECORDS, {"value": "in time"}, **{**fence, "owner": owned})
+            assert [r.value for r in (await yard.records())[0]] == [b"one", b"in time"]
+
+    tell(story)
+
+
+def test_a_body_that_is_too_large_is_refused_before_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "MOST_BYTES", 100_000)
+
+    async def story(yard: Yard) -> None:
+        await yard.topic()
+        before = await yard.count()
+        told = await yard.ask("POST", RECORDS, {"value": "x" * 200_000})
+        assert (told.status, told.code) == (413, "too_large")
+
+        async def endless() -> Any:  # without a length
+            for _ in range(30):
+                yield b" " * 10_000
+
+        async with aiohttp.ClientSession() as session, session.post(yard.urls[0] + RECORDS, data=endless()) as answer:
+            refused = Told(answer.status, await answer.read(), None)
+        assert (refused.status, refused.code) == (413, "too_large")
+        assert await yard.count() == before
+        await yard.publish("fits")
+
+    tell(story)
+
+
+def test_a_body_of_many_megabytes_gets_its_answer_and_not_a_broken_connection() -> None:
+    async def story(yard: Yard) -> None:
+        await yard.topic()
+        told = await yard.ask("POST", RECORDS, body=b" " * (http.MOST_BYTES + 1))
+        assert (told.status, told.code) == (413, "too_large")
+
+    tell(story)
+
+
+def test_without_the_brokers_token_only_its_health_is_told_and_publishers_may_have_one_of_their_own() -> None:
+    async def story(yard: Yard) -> None:
+        for method, path in (
+            ("GET", "/v1/topics"),
+            ("POST", "/v1/topics"),
+            ("GET", "/v1/groups"),
+            ("GET", "/v1/audit"),
+            ("POST", RECORDS),
+            ("GET", RECORDS),
+            ("POST", "/v1/groups/g/members"),
+        ):
+            for wrong in (None, "another token"):
+                told = await yard.ask(method, path, {"value": "x"} if method == "POST" else None, token=wrong)
+                assert (told.status, told.code) == (401, "wrong_token"), path
+                assert told.headers["WWW-Authenticate"] == "Bearer"
+        assert (await yard.get("/healthz")) == {"alive": True}
+        assert (await yard.get("/readyz"))["ready"] is True
+
+        admin = {"token": "the broker's"}
+        await yard.do("POST", "/v1/topics", {"name": "orders", "partitions": 1}, **admin)
+        await yard.do("POST", RECORDS, {"value": "by the admin"}, **admin)
+        await yard.do("PATCH", "/v1/topics/orders", {"token": "of publishers"}, **admin)
+        described = await yard.get("/v1/topics/orders", **admin)
+        assert described["token"] is True
+        assert "of publishers" not in str(described)
+        for wrong in (None, "the broker's", "of publisher"):
+            told = await yard.ask("POST", RECORDS, {"value": "x"}, token=wrong)
+            assert (told.status, told.code) == (401, "wrong_token")
+        await yard.do("POST", RECORDS, {"value": "by a publisher"}, token="of publishers")
+        assert (await yard.ask("GET", RECORDS, token="of publishers")).status == 401
+        await yard.do("PATCH", "/v1/topics/orders", {"token": None}, **admin)
+        assert [r.value for r in (await yard.records())[0]] == [b"by the admin", b"by a publisher"]
+
+    tell(story, token="the broker's")
+
+
+# Topics
+
+
+@pytest.mark.parametrize("engine", ["memory", "sqlite"])
+def test_a_topic_is_made_described_expanded_set_and_deleted(engine: str, tmp_path: Path) -> None:
+    async def story(yard: Yard) -> None:
+        await yard.topic(partitions=2, retention_ms=60_000)
+        await yard.publish("a", "b", "c", partition=1)
+        told = await yard.get("/v1/topics/orders")
+        assert (told["partitions"], told["receiving"], told["retention_ms"]) == (2, 2, 60_000)
+        assert told["spans"] == [{"first": 0, "end": 0}, {"first": 0, "end": 3}]
+        assert "orders" in [topic["name"] for topic in await yard.get("/v1/topics")]
+        assert (await yard.do("POST", "/v1/topics/orders/expand", {"partitions": 5}))["partitions"] == 5
+        await yard.publish("d", partition=4)
+        changed = await yard.do("PATCH", "/v1/topics/orders", {"retention_bytes": 1_000_000, "records_per_second": 50})
+        assert (changed["retention_ms"], changed["retention_bytes"], changed["records_per_second"]) == (
+            60_000,
+            1_000_000,
+            50,
+        )
+        await yard.do("PATCH", "/v1/topics/orders", {"token": "of publishers"})
+        await yard.do("DELETE", "/v1/topics/orders")
+        assert (await yard.ask("GET", "/v1/topics/orders")).code == "unknown_topic"
+        await yard.topic(partitions=1)
+        again = await yard.get("/v1/topics/orders")
+        assert (again["spans"], again["token"], again["records_per_second"]) == ([{"first": 0, "end": 0}], False, None)
+        await yard.publish("e")
+
+    tell(story, tmp_path if engine == "sqlite" else None)
+
+
+@pytest.mark.parametrize("engine", ["memory", "sqlite"])
+def test_a_contracted_topic_takes_records_on_what_stays_and_what_goes_is_drained_first(
+    engine: str, tmp_path: Path
+) -> None:
+    async def story(yard: Yard) -> None:
+        await yard.topic(partitions=6)
+        handled = Handled()
+        sent = [f"{i}" for i in range(200)]
+        async with yard.producer() as producer:
+            await asyncio.gather(*(producer.send("orders", value, key=value) for value in sent[:100]))
+            told = await yard.do("POST", "/v1/topics/orders/contract", {"partitions": 2})
+            assert (told["partitions"], told["receiving"]) == (6, 2)
+            await asyncio.sleep(2.2)  # longer than it takes to look for what is drained
+            assert (await yard.get("/v1/topics/orders"))["partitions"] == 6, "nobody has read it"
+            refused = await yard.ask("POST", RECORDS, {"value": "x"}, partition=5)
+            assert (refused.status, refused.code) == (400, "closing")
+            async with handled.at_work(yard.consumer("m1")), handled.at_work(yard.consumer("m2")):
+                await asyncio.gather(*(producer.send("orders", value, key=value) for value in sent[100:]))
+
+                async def gone() -> bool:
+                    return bool((await yard.get("/v1/topics/orders"))["partitions"] == 2)
+
+                await yard.until(gone)
+                await producer.send("orders", "last")
+                await yard.until(lambda: "last" in handled.values)
+                await yard.until_shared(1, 1)
+        assert sorted(handled.values) == sorted([*sent, "last"])
+
+    tell(story, tmp_path if engine == "sqlite" else None)
+
+
+def test_a_topic_is_not_deleted_under_its_subscribers_unless_by_force_and_they_live_on() -> None:
+    async def story(yard: Yard) -> None:
+        await yard.topic(partitions=2)
+        handled = Handled()
+        async with handled.at_work(yard.consumer("m1")):
+            await yard.until_shared(2)
+            refused = await yard.ask("DELETE", "/v1/topics/orders")
+            assert (refused.status, refused.code) == (409, "topic_in_use")
+            assert refused.json["error"]["fields"]["groups"] == ["billing"]
+            await yard.publish("old")
+            await yard.until(lambda: handled.values == ["old"])
+            await yard.do("DELETE", "/v1/topics/orders", force=True)
+            await yard.topic(partitions=2)
+            await yard.publish("new")
+            await yard.until(lambda: handled.values == ["old", "new"])
+        await yard.do("DELETE", "/v1/topics/orders")
+
+    tell(story)
+
+
+# Groups
+
+
+def test_two_consumers_have_three_partitions_each_and_three_have_two_and_only_what_must_move_moves(
+    tmp_path: Path,
+) -> None:
+    """The pictures of seed 001."""
+
+    async def story(yard: Yard) -> None:
+        await yard.topic(partitions=6)
+        async with yard.consumer("c1"), yard.consumer("c2"):
+            two = await yard.until_shared(3, 3)
+            async with yard.consumer("c3"):
+                three = await yard.until_shared(2, 2, 2)
+                moved = {p for p in two if two[p] != three[p]}
+                assert len(moved) == 2
+                assert {three[p] for p in moved} == {"c3"}
+                retries = await yard.until_shared(2, 1, 1, topic="billing.orders.retry")
+                assert len(retries) == 4, "balanced apart from the others"
+                epochs = {p: row["epoch"] for p, row in (await yard.rows()).items()}
+            again = await yard.until_shared(3, 3)
+            assert {p for p in three if three[p] != again[p]} == {p for p, owner in three.items() if owner == "c3"}
+            stayed = {p for p, owner in three.items() if owner != "c3"}
+            after = await yard.rows()
+            assert {p: after[p]["epoch"] for p in stayed} == {p: epochs[p] for p in stayed}, "they never paused"
+
+    tell(story, tmp_path)
+
+
+def test_twenty_consumers_that_join_at_once_have_a_fair_share_and_each_record_is_handled() -> None:
+    async def story(yard: Yard) -> None:
+        await yard.topic(partitions=30)
+        sent = [f"{i}" for i in range(300)]
+        await yard.publish(*sent)
+        handled = Handled()
+        async with contextlib.AsyncExitStack() as stack:
+            members = [handled.at_work(yard.consumer(f"m{i}", session_timeout=10.0)) for i in range(20)]
+            await asyncio.gather(*(stack.enter_async_context(member) for member in members))
+            await yard.until_shared(*[1] * 10, *[2] * 10)
+            await yard.until_done()
+        assert set(handled.values) == set(sent)
+        committed = [row["committed"] for row in (await yard.rows()).values()]
+        assert committed == [10] * 30
+
+    tell(story)
+
+
+def test_a_group_shows_the_seeds_table_and_its_members() -> None:
+    async def story(yard: Yard) -> None:
+        await yard.topic(partitions=2)
+        await yard.publish("a", "b", "c", partition=0)
+        async with yard.consumer("m1", max_records=1) as consumer:
+            await yard.until_shared(2)
+            async for batch in consumer:
+                await batch.commit()
+                break
+            told = await yard.get("/v1/groups/billing")
+            (row,) = [r for r in told["partitions"] if (r["topic"], r["partition"]) == ("orders", 0)]
+            shown = {name: row[name] for name in ("group", "owner", "next_owner", "committed", "end", "lag")}
+            expected = {"group": "billing", "owner": "m1", "next_owner": None, "committed": 1, "end": 3, "lag": 2}
+            assert shown == expected
+            assert row["epoch"] > 0
+            (member,) = told["members"]
+            assert (member["member"], member["standby"], member["session_timeout"]) == ("m1", False, 2.0)
+            assert member["topics"] == ["billing.orders.retry", "orders"]
+            (listed,) = [g for g in await yard.get("/v1/groups") if g["group"] == "billing"]
+            assert listed == {"group": "billing", "members": 1, "lag": 2}
+        await yard.set(paused=True)
+        await yard.do("DELETE", "/v1/groups/billing")
+        assert (await yard.ask("GET", "/v1/groups/billing")).code == "unknown_group"
+        async with yard.consumer("m1") as consumer:
+            assert consumer.settings["paused"] is False, "another group of that name begins anew"
+
+    tell(story)
+
+
+def test_whoever_waits_for_a_change_in_a_group_hears_of_it_at_once() -> None:
+    async def story(yard: Yard) -> None:
+        await yard.topic(partitions=1)
+        async with yard.consumer("m1"):
+            await yard.until_shared(1)
+            seen = (await yard.get("/v1/groups/billing/changes"))["version"]
+            waiting = asyncio.create_task(yard.get("/v1/groups/billing/changes", seen=seen, wait_seconds=15))
+            await asyncio.sleep(0.1)
+            assert not waiting.done()
+            async with yard.consumer("m2"):
+                told = await asyncio.wait_for(waiting, 5)
+                assert told["version"] != seen
+
+    tell(story)
+
+
+# Looking
+
+
+@pytest.mark.parametrize("engine", ["memory", "sqlite"])
+def test_records_can_be_looked_at_and_searched_without_being_a_member(engine: str, tmp_path: Path) -> None:
+    async def story(yard: Yard) -> None:
+        await yard.topic(partitions=2)
+        records = [
+            {
+                "value": "one",
+                "key": "k",
+                "id": "r1",
+                "trace": "t1",
+                "tag": "red",
+                "headers": {"x": "y"},
+                "timestamp": 10,
+            },
+            {"value_base64": "/w==", "id": "r2", "trace": "t1", "timestamp": 20},
+            {"value": "three", "id": "r3", "key_base64": "/g==", "timestamp": 30},
+        ]
+        await yard.do("POST", RECORDS, {"records": records}, partition=1)
+        told = await yard.get(RECORDS, partition=1)
+        shown = [
+            {name: value for name, value in record.items() if name not in ("partition", "offset")}
+            for record in told["records"]
+        ]
+        assert shown == records
+        assert [(r["partition"], r["offset"]) for r in told["records"]] == [("orders/1", i) for i in range(3)]
+        assert (told["first"], told["end"]) == (0, 3)
+        assert [r["id"] for r in (await yard.get(RECORDS, partition=1, limit=2))["records"]] == ["r2", "r3"]
+        assert [r["id"] for r in (await yard.get(RECORDS, partition=1, offset=1, limit=1))["records"]] == ["r2"]
+        assert (await yard.get(RECORDS, partition=0))["records"] == []
+
+        async def ids(**query: Any) -> list[str]:
+            return [record["id"] for record in await yard.get("/v1/topics/orders/search", **query)]
+
+        assert await ids(id="r2") == ["r2"]
+        assert await ids(key="k") == ["r1"]
+        assert await ids(trace="t1") == ["r1", "r2"]
+        assert await ids(since=20, until=30) == ["r2"]
+        assert await ids(trace="t1", limit=1) == ["r2"]
+        assert await ids(trace="t1", partition=0) == []
+        (found,) = await yard.get("/v1/topics/orders/search", id="r3")
+        assert (found["partition"], found["offset"]) == ("orders/1", 2)
+
+    tell(story, tmp_path if engine == "sqlite" else None)
+
+
+def test_the_description_of_the_api_is_whole() -> None:
+    async def story(yard: Yard) -> None:
+        told = await yard.get("/openapi.json")
+        text = msgspec.json.encode(told).decode()
+        refs = set(re.findall(r'"\$ref":"#/components/schemas/([^"]+)"', text))
+        assert refs
+        assert refs <= set(told["components"]["schemas"])
+        assert len(re.findall(r'"\$ref"', text)) == len(re.findall(r'"\$ref":"#/components/schemas/', text))
+        paths = told["paths"]
+        for path, calls in paths.items():
+            for method, call in calls.items():
+                assert call["description"], f"{method} {path}"
+                if method in ("post", "patch"):
+                    assert "requestBody" in call, f"{method} {path}"
+        assert {"/v1/topics/{topic}/records", "/v1/groups/{group}/members", "/v1/audit"} <= set(paths)
+        published = paths["/v1/topics/{topic}/records"]["post"]["requestBody"]["content"]
+        assert set(published) == set(wire.MEDIA)
+        page = await yard.ask("GET", "/docs")
+        assert page.status == 200
+
+    tell(story)
+
+
+def test_a_broker_that_stops_answers_those_who_wait_at_once() -> None:
+    async def story(yard: Yard) -> None:
+        await yard.topic(partitions=1)
+        async with yard.consumer("m1") as consumer:
+            await yard.until(lambda: consumer.owned)
+            owner = (await yard.rows())[0]["epoch"]
+            query = {"offset": 0, "owner": owner, "wait_seconds": 30}
+            waiting = asyncio.create_task(yard.ask("GET", "/v1/groups/billing/partitions/orders/0/records", **query))
+            await asyncio.sleep(0.2)
+            assert not waiting.done()
+            began = asyncio.get_running_loop().time()
+            yard.stop(0)
+            told = await waiting
+            assert told.status == 200
+            assert told.json["records"] == []
+            assert asyncio.get_running_loop().time() - began < 4
+
+    tell(story)
+
+
+def test_a_reader_in_json_gets_what_an_owner_reads() -> None:
+    async def story(yard: Yard) -> None:
+        await yard.topic(partitions=1)
+        await yard.log.append(Partition("orders", 0), [Record("a", b"\xff", b"text", (("tag", b"red"),), 7)])
+        async with running(yard.consumer("m1"), lambda _: None):
+            await yard.until_done()
+            owner = (await yard.rows())[0]["epoch"]
+            told = await yard.get("/v1/groups/billing/partitions/orders/0/records", offset=0, owner=owner)
+            (record,) = told["records"]
+            assert record == {
+                "id": "a",
+                "key_base64": "/w==",
+                "value": "text",
+                "tag": "red",
+                "timestamp": 7,
+                "partition": "orders/0",
+                "offset": 0,
+            }
+
+    tell(story)

@@ -1,0 +1,78 @@
+"""Partitions that were contracted away go when every group is done with them, and not before."""
+
+from dataclasses import replace
+
+from shardyard.log import Log, MemoryLog
+from shardyard.model import Partition, Position, Record
+from shardyard.queues.retiring import Retiring
+from shardyard.registry import GroupRow, MemoryRegistry, OwnershipRow, Registry
+from tests.log.samples import awaited
+
+P1, P2 = Partition("orders", 1), Partition("orders", 2)
+
+
+async def contracted(log: Log, *, records: int = 3) -> int:
+    """A topic of which partitions 1 and 2 are closing, the latter with records; its epoch."""
+    await log.create_topic("orders", 3)
+    if records:
+        await log.append(P2, [Record.new(b"x") for _ in range(records)])
+    return (await log.contract_topic("orders", 1)).epoch
+
+
+def commit(registry: Registry, group: str, partition: Partition, position: Position | None) -> None:
+    with registry.transaction() as tx:
+        tx.put_group(tx.group(group) or GroupRow(group))
+        row = tx.ownership(group, partition) or OwnershipRow(group, partition)
+        tx.put_ownerships([replace(row, committed=position)])
+
+
+@awaited
+async def test_what_some_group_has_not_read_to_its_end_stays() -> None:
+    async with MemoryLog() as log:
+        with MemoryRegistry() as registry:
+            retiring = Retiring(log, registry, holder="b1")
+            epoch = await contracted(log)
+            assert await retiring.check_once() == [], "nobody has read it"
+            commit(registry, "billing", P2, Position(epoch, 2))
+            assert await retiring.check_once() == []
+            commit(registry, "billing", P2, Position(epoch, 3))
+            commit(registry, "shipping", P2, None)
+            assert await retiring.check_once() == [], "one of two groups is done"
+            commit(registry, "shipping", P2, Position(epoch - 1, 3))
+            assert await retiring.check_once() == [], "that was an earlier life of the topic"
+            commit(registry, "shipping", P2, Position(epoch, 3))
+            (topic,) = await retiring.check_once()
+            assert (topic.partitions, topic.open_partitions) == (1, None)
+            assert await retiring.check_once() == []
+
+
+@awaited
+async def test_what_is_empty_or_trimmed_away_goes_at_once() -> None:
+    async with MemoryLog() as log:
+        with MemoryRegistry() as registry:
+            await contracted(log, records=3)
+            await log.trim(P2, 3)
+            commit(registry, "billing", P1, None)
+            assert [topic.name for topic in await Retiring(log, registry, holder="b1").check_once()] == ["orders"]
+
+
+@awaited
+async def test_one_broker_does_it() -> None:
+    async with MemoryLog() as log:
+        with MemoryRegistry() as registry:
+            first, second = Retiring(log, registry, holder="b1"), Retiring(log, registry, holder="b2")
+            epoch = await contracted(log)
+            assert await first.check_once() == []
+            commit(registry, "billing", P2, Position(epoch, 3))
+            assert await second.check_once() == [], "the first one has the lease"
+            assert len(await first.check_once()) == 1
+
+
+@awaited
+async def test_an_expansion_keeps_what_was_about_to_go() -> None:
+    async with MemoryLog() as log:
+        with MemoryRegistry() as registry:
+            await contracted(log)
+            await log.expand_topic("orders", 3)
+            assert await Retiring(log, registry, holder="b1").check_once() == []
+            assert (await log.span(P2)).end == 3

@@ -1,0 +1,145 @@
+"""What goes over the wire comes out as it went in."""
+
+import random
+
+import pyarrow as pa
+import pytest
+
+from shardyard import model
+from shardyard.log import Batch, MemoryLog, from_records
+from shardyard.model import InvalidValue, Malformed, Partition, PartitionOutOfRange, Record, ShardyardError, TopicInUse
+from shardyard.queues import wire
+from shardyard.queues.filtering import only_tagged
+from tests.log.samples import awaited
+
+P = Partition("orders", 3)
+RECORDS = [
+    Record("a", b"k", b"v", (("tag", b"red"), ("x", b"\xff")), 5),
+    Record("b", None, b"", (), 6),
+    Record("ä", b"", b"\x00" * 10, (("tag", b"blue"),), 7),
+]
+
+
+def batch(records: list[Record], first: int = 10) -> Batch:
+    return Batch(P, 77, first, pa.Table.from_batches([from_records(records, 0)]))
+
+
+def same(left: Batch, right: Batch) -> bool:
+    return (left.partition, left.epoch, left.first, left.end, list(left.offsets()), left.records()) == (
+        right.partition,
+        right.epoch,
+        right.first,
+        right.end,
+        list(right.offsets()),
+        right.records(),
+    )
+
+
+def test_a_batch_is_the_same_behind_the_wire_also_filtered_and_empty() -> None:
+    whole = batch(RECORDS)
+    for one in (whole, only_tagged(whole, ["blue"]), only_tagged(whole, ["none"]), whole.emptied()):
+        assert same(wire.decoded_batch(P, wire.encoded_batch(one, wire.ARROW)), one)
+    filtered = only_tagged(whole, ["red", "blue"])
+    assert [r.id for r in filtered.records()] == ["a", "ä"]
+    assert list(filtered.offsets()) == [10, 12]
+    assert filtered.end == 13
+    assert only_tagged(whole, ["none"]).end == 13, "one gets past what is left out"
+    assert only_tagged(batch(RECORDS[:1]), ["red"]).places is None
+
+
+def test_tags_are_found_in_slices_of_several_chunks() -> None:
+    rows = from_records([Record(f"{i}", None, b"", (("a", b"red"), ("tag", b"%d" % (i % 3)))) for i in range(30)], 0)
+    table = pa.Table.from_batches([rows.slice(4, 5), rows.slice(9, 1), rows.slice(10, 7)])
+    found = only_tagged(Batch(P, 1, 4, table), ["0", "red"])
+    assert [r.id for r in found.records()] == [f"{i}" for i in range(4, 17) if i % 3 == 0]
+    assert list(found.offsets()) == [i for i in range(4, 17) if i % 3 == 0]
+
+
+def test_records_are_the_same_in_all_media() -> None:
+    packed = [wire.PackedRecord(r.value, r.key, r.id, list(r.headers), r.timestamp) for r in RECORDS]
+    posted = wire.posted_records(wire.packed(wire.PackedRecords(packed)), wire.MSGPACK, 0)
+    assert not isinstance(posted, pa.RecordBatch)
+    assert [p.record for p in posted] == RECORDS
+    rows = from_records(RECORDS, 0)
+    assert wire.posted_records(wire.arrow_body(rows), wire.ARROW, 0) == rows
+    several = wire.posted_records(wire.arrow_body([rows.slice(0, 1), rows.slice(1)]), wire.ARROW, 0)
+    assert several == rows
+    text = b'{"value": "v", "key_base64": "/w==", "id": "a", "tag": "red", "headers": {"x": "y"}, "delay": 1.5}'
+    (one,) = wire.posted_records(text, wire.JSON, 1000)
+    assert one == wire.Posted(Record("a", b"\xff", b"v", (("tag", b"red"), ("x", b"y"))), 2500)
+    many = wire.posted_records(b' { "records": [{"value": ""}, {"value": "x"}]}', wire.JSON, 0)
+    assert [p.record.value for p in many] == [b"", b"x"]
+    assert len({p.record.id for p in many}) == 2, "those without an id are given one"
+
+
+def test_a_record_for_people_is_text_where_it_is_text() -> None:
+    shown = wire.json_record(Record("a", b"\xff", b"text", (("trace", b"t"), ("x", b"\xff")), 5), P, 9)
+    assert (shown.value, shown.value_base64, shown.key, shown.key_base64) == ("text", None, None, "/w==")
+    assert (shown.trace, shown.partition, shown.offset) == ("t", "orders/3", 9)
+
+
+@awaited
+async def test_a_damaged_arrow_body_is_refused_or_stored_whole_and_never_breaks_anything() -> None:
+    """Bytes that anybody sends reach C++ here."""
+    rows = from_records([Record(f"id{i}", b"k%d" % i, b"value" * i, (("tag", b"t"),)) for i in range(20)], 1)
+    body = wire.arrow_body(rows)
+    random.seed(5)
+    async with MemoryLog() as log:
+        await log.create_topic("t", 1)
+        refused = 0
+        for _ in range(500):
+            damaged = bytearray(body)
+            for _ in range(random.randrange(1, 4)):
+                damaged[random.randrange(len(damaged))] = random.randrange(256)
+            try:
+                posted = wire.posted_records(bytes(damaged), wire.ARROW, 0)
+                assert isinstance(posted, pa.RecordBatch)
+                await log.append(Partition("t", 0), posted)
+            except ShardyardError:
+                refused += 1
+        assert refused > 50
+        end = (await log.span(Partition("t", 0))).end
+        at = 0
+        while at < end:
+            read = await log.read(Partition("t", 0), at)
+            assert len(read.records()) == len(read)
+            at = read.end
+
+
+def test_errors_are_the_same_behind_the_wire() -> None:
+    for error in (
+        PartitionOutOfRange(P, 2),
+        InvalidValue("delay", -1, "seconds"),
+        TopicInUse("orders", ["billing", "shipping"]),
+        model.OverQuota("orders", 5, 0.25),
+        model.Fenced("gone"),
+    ):
+        again = wire.error_of(wire.error_body(error))
+        assert type(again) is type(error)
+        assert str(again) == str(error)
+        assert vars(again) == vars(error)
+    unknown = wire.error_of(wire.ErrorBody("of_a_later_version", "what it says"))
+    assert type(unknown) is model.InvalidCall
+    assert str(unknown) == "what it says"
+
+
+def test_every_error_has_a_code_of_its_own() -> None:
+    kinds = [k for k in vars(model).values() if isinstance(k, type) and issubclass(k, ShardyardError)]
+    assert len({wire.code_of(kind) for kind in kinds}) == len(kinds)
+    assert wire.code_of(PartitionOutOfRange) == "partition_out_of_range"
+
+
+@pytest.mark.parametrize(
+    "text", ["", "orders", "/3", "orders/", "orders/x", "orders/-1", "orders/²", "orders/" + "9" * 99]
+)
+def test_a_partitions_name_has_a_topic_and_an_index(text: str) -> None:
+    with pytest.raises(InvalidValue, match="such as orders/3"):
+        wire.partition_named(text)
+    assert wire.partition_named("orders/3") == P
+
+
+def test_what_can_not_be_read_is_said_where_it_is_wrong() -> None:
+    with pytest.raises(Malformed, match=r"\$\.records\[1\]\.value"):
+        wire.posted_records(b'{"records": [{"value": "x"}, {"value": 1}]}', wire.JSON, 0)
+    with pytest.raises(Malformed):
+        wire.decoded(b'{"a":' + b"[" * 100_000, dict)
