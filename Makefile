@@ -20,7 +20,7 @@ run: $(VENV)/.ready ## a tour: where keys live, what moves, a group sharing a du
 
 .PHONY: test
 test: lint ## lint, types, layers and all tests
-	@$(BIN)/python -m pytest -n 2 --dist loadgroup
+	@$(BIN)/python -m pytest -n 2
 
 .PHONY: lint
 lint: $(VENV)/.ready ## ruff, mypy (strict) and the import layers

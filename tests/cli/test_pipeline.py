@@ -41,17 +41,16 @@ def test_a_reshard_is_carried_out_and_a_loss_is_noticed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     log = url(tmp_path)
-    monkeypatch.chdir(tmp_path)
     create(log, "orders", 3)
     fill(log, "orders", 200)
-    assert called(monkeypatch, "reshard", "orders", "--partitions", "5", "--log", LOG, "--no-groups", "--json") == 0
+    assert called(monkeypatch, "reshard", "orders", "--partitions", "5", "--log", log, "--no-groups", "--json") == 0
     done = json.loads(capsys.readouterr().out)
     assert (done["target"], done["records"], done["partitions"]) == ("orders.2", 200, 5)
     assert len(contents(log, "orders.2")) == 5
 
     pq.write_table(pa.table({"id": [f"id-{n}" for n in range(199)], "n": range(199)}), tmp_path / "came.parquet")
-    came = ("--parquet", str(tmp_path / "came.parquet"), "--order", "n")  # Spark was started in another folder
-    assert called(monkeypatch, "audit", "--log", LOG, "--sent", "orders", *came) == 1
+    came = ("--parquet", str(tmp_path / "came.parquet"), "--order", "n")
+    assert called(monkeypatch, "audit", "--log", log, "--sent", "orders", *came) == 1
     told = capsys.readouterr()
     assert told.out.splitlines()[-1] == "200 sent, 199 delivered: 1 lost, 0 twice, 0 out of order: broken (lost)"
     assert told.err == ""

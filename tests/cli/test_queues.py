@@ -111,7 +111,7 @@ def test_a_topic_is_made_listed_shown_resized_set_and_deleted(shell: Shell) -> N
 
 
 def test_topics_that_shardyard_keeps_for_itself_are_listed_when_asked_for(shell: Shell, topic: str) -> None:
-    shell("publish", topic, "later", "--delay", "3600")
+    shell("publish", topic, "later", "--delay", "3700")
     own = {found["name"] for found in shell.json("topics", "list", "--all")}
     own -= {found["name"] for found in shell.json("topics", "list")}
     assert "shardyard.delay.1h" in own

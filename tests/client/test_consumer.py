@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import itertools
+import sys
 import threading
 import time
 from collections import defaultdict
@@ -98,6 +99,13 @@ def test_a_part_of_a_batch_is_committed_while_it_is_worked_on() -> None:
     tell(story)
 
 
+class Mute(Exception):
+    """Says nothing of itself."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
 def test_a_failing_record_holds_up_nobody_whatever_its_handler_does() -> None:
     async def story(yard: Yard) -> None:
         await yard.topic(partitions=1)
@@ -114,9 +122,15 @@ def test_a_failing_record_holds_up_nobody_whatever_its_handler_does() -> None:
                 raise StopIteration
             if text == "bad":
                 raise ValueError("ä" * 5000)
+            if text == "surrogate":
+                raise ValueError("file \udcff")
+            if text == "mute":
+                raise Mute
+            if text == "endless":
+                raise ValueError("x" * 40_000_000)
             handled.append(text)
 
-        values = ["a", "cancel", "b", "time", "stop", "bad", "c"]
+        values = ["a", "cancel", "b", "time", "stop", "bad", "surrogate", "mute", "endless", "c"]
         await yard.publish(*values)
         async with running(yard.consumer("m1"), handle):
             await yard.until_done()
@@ -127,7 +141,10 @@ def test_a_failing_record_holds_up_nobody_whatever_its_handler_does() -> None:
             assert reasons["time"] == "TimeoutError: of its own"
             assert "StopIteration" in reasons["stop"]
             assert reasons["bad"].startswith("ValueError: ää")
-            assert len(reasons) == 4
+            assert reasons["surrogate"] == "ValueError: file ?"
+            assert reasons["mute"] == "Mute, which can't be told as text"
+            assert reasons["endless"] == ("ValueError: " + "x" * 1000)[:1000]
+            assert len(reasons) == 7
 
     tell(story)
 
@@ -153,6 +170,76 @@ def test_a_plain_handler_runs_in_threads_as_many_as_are_set() -> None:
         assert len(threads) >= 12
         assert not together.broken
         assert threading.current_thread().name not in threads
+
+    tell(story)
+
+
+HANGING = """
+import asyncio, sys, threading
+from shardyard.client import Consumer
+
+async def main():
+    loop, hangs = asyncio.get_running_loop(), asyncio.Event()
+
+    def handle(message):
+        loop.call_soon_threadsafe(hangs.set)
+        threading.Event().wait()
+
+    async with Consumer(sys.argv[1], "billing", ["orders"]) as consumer:
+        work = asyncio.create_task(consumer.run(handle))
+        await hangs.wait()
+        work.cancel()
+        await asyncio.gather(work, return_exceptions=True)
+    print("left", flush=True)
+
+asyncio.run(main())
+"""
+
+
+def test_a_process_ends_although_a_plain_handler_hangs() -> None:
+    async def story(yard: Yard) -> None:
+        await yard.topic(partitions=1)
+        await yard.publish("a")
+        program = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", HANGING, yard.urls[0], stdout=asyncio.subprocess.PIPE
+        )
+        try:
+            assert program.stdout is not None
+            assert await program.stdout.readline() == b"left\n"
+            async with asyncio.timeout(10):
+                assert await program.wait() == 0
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                program.kill()
+            await program.wait()
+
+    tell(story)
+
+
+def test_a_call_that_took_too_long_gives_its_thread_back_when_it_ends() -> None:
+    async def story(yard: Yard) -> None:
+        await yard.topic(partitions=1)
+        await yard.set(concurrency=1, backoff=[], handler_seconds=0.2)
+        go_on = threading.Event()
+        threads: list[str] = []
+
+        def handle(message: Message) -> None:
+            threads.append(threading.current_thread().name)
+            if message.value == b"slow":
+                go_on.wait(10)
+
+        await yard.publish("slow", "a")
+        async with running(yard.consumer("m1"), handle):
+            await yard.until_done()
+            (letter,) = await yard.get("/v1/groups/billing/dead", topic="orders")
+            assert letter["reason"] == "not done after 0.2 s"
+            slow, other = threads
+            assert slow != other
+            go_on.set()
+            while slow not in threads[2:]:
+                await yard.publish("b", "c")
+                await yard.until_done()
+            assert set(threads) == {slow, other}
 
     tell(story)
 

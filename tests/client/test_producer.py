@@ -134,6 +134,26 @@ def test_one_of_several_brokers_may_be_dead_and_all_of_them_only_for_a_while() -
     tell(story)
 
 
+def test_a_broker_that_is_silent_is_soon_turned_away_from_if_there_is_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shardyard.client.brokers.TURN_SECONDS", 0.3)
+
+    async def story(yard: Yard) -> None:
+        await yard.topic(partitions=1)
+        with socket.create_server(("127.0.0.1", 0)) as silent:  # its connections are taken, and never answered
+            url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+            async with Brokers([url, *yard.urls]) as brokers, Producer(brokers) as producer:
+                for ask in (lambda: producer.send("orders", "x"), lambda: brokers.get("/v1/topics/orders")):
+                    brokers._at = 0
+                    async with asyncio.timeout(5):
+                        await ask()
+                brokers._at = 0
+                with pytest.raises(Unreachable, match=r"0\.1 s"):
+                    await brokers.call("GET", "/readyz", timeout=0.2, patience=0.1)
+        assert Brokers(url).turn_seconds > 1, "there is no other one"
+
+    tell(story)
+
+
 def test_a_batch_whose_answer_was_lost_is_stored_once() -> None:
     class Losing(Brokers):
         """Loses the first answer to each publish."""

@@ -326,7 +326,9 @@ def test_epochs_of_a_new_group_lie_above_those_of_a_lost_one(yard: Yard) -> None
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        ({"session_timeout": 0.5}, "session_timeout is 0.5: expected a number of seconds, at least 1"),
+        ({"session_timeout": 0.5}, "session_timeout is 0.5: expected a number of seconds, 1 to 3600"),
+        ({"session_timeout": 1e300}, "session_timeout is 1e.300: expected a number of seconds, 1 to 3600"),
+        ({"session_timeout": float("nan")}, "session_timeout is nan"),
         ({"weight": 0}, "weight of member 'a' is 0"),
         ({"weight": 1.5}, "weight of member 'a' is 1.5"),
     ],

@@ -93,7 +93,7 @@ REFUSED: dict[str, tuple[Callable[[Log], Awaitable[Any]], type[ShardyardError]]]
     "contract: text": (lambda log: log.contract_topic("t", "1"), InvalidValue),  # type: ignore[arg-type]
     "contract: True": (lambda log: log.contract_topic("t", True), InvalidValue),
     "contract: unknown": (lambda log: log.contract_topic("u", 1), UnknownTopic),
-    "drop: unknown": (lambda log: log.drop_partitions("u"), UnknownTopic),
+    "drop: unknown": (lambda log: log.drop_partitions("u", 1), UnknownTopic),
     "retention: unknown": (lambda log: log.set_retention("u", Retention()), UnknownTopic),
     "retention: none": (lambda log: log.set_retention("t", NEITHER), InvalidValue),
     "delete: unknown": (lambda log: log.delete_topic("u"), UnknownTopic),

@@ -450,7 +450,7 @@ async def test_a_topic_contracted_to_what_it_has_is_as_it_was(log: Log) -> None:
     topic = await log.create_topic("t", 2)
     assert await log.contract_topic("t", 2) == topic
     await log.append(T1, records(0))
-    assert await log.drop_partitions("t") == topic
+    assert await log.drop_partitions("t", 2) == topic
     assert await contents(log, T1) == records(0)
 
 
@@ -561,7 +561,7 @@ async def test_dropped_partitions_are_gone_with_their_records_and_the_others_sta
         await log.append(partition, records(0, 1))
     await log.contract_topic("t", 2)
     for _ in range(2):  # once more changes nothing
-        assert await log.drop_partitions("t") == replace(topic, partitions=2)
+        assert await log.drop_partitions("t", 2) == replace(topic, partitions=2)
         assert await log.topic("t") == replace(topic, partitions=2)
         for gone in (Partition("t", 2), Partition("t", 3)):
             for call in (log.span(gone), log.read(gone, 0), log.read(gone, 2, wait=PATIENCE), log.trim(gone, 0)):
@@ -603,6 +603,23 @@ async def test_an_expansion_opens_closing_partitions_as_far_as_it_reaches_and_th
     assert await log.append(Partition("t", 5), records(0)) == Appended(Partition("t", 5), Position(topic.epoch, 0), 1)
 
 
+@awaited
+async def test_partitions_are_dropped_only_if_those_that_are_to_stay_are_the_open_ones(log: Log) -> None:
+    topic = await log.create_topic("t", 4)
+    await log.append(Partition("t", 2), records(0))
+    await log.contract_topic("t", 3)
+    closing = await log.contract_topic("t", 2)  # by somebody else, after the first was found to be drained
+    for wrong in (3, 1, 4, 0, 2**80, True):
+        with pytest.raises(InvalidValue, match="partitions is"):
+            await log.drop_partitions("t", wrong)
+    assert await log.topic("t") == closing
+    assert await contents(log, Partition("t", 2)) == records(0)
+    await log.expand_topic("t", 4)
+    with pytest.raises(InvalidValue, match="partitions is 2: expected the 4 that 't' has open"):
+        await log.drop_partitions("t", 2)
+    assert await log.drop_partitions("t", 4) == topic
+
+
 @pytest.mark.parametrize("maintained", [False, True])
 @awaited
 async def test_a_partition_that_comes_back_goes_on_empty_where_the_dropped_one_ended(
@@ -615,7 +632,7 @@ async def test_a_partition_that_comes_back_goes_on_empty_where_the_dropped_one_e
     end = 6
     for _ in range(3):
         await log.contract_topic("t", 1)
-        await log.drop_partitions("t")
+        await log.drop_partitions("t", 1)
         if maintained:
             await log.maintain()
         assert await log.expand_topic("t", 3) == topic
@@ -643,7 +660,7 @@ async def test_partitions_come_back_one_by_one_each_where_it_ended(log: Log) -> 
     for partition in topic:
         await log.append(partition, records(*range(partition.index)) or records(0))
     await log.contract_topic("t", 1)
-    await log.drop_partitions("t")
+    await log.drop_partitions("t", 1)
     for index in (1, 2, 3):
         assert await log.expand_topic("t", index + 1) == replace(topic, partitions=index + 1)
         assert await log.span(Partition("t", index)) == Span(topic.epoch, index, index)
@@ -655,7 +672,7 @@ async def test_a_topic_made_anew_after_partitions_were_dropped_starts_at_offset_
     await log.create_topic("t", 2)
     await log.append(T1, records(0, 1))
     await log.contract_topic("t", 1)
-    await log.drop_partitions("t")
+    await log.drop_partitions("t", 1)
     await log.delete_topic("t")
     topic = await log.create_topic("t", 1)
     await log.maintain()
@@ -682,7 +699,7 @@ async def test_a_sealed_or_moved_topic_is_neither_contracted_nor_are_its_partiti
     for change, refusal in changes:
         changed = await change("t")
         assert changed.open_partitions == 2
-        for call in (log.contract_topic("t", 1), log.contract_topic("t", 2), log.drop_partitions("t")):
+        for call in (log.contract_topic("t", 1), log.contract_topic("t", 2), log.drop_partitions("t", 2)):
             with pytest.raises(refusal):
                 await call
         for partition in changed:
@@ -691,7 +708,7 @@ async def test_a_sealed_or_moved_topic_is_neither_contracted_nor_are_its_partiti
         assert await log.topic("t") == changed
         assert await contents(log, Partition("t", 2)) == records(0)
         await change("v")
-        assert (await log.drop_partitions("v")).partitions == whole.partitions, "none is closing"
+        assert (await log.drop_partitions("v", 1)).partitions == whole.partitions, "none is closing"
 
 
 @awaited
@@ -703,7 +720,7 @@ async def test_a_topic_that_was_sealed_and_unsealed_is_closing_as_before(log: Lo
     with pytest.raises(Closing):
         await log.append(T1, records(0))
     await log.append(T0, records(0))
-    await log.drop_partitions("t")
+    await log.drop_partitions("t", 1)
 
 
 # Order and records -------------------------------------------------------------------------------------------------
@@ -995,7 +1012,7 @@ async def test_a_waiting_reader_hears_at_once_that_its_partition_was_dropped_or_
     await log.contract_topic("t", 1)
     await asyncio.sleep(0.05)
     assert not dropped.done(), "it may yet be opened again"
-    await log.drop_partitions("t")
+    await log.drop_partitions("t", 1)
     with pytest.raises(PartitionOutOfRange):
         await asyncio.wait_for(dropped, PATIENCE)
     assert not kept.done()
@@ -1400,7 +1417,7 @@ AFTER_CLOSE: dict[str, Callable[[Log], Awaitable[Any]]] = {
     "create_topic": lambda log: log.create_topic("u", 1),
     "expand_topic": lambda log: log.expand_topic("t", 2),
     "contract_topic": lambda log: log.contract_topic("t", 1),
-    "drop_partitions": lambda log: log.drop_partitions("t"),
+    "drop_partitions": lambda log: log.drop_partitions("t", 1),
     "set_retention": lambda log: log.set_retention("t", Retention()),
     "seal_topic": lambda log: log.seal_topic("t"),
     "unseal_topic": lambda log: log.unseal_topic("t"),

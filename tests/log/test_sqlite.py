@@ -307,7 +307,7 @@ async def test_a_log_of_the_second_version_is_upgraded_with_all_that_it_holds(fo
         assert (closing.partitions, closing.receiving) == (2, 1)
     async with quiet(folder) as log:
         assert await log.topics() == [closing, second]
-        await log.drop_partitions("t")
+        await log.drop_partitions("t", 1)
         assert await log.expand_topic("t", 2) == first
         assert await log.span(T1) == Span(5, 1, 1)
     await quiet(tmp_path / "new").close()
@@ -399,7 +399,7 @@ async def test_a_topic_that_is_contracted_by_one_process_is_so_for_another(folde
         waiting = [asyncio.ensure_future(each.read(T1, 2, wait=100 * PATIENCE)) for each in (log, other)]
         await other.contract_topic("t", 1)
         await other.span(T0)
-        await other.drop_partitions("t")
+        await other.drop_partitions("t", 1)
         for reader in waiting:
             with pytest.raises(PartitionOutOfRange):
                 await asyncio.wait_for(reader, PATIENCE)
@@ -423,7 +423,7 @@ async def test_a_reader_hears_that_its_partition_was_dropped_though_another_proc
         for _ in range(5):
             await log.span(T0)
         await other.contract_topic("t", 1)
-        await asyncio.gather(other.drop_partitions("t"), other.delete_topic("u"), other.maintain())
+        await asyncio.gather(other.drop_partitions("t", 1), other.delete_topic("u"), other.maintain())
         for reader, refusal in zip(readers, (PartitionOutOfRange, UnknownTopic), strict=False):
             with pytest.raises(refusal):
                 await asyncio.wait_for(reader, PATIENCE)
@@ -441,7 +441,7 @@ async def test_the_batches_of_dropped_partitions_are_cleared_away_by_maintenance
         await log.contract_topic("t", 1)
         await log.maintain()
         before = rows(folder)
-        await log.drop_partitions("t")
+        await log.drop_partitions("t", 1)
         assert rows(folder) == before
         await log.maintain()
         assert rows(folder) == before // 3
@@ -460,7 +460,7 @@ async def test_retention_is_not_held_up_by_partitions_that_are_dropped_meanwhile
         step = maintenance.retention()
         with closing(connect(folder / "log.db", "process")) as db:
             assert step(db), "there is more: it begins with the last partition"
-            await log.drop_partitions("t")
+            await log.drop_partitions("t", 1)
             while step(db):
                 pass
         assert (await log.span(T0)).first == 1

@@ -312,7 +312,7 @@ def test_a_batch_for_a_partition_that_was_contracted_away_goes_to_those_that_are
     with blocking(log) as opened:
         opened.wait(opened.log.contract_topic("orders", 2))
         if dropped:
-            opened.wait(opened.log.drop_partitions("orders"))
+            opened.wait(opened.log.drop_partitions("orders", 2))
     run(log, manifest)
     assert sorted(sent(contents(log, "orders"))) == list(range(200))
 

@@ -11,11 +11,13 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from shardyard.log import SCHEMA
+from shardyard.log import SCHEMA, MemoryLog
 from shardyard.model import Partition, Record
 from shardyard.queues import wire
 from shardyard.queues.broker import http
+from shardyard.queues.broker.app import serving
 from shardyard.queues.delays import GROUP
+from shardyard.registry import MemoryRegistry
 from tests.queues.yard import Handled, Told, Yard, running, tell
 
 RECORDS = "/v1/topics/orders/records"
@@ -118,10 +120,14 @@ BAD: list[tuple[str, str, Any, dict[str, Any], int, str]] = [
     ("POST", "/v1/topics/orders/contract", {"partitions": 0}, {}, 400, "invalid_value"),
     ("PATCH", "/v1/topics/orders", {"colour": "red"}, {}, 400, "malformed"),
     ("PATCH", "/v1/topics/orders", {"token": "short"}, {}, 400, "invalid_value"),
-    ("PATCH", "/v1/topics/orders", {"records_per_second": 0, "token": "long enough"}, {}, 400, "malformed"),
-    ("PATCH", "/v1/topics/orders", {"retention_ms": "a day", "token": "long enough"}, {}, 400, "malformed"),
+    ("PATCH", "/v1/topics/orders", {"records_per_second": 0, "token": "long-enough"}, {}, 400, "malformed"),
+    ("PATCH", "/v1/topics/orders", {"retention_ms": "a day", "token": "long-enough"}, {}, 400, "malformed"),
+    ("PATCH", "/v1/topics/orders", {"token": "not everybody's"}, {}, 400, "invalid_value"),
+    ("PATCH", "/v1/topics/orders", {"records_per_second": 10**30}, {}, 400, "malformed"),
+    ("PATCH", "/v1/topics/orders", {"retention_ms": 10**30}, {}, 400, "malformed"),
+    ("PATCH", "/v1/topics/orders", {"retention_bytes": 2**63}, {}, 400, "malformed"),
     ("PATCH", "/v1/topics/orders", ["token"], {}, 400, "malformed"),
-    ("PATCH", "/v1/topics/nope", {"token": "long enough"}, {}, 404, "unknown_topic"),
+    ("PATCH", "/v1/topics/nope", {"token": "long-enough"}, {}, 404, "unknown_topic"),
     ("DELETE", "/v1/topics/nope", None, {}, 404, "unknown_topic"),
     ("DELETE", "/v1/topics/orders", None, {}, 409, "topic_in_use"),
     ("DELETE", "/v1/topics/orders", None, {"force": "perhaps"}, 400, "invalid_value"),
@@ -134,6 +140,7 @@ BAD: list[tuple[str, str, Any, dict[str, Any], int, str]] = [
     ("GET", "/v1/topics/nope/search", None, {"id": "a"}, 404, "unknown_topic"),
     ("PATCH", "/v1/groups/billing", {"colour": "red"}, {}, 400, "invalid_value"),
     ("PATCH", "/v1/groups/billing", {"concurrency": 0}, {}, 400, "invalid_value"),
+    ("PATCH", "/v1/groups/billing", {"max_active": 10**30}, {}, 400, "invalid_value"),
     ("PATCH", "/v1/groups/billing", {"backoff": [1, -1]}, {}, 400, "invalid_value"),
     ("PATCH", "/v1/groups/billing", {"paused_partitions": ["orders"]}, {}, 400, "invalid_value"),
     ("PATCH", "/v1/groups/billing", {"webhook": "gopher://x"}, {}, 400, "invalid_value"),
@@ -170,7 +177,9 @@ BAD: list[tuple[str, str, Any, dict[str, Any], int, str]] = [
     ("POST", "/v1/groups/new/members", {"topics": ["orders"], "session_timeout": 0.1}, {}, 400, "invalid_value"),
     ("POST", "/v1/groups/new/members", {"topics": ["orders"], "name": "a/b"}, {}, 400, "invalid_value"),
     ("POST", "/v1/groups/new/members", {"topics": ["orders"], "name": ".."}, {}, 400, "invalid_value"),
+    ("POST", "/v1/groups/new/members", {"topics": ["orders"], "session_timeout": 1e300}, {}, 400, "invalid_value"),
     ("POST", "/v1/groups/new/members", {"topics": ["orders"], "weight": 0}, {}, 400, "malformed"),
+    ("POST", "/v1/groups/new/members", {"topics": ["orders"], "weight": 10**30}, {}, 400, "malformed"),
     (
         "POST",
         "/v1/groups/new/members",
@@ -189,6 +198,14 @@ BAD: list[tuple[str, str, Any, dict[str, Any], int, str]] = [
     ("GET", "/v1/groups/billing/members/m1", None, {}, 400, "invalid_value"),
     ("GET", "/v1/groups/billing/partitions/orders/0/records", None, {"offset": 0, "owner": 1}, 409, "fenced"),
     ("GET", "/v1/groups/billing/partitions/orders/0/records", None, {"offset": "x", "owner": 1}, 400, "invalid_value"),
+    (
+        "GET",
+        "/v1/groups/billing/partitions/orders/0/records",
+        None,
+        {"offset": 0, "owner": 1, "wait_seconds": "nan"},
+        400,
+        "invalid_value",
+    ),
     ("POST", "/v1/groups/billing/partitions/orders/0/fence", {"epoch": 1}, {}, 409, "fenced"),
     ("POST", "/v1/groups/billing/partitions/orders/0/fence", {"epoch": -1}, {}, 400, "malformed"),
     (
@@ -202,6 +219,8 @@ BAD: list[tuple[str, str, Any, dict[str, Any], int, str]] = [
     ("GET", "/v1/groups/billing/dead", None, {"topic": "nope"}, 404, "unknown_topic"),
     ("POST", "/v1/groups/billing/dead/redrive", {"topic": "orders", "ids": "a"}, {}, 400, "malformed"),
     ("GET", "/v1/audit", None, {"limit": 0}, 400, "invalid_value"),
+    ("GET", "/v1/audit", None, {"before": 10**30}, 400, "invalid_value"),
+    ("GET", "/v1/audit", None, {"before": -(10**30)}, 400, "invalid_value"),
     ("GET", "/nothing/here", None, {}, 404, "not_found"),
     ("PUT", "/v1/topics", {"name": "new"}, {}, 405, "method_not_allowed"),
 ]
@@ -315,15 +334,15 @@ def test_without_the_brokers_token_only_its_health_is_told_and_publishers_may_ha
         admin = {"token": "the broker's"}
         await yard.do("POST", "/v1/topics", {"name": "orders", "partitions": 1}, **admin)
         await yard.do("POST", RECORDS, {"value": "by the admin"}, **admin)
-        await yard.do("PATCH", "/v1/topics/orders", {"token": "of publishers"}, **admin)
+        await yard.do("PATCH", "/v1/topics/orders", {"token": "of-publishers"}, **admin)
         described = await yard.get("/v1/topics/orders", **admin)
         assert described["token"] is True
-        assert "of publishers" not in str(described)
+        assert "of-publishers" not in str(described)
         for wrong in (None, "the broker's", "of publisher"):
             told = await yard.ask("POST", RECORDS, {"value": "x"}, token=wrong)
             assert (told.status, told.code) == (401, "wrong_token")
-        await yard.do("POST", RECORDS, {"value": "by a publisher"}, token="of publishers")
-        assert (await yard.ask("GET", RECORDS, token="of publishers")).status == 401
+        await yard.do("POST", RECORDS, {"value": "by a publisher"}, token="of-publishers")
+        assert (await yard.ask("GET", RECORDS, token="of-publishers")).status == 401
         await yard.do("PATCH", "/v1/topics/orders", {"token": None}, **admin)
         assert [r.value for r in (await yard.records())[0]] == [b"by the admin", b"by a publisher"]
 
@@ -350,7 +369,7 @@ def test_a_topic_is_made_described_expanded_set_and_deleted(engine: str, tmp_pat
             1_000_000,
             50,
         )
-        await yard.do("PATCH", "/v1/topics/orders", {"token": "of publishers"})
+        await yard.do("PATCH", "/v1/topics/orders", {"token": "of-publishers"})
         await yard.do("DELETE", "/v1/topics/orders")
         assert (await yard.ask("GET", "/v1/topics/orders")).code == "unknown_topic"
         await yard.topic(partitions=1)
@@ -410,6 +429,48 @@ def test_a_topic_is_not_deleted_under_its_subscribers_unless_by_force_and_they_l
         await yard.do("DELETE", "/v1/topics/orders")
 
     tell(story)
+
+
+def test_a_topic_is_in_use_by_those_who_named_one_that_moved_there() -> None:
+    async def story(yard: Yard) -> None:
+        for name in ("orders", "orders-2", "orders-3", "other"):
+            await yard.topic(name, partitions=1)
+        async with yard.consumer("m1"):
+            await yard.log.move_topic("orders", "orders-2")
+            await yard.log.move_topic("orders-2", "orders-3")
+            for name in ("orders", "orders-2", "orders-3"):
+                refused = await yard.ask("DELETE", f"/v1/topics/{name}")
+                assert (refused.status, refused.code) == (409, "topic_in_use"), name
+                assert refused.json["error"]["fields"]["groups"] == ["billing"]
+            await yard.do("DELETE", "/v1/topics/other")
+
+    tell(story)
+
+
+@pytest.mark.parametrize(
+    ("trusted", "who"), [((), "127.0.0.1"), (("10.0.0.9",), "127.0.0.1"), (("10.0.0.9", "127.0.0.1"), "10.0.0.7")]
+)
+def test_only_trusted_proxies_say_where_a_caller_is(trusted: tuple[str, ...], who: str) -> None:
+    async def story() -> None:
+        async with MemoryLog() as log:
+            with MemoryRegistry() as registry:
+                async with serving(log, registry, port=0, trusted_proxies=trusted) as server:
+                    listening = server.config.bind_socket()
+                    listening.listen()
+                    work = asyncio.create_task(server.serve([listening]))
+                    url = f"http://127.0.0.1:{listening.getsockname()[1]}/v1/topics"
+                    headers, topic = {"X-Forwarded-For": "10.0.0.7"}, {"name": "orders", "partitions": 1}
+                    async with (
+                        aiohttp.ClientSession(headers=headers) as session,
+                        session.post(url, json=topic) as answer,
+                    ):
+                        assert answer.status == 201
+                    server.should_exit = True
+                    await work
+                with registry.snapshot() as tx:
+                    assert [row.who for row in tx.audit_log(10) if row.action == "topic created"] == [who]
+
+    asyncio.run(story())
 
 
 # Groups

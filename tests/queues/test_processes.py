@@ -19,7 +19,7 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from shardyard.client import Brokers, Producer
+from shardyard.client import Brokers, Consumer, Producer
 from shardyard.model import Fenced, Record, UnknownGroup
 from tests.queues.brokers import BrokerProcess
 from tests.queues.worker import Note, Order, notes
@@ -302,10 +302,10 @@ def check_ownerships(handled: Iterable[Note]) -> int:
 
 
 def check_order(handled: Iterable[Note]) -> None:
-    """Each member handled the records of a key in order."""
-    offsets: defaultdict[tuple[str, str, str], list[int]] = defaultdict(list)
+    """Each owner handled the records of a key in order, in each of its ownerships."""
+    offsets: defaultdict[tuple[str, str, int, str], list[int]] = defaultdict(list)
     for note in handled:
-        offsets[note.member, note.partition, note.key].append(note.offset)
+        offsets[note.member, note.partition, note.epoch, note.key].append(note.offset)
     assert {who: found for who, found in offsets.items() if found != sorted(set(found))} == {}
 
 
@@ -318,9 +318,9 @@ def test_two_consumers_then_three_then_two_share_six_partitions_as_in_the_pictur
     async def story(brokers: Brokers, producer: Producer) -> None:
         await make_topic(brokers, "pictures", 6)
         names = ["picture-0", "picture-1", "picture-2"]
-        working = [consumers(name, "pictures", "pictures") for name in names[:2]]
+        working = [consumers(name, "pictures", "pictures", session=10.0) for name in names[:2]]
         two = await shared_by(brokers, "pictures", "pictures", dict.fromkeys(names[:2], 3))
-        working.append(consumers(names[2], "pictures", "pictures"))
+        working.append(consumers(names[2], "pictures", "pictures", session=10.0))
         three = await shared_by(brokers, "pictures", "pictures", dict.fromkeys(names, 2))
         for name in names[:2]:
             assert three[name] < two[name], "what stays with its owner does not move"
@@ -414,6 +414,34 @@ def test_a_broker_killed_under_load_loses_nothing_and_ends_nobody(yard: Yard, co
             await shared_by(brokers, group, "load", {member.name: 3 for member in members})
         check_ownerships(handled_by(*batches))
         check_order(handled_by(*batches, *records))
+
+    tell(yard, story)
+
+
+def test_a_broker_that_hangs_costs_nobody_its_session(yard: Yard) -> None:
+    async def story(brokers: Brokers, _: Producer) -> None:
+        await make_topic(brokers, "stopped", 4)
+        session = 2 * SESSION_SECONDS
+        async with Consumer(yard.urls, "stopped", ["stopped"], name="stays", session_timeout=session) as consumer:
+            await shared_by(brokers, "stopped", "stopped", {"stays": 4})
+            seat = consumer.member.seat
+            epochs = {row["partition"]: row["epoch"] for row in await rows(brokers, "stopped", "stopped")}
+            for stopped, other in (yard.brokers, yard.brokers[::-1]):  # it talks to one of them
+                os.kill(stopped.process.pid, signal.SIGSTOP)
+                stopped_at = time.monotonic()
+
+                async def session_is_over(since: float = stopped_at) -> bool:
+                    return time.monotonic() > since + 1.5 * session
+
+                try:
+                    await until(session_is_over)
+                    async with Brokers(other.url) as lively:
+                        found = await rows(lively, "stopped", "stopped")
+                finally:
+                    os.kill(stopped.process.pid, signal.SIGCONT)
+                assert {row["owner"] for row in found} == {"stays"}
+                assert {row["partition"]: row["epoch"] for row in found} == epochs
+            assert consumer.member.seat == seat
 
     tell(yard, story)
 

@@ -2,9 +2,14 @@
 
 from dataclasses import replace
 
+import pytest
+
+from shardyard.groups import protocol
 from shardyard.log import Log, MemoryLog
-from shardyard.model import Partition, Position, Record
+from shardyard.model import InvalidValue, Partition, Position, Record, Topic
+from shardyard.queues.alarms import SCOPE, Alarms
 from shardyard.queues.retiring import Retiring
+from shardyard.queues.settings import change_group
 from shardyard.registry import GroupRow, MemoryRegistry, OwnershipRow, Registry
 from tests.log.samples import awaited
 
@@ -17,6 +22,19 @@ async def contracted(log: Log, *, records: int = 3) -> int:
     if records:
         await log.append(P2, [Record.new(b"x") for _ in range(records)])
     return (await log.contract_topic("orders", 1)).epoch
+
+
+class Contracting(MemoryLog):
+    """Somebody contracts the topic further just before its partitions are dropped."""
+
+    async def drop_partitions(self, name: str, partitions: int) -> Topic:
+        await self.contract_topic(name, 2)
+        return await super().drop_partitions(name, partitions)
+
+
+def join(registry: Registry, group: str, member: str) -> None:
+    with registry.transaction() as tx:
+        protocol.join(tx, group, member, topics=["orders"])
 
 
 def commit(registry: Registry, group: str, partition: Partition, position: Position | None) -> None:
@@ -76,3 +94,67 @@ async def test_an_expansion_keeps_what_was_about_to_go() -> None:
             await log.expand_topic("orders", 3)
             assert await Retiring(log, registry, holder="b1").check_once() == []
             assert (await log.span(P2)).end == 3
+
+
+@awaited
+async def test_what_began_to_close_after_the_look_stays() -> None:
+    async with Contracting() as log:
+        with MemoryRegistry() as registry:
+            await log.create_topic("orders", 4)
+            await log.append(P2, [Record.new(b"unread")])
+            await log.contract_topic("orders", 3)
+            retiring = Retiring(log, registry, holder="b1")
+            with pytest.raises(InvalidValue, match="expected the 2 that 'orders' has open"):
+                await retiring.check_once()
+            assert await retiring.check_once() == [], "nobody has read it"
+            span = await log.span(P2)
+            assert (span.first, span.end) == (0, 1)
+
+
+@awaited
+async def test_members_of_a_broadcast_group_who_are_gone_are_not_waited_for() -> None:
+    async with MemoryLog() as log:
+        with MemoryRegistry() as registry:
+            retiring = Retiring(log, registry, holder="b1")
+            epoch = await contracted(log)
+            commit(registry, "news~gone", P2, Position(epoch, 1))
+            assert await retiring.check_once() == [], "nobody has read all of it"
+            join(registry, "news~here", "here")
+            commit(registry, "news~here", P2, Position(epoch, 2))
+            assert await retiring.check_once() == [], "one who is there has not"
+            commit(registry, "news~here", P2, Position(epoch, 3))
+            assert [topic.name for topic in await retiring.check_once()] == ["orders"]
+
+
+@awaited
+async def test_what_a_member_of_a_broadcast_group_read_before_it_went_is_read() -> None:
+    async with MemoryLog() as log:
+        with MemoryRegistry() as registry:
+            epoch = await contracted(log)
+            commit(registry, "news~gone", P2, Position(epoch, 3))
+            assert [topic.name for topic in await Retiring(log, registry, holder="b1").check_once()] == ["orders"]
+
+
+@awaited
+async def test_a_member_of_a_broadcast_group_who_is_gone_raises_no_alarm() -> None:
+    async with MemoryLog() as log:
+        with MemoryRegistry() as registry:
+            await contracted(log)
+            with registry.transaction() as tx:
+                change_group(tx, "news", "ann", {"broadcast": True, "lag_alarm": 1})
+            for name in ("here", "gone"):
+                join(registry, f"news~{name}", name)
+                commit(registry, f"news~{name}", P2, None)
+            alarms = Alarms(log, registry, holder="b1")
+
+            async def raised() -> list[str]:
+                await alarms.check_once()
+                with registry.snapshot() as tx:
+                    return [row.name for row in tx.settings(SCOPE)]
+
+            assert await raised() == ["news~gone/orders", "news~here/orders"]
+            with registry.transaction() as tx:
+                member = tx.member("news~gone", "gone")
+                assert member is not None
+                protocol.leave(tx, "news~gone", "gone", member.epoch)
+            assert await raised() == ["news~here/orders"]

@@ -8,6 +8,7 @@ import pytest
 
 from shardyard.client import Message
 from shardyard.model import InvalidValue, NotAllowed, Partition
+from shardyard.queues import wire
 from shardyard.queues.settings import GroupSettings, change_group, change_topic, group_settings, parts, topic_settings
 from shardyard.registry import MemoryRegistry
 from tests.queues.yard import Handled, Yard, running, tell
@@ -21,7 +22,9 @@ def test_changes_leave_the_rest_as_it_is_and_wrong_ones_change_nothing() -> None
         change_group(tx, "g", "ann", {"tags": ["red"], "max_active": 2})
         changed = change_group(tx, "g", "ann", {"concurrency": 3})
         assert (changed.tags, changed.max_active, changed.concurrency) == (("red",), 2, 3)
-        for wrong in ({"colour": 1}, {"max_active": 0}, {"tags": "red"}, {"assignor": "unfair"}, {"backoff": [0]}):
+        wrongs: list[dict[str, Any]] = [{"colour": 1}, {"max_active": 0}, {"max_active": 2**31}, {"lag_alarm": 10**30}]
+        wrongs += [{"tags": "red"}, {"assignor": "unfair"}, {"backoff": [0]}]
+        for wrong in wrongs:
             with pytest.raises(InvalidValue):
                 change_group(tx, "g", "ann", wrong)
         assert group_settings(tx, "g") == changed
@@ -32,13 +35,31 @@ def test_changes_leave_the_rest_as_it_is_and_wrong_ones_change_nothing() -> None
 
 def test_a_token_is_kept_as_its_hash_only() -> None:
     with MemoryRegistry() as registry, registry.transaction() as tx:
-        changed = change_topic(tx, "orders", "ann", {"token": "open sesame"})
-        assert changed.admits("open sesame")
-        assert not changed.admits("open sesam")
+        changed = change_topic(tx, "orders", "ann", {"token": "open-sesame"})
+        assert changed.admits("open-sesame")
+        assert not changed.admits("open-sesam")
         assert not changed.admits(None)
         assert topic_settings(tx, "orders") == changed
         assert "sesame" not in repr((tx.settings("topic/orders"), tx.audit_log(100)))
         assert change_topic(tx, "orders", "ann", {"token": None}).admits(None)
+
+
+@pytest.mark.parametrize("token", ["", "short", "open sesame", "öffne-dich", "open-sesame\n", "open\tsesame", 12345678])
+def test_a_token_that_not_every_publisher_could_show_is_refused(token: object) -> None:
+    with MemoryRegistry() as registry, registry.transaction() as tx:
+        with pytest.raises(
+            InvalidValue, match=r"token is '\*\*\*': expected at least 8 ASCII characters without spaces"
+        ):
+            change_topic(tx, "orders", "ann", {"token": token})
+        assert topic_settings(tx, "orders").admits(None)
+
+
+@pytest.mark.parametrize("wrong", [{"concurrency": 0}, {"webhook": "gopher://ann:sesame@hooks.example"}])
+def test_a_refusal_does_not_tell_the_webhook(wrong: dict[str, Any]) -> None:
+    with MemoryRegistry() as registry, registry.transaction() as tx:
+        with pytest.raises(InvalidValue, match=r"'webhook': '\*\*\*'") as refused:
+            change_group(tx, "g", "ann", {"webhook": "https://ann:sesame@hooks.example", **wrong})
+        assert "sesame" not in str(wire.error_body(refused.value))
 
 
 def test_lists_go_by_member_or_host_and_deny_wins() -> None:
@@ -338,7 +359,7 @@ def test_the_audit_has_all_of_it_and_no_secret() -> None:
     async def story(yard: Yard) -> None:
         await yard.topic(partitions=2)
         await yard.do("POST", "/v1/topics/orders/expand", {"partitions": 4})
-        await yard.do("PATCH", "/v1/topics/orders", {"token": "open sesame", "retention_ms": 1_000_000})
+        await yard.do("PATCH", "/v1/topics/orders", {"token": "open-sesame", "retention_ms": 1_000_000})
         await yard.do("PATCH", "/v1/topics/orders", {"token": None})
         await yard.set(paused=True, webhook="https://hooks.example/sesame")
         async with yard.consumer("m1"):

@@ -2,6 +2,7 @@
 
 import random
 
+import msgspec
 import pyarrow as pa
 import pytest
 
@@ -76,6 +77,37 @@ def test_a_record_for_people_is_text_where_it_is_text() -> None:
     shown = wire.json_record(Record("a", b"\xff", b"text", (("trace", b"t"), ("x", b"\xff")), 5), P, 9)
     assert (shown.value, shown.value_base64, shown.key, shown.key_base64) == ("text", None, None, "/w==")
     assert (shown.trace, shown.partition, shown.offset) == ("t", "orders/3", 9)
+    assert (shown.headers, shown.headers_base64) == ({}, {"x": "/w=="})
+
+
+def test_a_record_for_people_can_be_published_as_it_is_also_with_headers_that_are_no_text() -> None:
+    record = Record("a", None, b"v", (("tag", b"red"), ("y", b""), ("x", b"\xff"), ("trace", b"\xfe")), 5)
+    shown = msgspec.to_builtins(wire.json_record(record, P, 9))
+    (posted,) = wire.posted_records(msgspec.json.encode(shown), wire.JSON, 0)
+    assert posted == wire.Posted(record)
+    with pytest.raises(InvalidValue, match="headers_base64 is 'no"):
+        wire.posted_records(b'{"value": "v", "headers_base64": {"x": "no base64!"}}', wire.JSON, 0)
+
+
+@pytest.mark.parametrize("codec", ["zstd", "lz4"])
+def test_a_compressed_arrow_body_is_refused_before_it_is_unpacked(codec: str) -> None:
+    rows = from_records([Record(f"{i}", None, b"\0" * 1_000_000) for i in range(20)], 1)
+    for batches in ([rows], [rows.slice(0, 1), rows]):
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, rows.schema, options=pa.ipc.IpcWriteOptions(compression=codec)) as stream:
+            for one in batches:
+                stream.write_batch(one)
+        body = bytes(sink.getvalue())
+        assert len(body) < 200_000
+        with pytest.raises(Malformed, match="compression and dictionaries are not taken"):
+            wire.posted_records(body, wire.ARROW, 0)
+
+
+def test_an_arrow_body_with_dictionaries_is_refused() -> None:
+    rows = from_records([Record(f"{i}", None, b"v" * 1000) for i in range(20)], 1)
+    packed = rows.set_column(2, "value", pa.array([b"v" * 1000] * 20).dictionary_encode())
+    with pytest.raises(Malformed, match="compression and dictionaries are not taken"):
+        wire.posted_records(wire.arrow_body(packed), wire.ARROW, 0)
 
 
 @awaited

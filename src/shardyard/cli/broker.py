@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
@@ -21,6 +22,10 @@ def broker(
     registry: RegistryUrl = "sqlite:///data/registry.db",
     host: Annotated[str, typer.Option("--host", help="The address to listen on.")] = "127.0.0.1",
     port: Annotated[int, Count("--port", "-p", help="The port to listen on; 0 takes a free one.")] = 7400,
+    trust_proxy: Annotated[
+        list[str] | None,
+        typer.Option("--trust-proxy", help="A proxy that says where callers are; may be repeated.", metavar="ADDRESS"),
+    ] = None,
 ) -> None:
     """Serve topics, records and groups over HTTP, until interrupted. Several brokers may share a log and registry.
 
@@ -31,19 +36,26 @@ def broker(
       shardyard broker
 
       shardyard broker --log sqlite:///data/log --registry sqlite:///data/registry.db --port 7401
+
+      shardyard broker --trust-proxy 127.0.0.1
     """
     if not 0 <= port < 65536:
         raise InvalidValue("--port", port, "0 to 65535")
     if "memory://" in (log, registry):
         raise InvalidValue("--log and --registry", "memory://", "a place that lasts")
-    uvloop.run(_serve(log, registry, host, port, os.environ.get("SHARDYARD_TOKEN") or None))
+    uvloop.run(_serve(log, registry, host, port, os.environ.get("SHARDYARD_TOKEN") or None, trust_proxy or ()))
 
 
-async def _serve(log_url: str, registry_url: str, host: str, port: int, token: str | None) -> None:
+async def _serve(
+    log_url: str, registry_url: str, host: str, port: int, token: str | None, trusted: Sequence[str]
+) -> None:
     from shardyard.queues.broker.app import BACKLOG, serving  # noqa: PLC0415 a web server, which other commands do not need
 
     with open_registry(registry_url) as registry:
-        async with open_log(log_url) as log, serving(log, registry, host=host, port=port, token=token) as server:
+        async with (
+            open_log(log_url) as log,
+            serving(log, registry, host=host, port=port, token=token, trusted_proxies=trusted) as server,
+        ):
             try:
                 listening = server.config.bind_socket()
             except SystemExit:

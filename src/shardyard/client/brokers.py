@@ -19,6 +19,8 @@ FIRST_WAIT_SECONDS = 0.05
 LONGEST_WAIT_SECONDS = 2.0
 ANSWER_SECONDS = 15.0
 """How long to wait for an answer, beyond what was asked to be waited for."""
+TURN_SECONDS = 5.0
+"""The same for what can be asked of another broker at no cost, if there is one."""
 LARGE_BYTES = 512 * 1024
 """From which on a body is written in parts, so that other calls get their turn."""
 _BROKEN = (aiohttp.ClientError, ConnectionError, TimeoutError, OSError)
@@ -50,6 +52,7 @@ class Brokers:
         self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
         self._patience = patience
         self._at = random.randrange(len(self.urls))
+        self.turn_seconds = TURN_SECONDS if len(self.urls) > 1 else ANSWER_SECONDS
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
@@ -67,11 +70,31 @@ class Brokers:
     def is_open(self) -> bool:
         return self._session is not None and not self._session.closed
 
-    async def get(self, path: str, *, wait: float = 0.0, accept: str = wire.JSON, **query: object) -> Answer:
-        return await self.call("GET", path, query=query, headers={"Accept": accept}, wait=wait)
+    async def get(
+        self,
+        path: str,
+        *,
+        wait: float = 0.0,
+        accept: str = wire.JSON,
+        timeout: float | None = None,  # noqa: ASYNC109 of a try; there may be several
+        patience: float | None = None,
+        **query: object,
+    ) -> Answer:
+        timeout = self.turn_seconds if timeout is None else timeout
+        headers = {"Accept": accept}
+        return await self.call("GET", path, query=query, headers=headers, wait=wait, timeout=timeout, patience=patience)
 
-    async def post(self, path: str, content: object) -> Answer:
-        return await self.call("POST", path, msgspec.json.encode(content), {"Content-Type": wire.JSON})
+    async def post(
+        self,
+        path: str,
+        content: object,
+        *,
+        timeout: float | None = None,  # noqa: ASYNC109 of a try; there may be several
+        patience: float | None = None,
+    ) -> Answer:
+        timeout = self.turn_seconds if timeout is None else timeout
+        body, headers = msgspec.json.encode(content), {"Content-Type": wire.JSON}
+        return await self.call("POST", path, body, headers, timeout=timeout, patience=patience)
 
     async def call(
         self,
@@ -82,21 +105,27 @@ class Brokers:
         *,
         query: Mapping[str, object] | None = None,
         wait: float = 0.0,
+        timeout: float = ANSWER_SECONDS,  # noqa: ASYNC109 of a try; there may be several
         patience: float | None = None,
     ) -> Answer:
-        """Call until it is answered; what a broker refuses is raised as it was raised there."""
-        until = time.monotonic() + (self._patience if patience is None else patience)
+        """Call until it is answered; what a broker refuses is raised as it was raised there.
+
+        `wait`: seconds for which the broker was asked to wait; `timeout`: seconds of silence beyond that after which
+        it is another one's turn.
+        """
+        patience = self._patience if patience is None else patience
+        until = time.monotonic() + patience
         named = {name: str(value) for name, value in (query or {}).items() if value is not None}
         pause, tries = FIRST_WAIT_SECONDS, 0
         while True:
             tries += 1
             at = self._at
             try:
-                return Answer(await self._once(at, method, path, body, headers, named, wait), tries)
+                return Answer(await self._once(at, method, path, body, headers, named, wait, timeout), tries)
             except _BROKEN as error:
                 if self._at == at:  # else another call has turned to the next one already
                     self._at += 1
-                failed: ShardyardError = Unreachable(self.urls, self._patience, str(error) or type(error).__name__)
+                failed: ShardyardError = Unreachable(self.urls, patience, str(error) or type(error).__name__)
             except RetryLater as error:
                 failed = error
             if time.monotonic() >= until:
@@ -114,11 +143,12 @@ class Brokers:
         headers: Mapping[str, str] | None,
         query: Mapping[str, str],
         wait: float,
+        silence: float,
     ) -> bytes:
         if self._session is None:
             raise InvalidCall("the client is not open: enter it by `async with` first")
         url = self.urls[at % len(self.urls)] + path
-        timeout = aiohttp.ClientTimeout(total=wait + ANSWER_SECONDS)
+        timeout = aiohttp.ClientTimeout(total=wait + ANSWER_SECONDS, sock_connect=silence, sock_read=wait + silence)
         data = io.BytesIO(body) if body is not None and len(body) > LARGE_BYTES else body
         async with self._session.request(
             method, url, data=data, headers=headers, params=query, timeout=timeout

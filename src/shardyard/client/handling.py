@@ -7,12 +7,13 @@ import logging
 import time
 from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 
+from shardyard.client.threads import Threads
 from shardyard.groups import OwnedBatch
 from shardyard.model import Fenced, Partition, PartitionOutOfRange, Record, RetryLater, ShardyardError, UnknownTopic
+from shardyard.queues.failures import REASON_CHARACTERS
 from shardyard.queues.marks import ATTEMPT
 
 _log = logging.getLogger(__name__)
@@ -22,8 +23,6 @@ COMMIT_SECONDS = 0.2
 AGAIN_SECONDS = 0.2
 LEAVE_SECONDS = 2.0
 """For committing what is done, when told to stop."""
-MOST_THREADS = 1_000
-"""Of plain handlers; as many as hang, and so many more as work at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,21 +96,20 @@ class Caller:
         """`seconds`: how long a call may take, as of now."""
         self._handler = handler
         self._seconds = seconds
-        self._threads: ThreadPoolExecutor | None = None
-        if not inspect.iscoroutinefunction(handler):
-            self._threads = ThreadPoolExecutor(MOST_THREADS, thread_name_prefix="shardyard-handler")
+        self._threads = None if inspect.iscoroutinefunction(handler) else Threads()
 
     def close(self) -> None:
         """What still runs in a thread is not waited for."""
         if self._threads is not None:
-            self._threads.shutdown(wait=False, cancel_futures=True)
+            self._threads.close()
 
     async def call(self, message: Message) -> str | None:
         """Why it failed, if it did."""
         seconds = self._seconds()
         try:
             async with asyncio.timeout(seconds) as limit:
-                result = self._handler(message) if self._threads is None else await self._in_thread(message)
+                call = partial(self._handler, message)
+                result = call() if self._threads is None else await self._threads.call(call)
                 if inspect.isawaitable(result):
                     await result
         except asyncio.CancelledError:
@@ -120,17 +118,17 @@ class Caller:
                 raise
             return "it was cancelled"
         except Exception as error:  # noqa: BLE001 whatever a handler raises, its record has failed
-            return f"not done after {seconds} s" if limit.expired() else f"{type(error).__name__}: {error}"
+            return f"not done after {seconds} s" if limit.expired() else _reason(error)
         return None
 
-    async def _in_thread(self, message: Message) -> object:
-        def called() -> object:
-            try:
-                return self._handler(message)
-            except StopIteration as error:  # a future can't carry it
-                raise RuntimeError("the handler raised StopIteration") from error
 
-        return await asyncio.get_running_loop().run_in_executor(self._threads, called)
+def _reason(error: Exception) -> str:
+    """What to say of an error: text that can be sent, whatever the error says of itself."""
+    try:
+        text = f"{type(error).__name__}: {error}"
+    except Exception:  # noqa: BLE001 its __str__ is the handler's too
+        text = f"{type(error).__name__}, which can't be told as text"
+    return text[:REASON_CHARACTERS].encode(errors="replace").decode()
 
 
 class Handling:

@@ -60,9 +60,9 @@ class _Lane:
 class Producer:
     """Sends records; each call returns when what it sent is durable.
 
-    What is tried again, through whichever broker, is stored once. `send` keeps the order of calls: records that come
-    while a request is under way go together in the next one. Batches of `publish` that are under way at once have no
-    order between them.
+    What is tried again, through whichever broker, is stored once; only records with a delay may come twice then, with
+    the same id. `send` keeps the order of calls: records that come while a request is under way go together in the next
+    one. Batches of `publish` that are under way at once have no order between them.
     """
 
     def __init__(
@@ -152,7 +152,12 @@ class Producer:
             query = {"producer": self._name, "sequence": sequence, "partition": partition}
             headers = {"Content-Type": wire.ARROW}
             told = await self._brokers.call(
-                "POST", path("topics", topic, "records"), wire.arrow_body(rows), headers, query=query
+                "POST",
+                path("topics", topic, "records"),
+                wire.arrow_body(rows),
+                headers,
+                query=query,
+                timeout=self._brokers.turn_seconds,
             )
         stored: list[dict[str, Any]] = told.json()["stored"]
         return stored

@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from shardyard.client.brokers import Brokers, path
+from shardyard.client.brokers import ANSWER_SECONDS, Brokers, path
 from shardyard.groups.office import Application, Changes, Office, Seat
 from shardyard.groups.protocol import Holding
 from shardyard.log import Appended, Batch, Fence, Span, Stamp, from_records
@@ -30,7 +30,9 @@ _log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 5.0
 """Of waiting for a change in one call."""
-BEAT_PATIENCE_SECONDS = 2.0
+LEAVE_PATIENCE_SECONDS = 2.0
+LEAST_BEAT_SECONDS = 0.5
+"""That a broker has for answering a heartbeat, however short the session is."""
 NAME_AGAIN_SECONDS = 0.5
 """Before asking again for a name that is taken."""
 
@@ -46,6 +48,8 @@ class RemoteOffice(Office):
         """Told the settings whenever they come."""
         self._beat_at = -math.inf
         """When a heartbeat was last answered."""
+        self._beat = 0.0
+        """Seconds that a broker has to answer a heartbeat: if it hangs, another is asked before the session is over."""
 
     async def join(self, application: Application, since: int | None) -> Seat:
         asks = {
@@ -60,6 +64,7 @@ class RemoteOffice(Office):
         if since is not None and time.monotonic() - self._beat_at < application.session_timeout / 2:
             # It was in touch, and is out all the same: its work hangs. Let others have that before it gets it again.
             await asyncio.sleep(application.session_timeout)
+        self._beat = min(max(application.session_timeout / 5, LEAST_BEAT_SECONDS), self._brokers.turn_seconds)
         told = await self._joined(application, asks)
         self._hear(told["settings"])
         return Seat(told["group"], told["member"], told["epoch"])
@@ -79,7 +84,8 @@ class RemoteOffice(Office):
 
     async def heartbeat(self, seat: Seat, progress: Iterable[Partition]) -> dict[Partition, Holding]:
         asks = {"epoch": seat.epoch, "progress": [str(partition) for partition in progress]}
-        told = (await self._brokers.post(f"{_path(seat)}/heartbeat", asks)).json()
+        answer = await self._brokers.post(f"{_path(seat)}/heartbeat", asks, timeout=self._beat, patience=2 * self._beat)
+        told = answer.json()
         self._beat_at = time.monotonic()
         self._hear(told["settings"])
         return _holdings(told)
@@ -90,7 +96,8 @@ class RemoteOffice(Office):
             self.heard(settings)
 
     async def look(self, seat: Seat) -> dict[Partition, Holding]:
-        return _holdings((await self._brokers.get(_path(seat), epoch=seat.epoch)).json())
+        told = await self._brokers.get(_path(seat), timeout=self._beat, patience=2 * self._beat, epoch=seat.epoch)
+        return _holdings(told.json())
 
     async def commit(self, seat: Seat, positions: Mapping[Partition, tuple[int, Position]]) -> None:
         told = {str(p): (owned, position.epoch, position.offset) for p, (owned, position) in positions.items()}
@@ -101,7 +108,7 @@ class RemoteOffice(Office):
         await self._brokers.post(f"{_path(seat)}/release", {"epoch": seat.epoch, "partitions": told})
 
     async def leave(self, seat: Seat) -> None:
-        await self._brokers.call("DELETE", _path(seat), query={"epoch": seat.epoch}, patience=BEAT_PATIENCE_SECONDS)
+        await self._brokers.call("DELETE", _path(seat), query={"epoch": seat.epoch}, patience=LEAVE_PATIENCE_SECONDS)
 
     async def fail(self, seat: Seat, failures: Sequence[tuple[Partition, int, int, str]]) -> None:
         """Hand over records whose handling failed: (partition, epoch of the ownership, offset, reason)."""
@@ -113,14 +120,15 @@ class RemoteOffice(Office):
 
     @contextlib.contextmanager
     def changes(self, seat: Seat) -> Iterator[Changes]:
-        yield _RemoteChanges(self._brokers, seat.group)
+        yield _RemoteChanges(self._brokers, seat.group, self._beat)
 
 
 class _RemoteChanges:
     """Asks whether the group has changed, and is answered when it has."""
 
-    def __init__(self, brokers: Brokers, group: str) -> None:
+    def __init__(self, brokers: Brokers, group: str, beat: float) -> None:
         self._brokers = brokers
+        self._beat = beat
         self._path = path("groups", group, "changes")
         self._seen = ""
 
@@ -129,8 +137,8 @@ class _RemoteChanges:
         while (left := until - time.monotonic()) > 0:
             step = min(left, LOOK_SECONDS)
             try:
-                told = await self._brokers.call(
-                    "GET", self._path, query={"seen": self._seen, "wait_seconds": step}, wait=step, patience=step
+                told = await self._brokers.get(
+                    self._path, wait=step, timeout=self._beat, patience=step, seen=self._seen, wait_seconds=step
                 )
             except RetryLater:
                 continue  # a heartbeat is due all the same, and tells what is wrong
@@ -226,6 +234,7 @@ class RemoteLog:
                 "fence": None if fence is None else fence.name,
                 "owner": None if fence is None else fence.epoch,
             },
+            timeout=self._brokers.turn_seconds if stamp is not None else ANSWER_SECONDS,
         )
         (part,) = told.json()["stored"]
         return Appended(partition, Position(part["epoch"], part["offset"]), part["count"], part["duplicate"])

@@ -33,6 +33,7 @@ from shardyard.placement import ASSIGNORS, assign
 from shardyard.registry import GroupRow, MemberRow, OwnershipRow, Transaction
 
 LEAST_SESSION_SECONDS = 1.0
+MOST_SESSION_SECONDS = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +119,9 @@ def join(
 
 def check_session(seconds: object) -> float:
     """`seconds`, if a session may last that long."""
-    if not isinstance(seconds, int | float) or not LEAST_SESSION_SECONDS <= seconds < float("inf"):
-        raise InvalidValue("session_timeout", seconds, f"a number of seconds, at least {LEAST_SESSION_SECONDS:g}")
+    if not isinstance(seconds, int | float) or not LEAST_SESSION_SECONDS <= seconds <= MOST_SESSION_SECONDS:
+        expected = f"a number of seconds, {LEAST_SESSION_SECONDS:g} to {MOST_SESSION_SECONDS:g}"
+        raise InvalidValue("session_timeout", seconds, expected)
     return float(seconds)
 
 

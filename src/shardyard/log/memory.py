@@ -118,9 +118,10 @@ class MemoryLog(Log):
         partitions = whole_number("partitions", partitions, at_least=1)
         return self._put(contracted(self._topic(name), partitions))
 
-    async def drop_partitions(self, name: str) -> Topic:
+    async def drop_partitions(self, name: str, partitions: int) -> Topic:
+        partitions = whole_number("partitions", partitions, at_least=1)
         before = self._topic(name)
-        after = self._put(without_closing(before))
+        after = self._put(without_closing(before, partitions))
         for index in range(after.partitions, before.partitions):
             held = self._held[Partition(name, index)]
             held.first, held.batches = held.end, []

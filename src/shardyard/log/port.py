@@ -171,8 +171,10 @@ def _with_open(topic: Topic, count: int) -> Topic:
     return replace(topic, partitions=partitions, open_partitions=count if count < partitions else None)
 
 
-def without_closing(topic: Topic) -> Topic:
-    """The topic as it is when its closing partitions are dropped, if they may be; for engines."""
+def without_closing(topic: Topic, partitions: int) -> Topic:
+    """The topic as it is when all but so many partitions are dropped, if they may be; for engines."""
+    if partitions != topic.receiving:
+        raise InvalidValue("partitions", partitions, f"the {topic.receiving} that {topic.name!r} has open")
     if topic.open_partitions is not None:
         check_open(topic.name, topic.sealed, topic.successor)
     return replace(topic, partitions=topic.receiving, open_partitions=None)
@@ -253,10 +255,11 @@ class Log(ABC):
         """
 
     @abstractmethod
-    async def drop_partitions(self, name: str) -> Topic:
+    async def drop_partitions(self, name: str, partitions: int) -> Topic:
         """Drop the closing partitions with all their records, read or not: who calls it has made sure that they were.
 
-        Nothing changes if none is closing. `Sealed` or `Moved` if the topic is and one is closing.
+        `partitions` are to stay: `InvalidValue` if not just these are open, as when the topic was contracted or
+        expanded meanwhile. Nothing changes if none is closing. `Sealed` or `Moved` if the topic is and one is closing.
         """
 
     @abstractmethod

@@ -14,7 +14,7 @@ import msgspec
 from shardyard.groups import lease, status
 from shardyard.log import Log
 from shardyard.model import Clock, InvalidValue, ShardyardError, SystemClock, UnknownGroup
-from shardyard.queues.settings import group_settings
+from shardyard.queues.settings import group_settings, is_departed
 from shardyard.registry import Registry
 
 _log = logging.getLogger(__name__)
@@ -58,7 +58,7 @@ class Alarms:
 
     An alarm is raised once when the lag reaches its threshold, and cleared once when it falls below 80 % of it. It is
     noted first and told then, so it is told at most once: what a webhook does not take is not posted again. Alarms of a
-    group whose setting was taken away are forgotten without a word.
+    group whose setting was taken away, and of a member of a broadcast group who is gone, are forgotten without a word.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class Alarms:
         with self._registry.snapshot() as tx:
             for row in tx.groups():
                 settings = group_settings(tx, row.name)
-                if settings.lag_alarm is not None:
+                if settings.lag_alarm is not None and not is_departed(tx, row.name):
                     watched[row.name] = _Watch(settings.lag_alarm, settings.webhook)
             return watched, [msgspec.convert(row.value, Alarm) for row in tx.settings(SCOPE)]
 

@@ -116,9 +116,11 @@ class Failures:
         group: str,
         settings: GroupSettings,
         failures: Sequence[Failure],
+        read: Collection[str] | None = None,
     ) -> list[Outcome]:
         """Have each tried again when its next wait is over, or, after the last one, make it a dead letter. All is
-        durable when it returns; commit after that.
+        durable when it returns; commit after that. `read`: the topics that members of the group read, if that is
+        known; where its retry topic is not among them, as in a broadcast group, a record is dead at once.
 
         `Fenced` if one of the partitions has gone to another member, and `OffsetBeyondEnd` if there is no such record;
         nothing is stored then. One that fails on the dead-letter topic itself stays there as it is.
@@ -139,7 +141,8 @@ class Failures:
             else:
                 if topic not in homes:
                     homes[topic] = await home_of(self._log, group, topic)
-                case = self._judge(owner, settings, failure, record, homes[topic])
+                waits = settings.backoff if read is None or retry_topic(group, homes[topic]) in read else ()
+                case = self._judge(owner, waits, failure, record, homes[topic])
                 cases.append(case)
                 fate = Fate.DEAD if case.due is None else Fate.RETRY
                 outcome = Outcome(failure, fate, case.attempts, case.due)
@@ -170,7 +173,7 @@ class Failures:
                 left = [offset for offset in left if offset >= batch.end]
         return found
 
-    def _judge(self, group: str, settings: GroupSettings, failure: Failure, record: Record, home: str) -> _Case:
+    def _judge(self, group: str, waits: Sequence[float], failure: Failure, record: Record, home: str) -> _Case:
         """Only what came by the retry topic has failed before: elsewhere our headers are a publisher's own."""
         before, origin = 0, None
         if original(group, failure.partition.topic) != failure.partition.topic:
@@ -181,8 +184,8 @@ class Failures:
             (ORIGIN, (origin or f"{failure.partition}/{failure.offset}").encode()),
             (ERROR, failure.reason[:REASON_CHARACTERS].encode(errors="replace")),
         )
-        if before < len(settings.backoff):
-            due = int(self._clock.now() * 1000 + min(settings.backoff[before] * 1000, MAX_DELAY_MS))
+        if before < len(waits):
+            due = int(self._clock.now() * 1000 + min(waits[before] * 1000, MAX_DELAY_MS))
         bare = bare_record(record)
         record = replace(bare, headers=bare.headers + marks)
         fence = Fence(f"{group}/{failure.partition}", failure.epoch)

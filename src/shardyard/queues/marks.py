@@ -50,14 +50,27 @@ def between(group: str, topic: str, end: str) -> str | None:
     return None
 
 
-async def ensure_retry_topics(log: Log, group: str, topics: Iterable[str]) -> list[str]:
-    """The topics with their retry topics, which are made where missing: what a member of the group subscribes to."""
+def with_retry_topics(group: str, topics: Iterable[str]) -> list[str]:
+    """The topics with their retry topics: what a member of the group subscribes to."""
     wanted: dict[str, None] = {}
     for name in topics:
         wanted[name] = None
-        if original(group, name) == name and between(group, name, DEAD) is None:
-            wanted[await made(log, retry_topic(group, name), await log.topic(name), TopicKind.RETRY)] = None
+        if _has_retries(group, name):
+            wanted[retry_topic(group, name)] = None
     return list(wanted)
+
+
+async def ensure_retry_topics(log: Log, group: str, topics: Iterable[str]) -> list[str]:
+    """Make the retry topics of these topics where they are missing; returns the topics with them."""
+    names = list(topics)
+    for name in names:
+        if _has_retries(group, name):
+            await made(log, retry_topic(group, name), await log.topic(name), TopicKind.RETRY)
+    return with_retry_topics(group, names)
+
+
+def _has_retries(group: str, topic: str) -> bool:
+    return original(group, topic) == topic and between(group, topic, DEAD) is None
 
 
 async def made(log: Log, name: str, beside: Topic, kind: TopicKind = TopicKind.NORMAL) -> str:

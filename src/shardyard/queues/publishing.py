@@ -2,12 +2,13 @@
 
 import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
 
-from shardyard.log import Appended, Fence, Limits, Log, Sender, Stamp, from_records
+from shardyard.log import SCHEMA, Appended, Fence, Limits, Log, Sender, Stamp, from_records
 from shardyard.log.batch import check_batch, check_records, now_ms, to_records
 from shardyard.model import (
     Clock,
@@ -28,6 +29,7 @@ from shardyard.queues.wire import Posted
 
 PATIENCE_SECONDS = 10.0
 """For which a publish tries again what the log refuses for now; then who publishes is told to."""
+AGAIN_SECONDS = 0.05
 LOOK_SECONDS = 2.0
 """How long to go by what was last known of a topic."""
 _LIMITS = Limits()
@@ -71,6 +73,8 @@ class Publisher:
         later = [p for p in posted if p.due is not None and p.due > now]
         if later and stamp is not None:
             raise InvalidValue("sequence", stamp.sequence, "none with delayed records: give each an id instead")
+        if later and fence is not None:
+            raise InvalidValue("fence", fence.name, "none with delayed records: they outlast an ownership")
         at_once = [p.record for p in posted if p.due is None or p.due <= now]
         if later:
             await self._log.topic(topic)
@@ -86,26 +90,60 @@ class Publisher:
         stamp: Stamp | None,
         fence: Fence | None,
     ) -> list[Appended]:
-        if partition is None and stamp is None and fence is None:
-            if len(records) == 1 and (one := await self._append_one(topic, records)) is not None:
-                return [one]
-            if (sender := self._senders.get(topic)) is None:
-                sender = Sender(self._log, topic, patience=PATIENCE_SECONDS)
-                await self._log.topic(topic)  # what does not exist is not kept
-                self._senders[topic] = sender
-            return await sender.send(records)
-        rows = records if isinstance(records, pa.RecordBatch) else from_records(records, now_ms())
+        if partition is not None:
+            rows = records if isinstance(records, pa.RecordBatch) else from_records(records, now_ms())
+            where = Partition((await self._topic(topic)).name, partition)
+            return [await self._patiently(partial(self._log.append, where, rows, stamp=stamp, fence=fence))]
+        if stamp is not None:
+            rows = records if isinstance(records, pa.RecordBatch) else from_records(records, now_ms())
+            return await self._append_stamped(topic, rows, stamp, fence)
+        if len(records) == 1 and fence is None and (one := await self._append_one(topic, records)) is not None:
+            return [one]
+        if (sender := self._senders.get(topic)) is None:
+            sender = Sender(self._log, topic, patience=PATIENCE_SECONDS)
+            await self._log.topic(topic)  # what does not exist is not kept
+            self._senders[topic] = sender
+        return await sender.send(records, fence=fence)
+
+    async def _append_stamped(
+        self, name: str, rows: pa.RecordBatch, stamp: Stamp, fence: Fence | None
+    ) -> list[Appended]:
+        """Each part under a stamp that says over how many partitions it was dealt, and whether it is all of what falls
+        to its partition: a retry that is dealt otherwise is another batch, and at worst comes twice."""
+        stored: list[Appended] = []
+        rest = ""
+        while len(rows):
+            topic = await self._topic(name)
+            mark = Stamp(f"{stamp.producer}/{topic.name}/{topic.receiving}{rest}", stamp.sequence)
+            places = _places(topic, rows, stamp.sequence)
+            parts = [(int(place), rows.filter(pa.array(places == place))) for place in np.unique(places)]
+            appends = [
+                partial(self._log.append, Partition(topic.name, place), part, stamp=mark, fence=fence)
+                for place, part in parts
+            ]
+            outcomes = await asyncio.gather(*map(self._patiently, appends), return_exceptions=True)
+            elsewhere: list[pa.RecordBatch] = []
+            for (_, part), outcome in zip(parts, outcomes, strict=True):
+                if isinstance(outcome, Closing | Moved | PartitionOutOfRange):
+                    elsewhere.append(part)
+                elif isinstance(outcome, BaseException):
+                    raise outcome
+                else:
+                    stored.append(outcome)
+            rows = pa.concat_batches(elsewhere) if elsewhere else rows.slice(0, 0)
+            rest += "-rest"
+        return stored
+
+    async def _patiently(self, append: Callable[[], Awaitable[Appended]]) -> Appended:
+        """Again while the log refuses for now, up to a time."""
         until = self._clock.monotonic() + PATIENCE_SECONDS
         while True:
             try:
-                return await self._append_to(await self._topic(topic), rows, partition, stamp, fence)
-            except (Closing, Moved, PartitionOutOfRange):
-                if partition is not None or self._clock.monotonic() > until:
-                    raise
+                return await append()
             except RetryLater:
                 if self._clock.monotonic() > until:
                     raise
-            await self._clock.sleep(0.05)
+            await self._clock.sleep(AGAIN_SECONDS)
 
     async def _append_one(self, name: str, records: pa.RecordBatch | Sequence[Record]) -> Appended | None:
         """The straight way for the commonest case; None if the topic is not as it was: nothing is stored then."""
@@ -122,7 +160,7 @@ class Publisher:
         try:
             return await self._log.append(Partition(name, index), [record])
         except (Moved, Closing, PartitionOutOfRange, RetryLater):
-            del self._known[name]
+            self._known.pop(name, None)
             return None
 
     async def _topic(self, name: str) -> Topic:
@@ -132,27 +170,9 @@ class Publisher:
             topic = await self._log.topic(topic.successor)
         return topic
 
-    async def _append_to(
-        self, topic: Topic, rows: pa.RecordBatch, partition: int | None, stamp: Stamp | None, fence: Fence | None
-    ) -> list[Appended]:
-        if partition is not None:
-            return [await self._log.append(Partition(topic.name, partition), rows, stamp=stamp, fence=fence)]
-        places = _places(topic, rows, 0 if stamp is None else stamp.sequence)
-        parts = [(int(place), rows.filter(pa.array(places == place))) for place in np.unique(places)]
-        outcomes = await asyncio.gather(
-            *(self._log.append(Partition(topic.name, place), part, stamp=stamp, fence=fence) for place, part in parts),
-            return_exceptions=True,
-        )
-        stored = []
-        for outcome in outcomes:
-            if isinstance(outcome, BaseException):
-                raise outcome
-            stored.append(outcome)
-        return stored
-
 
 def _is_keyless(rows: pa.RecordBatch) -> bool:
-    return "key" in rows.schema.names and rows.column("key").null_count == len(rows)
+    return rows.schema.names == SCHEMA.names and bool(rows.column("key").null_count == len(rows))
 
 
 def _places(topic: Topic, rows: pa.RecordBatch, turn: int) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":

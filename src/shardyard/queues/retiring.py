@@ -2,16 +2,25 @@
 
 import asyncio
 import logging
+from typing import NamedTuple
 
 from shardyard.groups import lease
 from shardyard.log import Log
 from shardyard.model import Clock, Partition, ShardyardError, SystemClock, Topic
+from shardyard.queues.settings import is_departed
 from shardyard.registry import Registry, Transaction
 
 _log = logging.getLogger(__name__)
 
 LEASE = "retiring"
 EVERY_SECONDS = 2.0
+
+
+class _Reader(NamedTuple):
+    """How far a group got on a partition, and whether what it has not read is kept for it."""
+
+    offset: int
+    awaited: bool
 
 
 class Retiring:
@@ -48,32 +57,37 @@ class Retiring:
 
     async def _drop(self, topic: Topic) -> Topic:
         _log.info("topic %s: partitions from %d on are drained and go", topic.name, topic.receiving)
-        return await self._log.drop_partitions(topic.name)
+        return await self._log.drop_partitions(topic.name, topic.receiving)
 
     async def _is_drained(self, topic: Topic) -> bool:
-        """Every group that ever had one of the closing partitions has committed all of it; unread ones stay."""
+        """Every group that ever had one of the closing partitions has committed all of it; unread ones stay.
+
+        Members of a broadcast group who are gone are not waited for.
+        """
         committed = await asyncio.to_thread(self._committed, topic)
         for index in range(topic.receiving, topic.partitions):
             partition = Partition(topic.name, index)
             span = await self._log.span(partition)
-            groups = committed.get(partition, [])
-            if span.first < span.end and (not groups or any(offset < span.end for offset in groups)):
+            readers = committed.get(partition, [])
+            is_read = any(reader.offset >= span.end for reader in readers)
+            is_awaited = any(reader.offset < span.end for reader in readers if reader.awaited)
+            if span.first < span.end and (is_awaited or not is_read):
                 return False
         return True
 
-    def _committed(self, topic: Topic) -> dict[Partition, list[int]]:
+    def _committed(self, topic: Topic) -> dict[Partition, list[_Reader]]:
         """How far each group got on each partition of the topic."""
         with self._registry.snapshot() as tx:
-            return _offsets(tx, topic)
+            return _readers(tx, topic)
 
 
-def _offsets(tx: Transaction, topic: Topic) -> dict[Partition, list[int]]:
-    found: dict[Partition, list[int]] = {}
+def _readers(tx: Transaction, topic: Topic) -> dict[Partition, list[_Reader]]:
+    found: dict[Partition, list[_Reader]] = {}
     for group in tx.groups():
+        awaited = not is_departed(tx, group.name)
         for row in tx.ownerships(group.name):
             if row.partition.topic == topic.name:
                 here = row.committed is not None and row.committed.epoch == topic.epoch
-                found.setdefault(row.partition, []).append(
-                    row.committed.offset if here and row.committed is not None else 0
-                )
+                offset = row.committed.offset if here and row.committed is not None else 0
+                found.setdefault(row.partition, []).append(_Reader(offset, awaited))
     return found

@@ -3,6 +3,7 @@
 import fnmatch
 import hashlib
 import hmac
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -19,9 +20,14 @@ NAME = "queue"
 OF = "~"
 """Between the name of a broadcast group and that of the member, whose own group it is."""
 
-Count = Annotated[int, Meta(ge=1)]
+Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 Seconds = Annotated[float, Meta(gt=0)]
 S = TypeVar("S", bound=Struct)
+
+_TOKEN = re.compile(r"[!-~]{8,}")
+"""What every client can send in a header."""
+_SECRETS = ("webhook", "token_hash")
+"""Addresses of webhooks are keys, too."""
 
 
 class TopicSettings(Struct, frozen=True, forbid_unknown_fields=True):
@@ -98,6 +104,11 @@ def parts(tx: Transaction, group: str) -> list[str]:
     return [row.name for row in tx.groups() if base(row.name) == group]
 
 
+def is_departed(tx: Transaction, group: str) -> bool:
+    """Whether it is the own group of a member of a broadcast group, who is gone; it may come back."""
+    return OF in group and not tx.members(group)
+
+
 def topic_settings(tx: Transaction, topic: str) -> TopicSettings:
     return _load(TopicSettings, tx, topic_scope(topic))
 
@@ -111,8 +122,8 @@ def change_topic(tx: Transaction, topic: str, who: str, changes: Mapping[str, An
     told = dict(changes)
     if "token" in told:
         token = told.pop("token")
-        if token is not None and (not isinstance(token, str) or len(token) < 8):
-            raise InvalidValue("token", "***", "a text of at least 8 characters, or null to ask for none")
+        if token is not None and (not isinstance(token, str) or not _TOKEN.fullmatch(token)):
+            raise InvalidValue("token", "***", "at least 8 ASCII characters without spaces, or null to ask for none")
         told["token_hash"] = None if token is None else hashed(token)
     changed = _changed(topic_settings(tx, topic), told)
     tx.put_setting(topic_scope(topic), NAME, msgspec.to_builtins(changed), who=who)
@@ -131,8 +142,7 @@ def change_group(tx: Transaction, group: str, who: str, changes: Mapping[str, An
         for part in {group, *those}:
             configure(tx, part, who, **shared)
     tx.put_setting(group_scope(group), NAME, msgspec.to_builtins(changed), who=who)
-    shown = {name: "***" if name == "webhook" else value for name, value in changes.items()}  # such addresses are keys
-    tx.audit(who, "group settings changed", group, shown)
+    tx.audit(who, "group settings changed", group, _masked(changes))
     return changed
 
 
@@ -151,7 +161,11 @@ def _changed(before: S, changes: Mapping[str, Any]) -> S:
     try:
         return msgspec.convert({**msgspec.to_builtins(before), **changes}, type(before))
     except msgspec.ValidationError as error:
-        raise InvalidValue("settings", dict(changes), str(error)) from None
+        raise InvalidValue("settings", _masked(changes), str(error)) from None
+
+
+def _masked(changes: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: "***" if name in _SECRETS else value for name, value in changes.items()}
 
 
 def _any(patterns: tuple[str, ...], *names: str) -> bool:

@@ -3,6 +3,7 @@
 import base64
 import binascii
 import re
+import struct
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
@@ -31,7 +32,7 @@ class Posted(Struct, frozen=True):
 
 
 class JsonRecord(Struct, omit_defaults=True, forbid_unknown_fields=True):
-    """A record as JSON has it. What is no text is in the fields with `_base64`."""
+    """A record as JSON has it. What is no text is in the fields with `_base64`, also single headers."""
 
     value: str | None = None
     value_base64: str | None = None
@@ -42,6 +43,7 @@ class JsonRecord(Struct, omit_defaults=True, forbid_unknown_fields=True):
     tag: str | None = None
     trace: str | None = None
     headers: dict[str, str] = {}
+    headers_base64: dict[str, str] = {}
     timestamp: int = 0
     deliver_at: int | None = None
     """Milliseconds since 1970."""
@@ -103,10 +105,34 @@ def posted_records(body: bytes, media: str, now: int) -> pa.RecordBatch | list[P
 
 def _arrow(body: bytes) -> pa.RecordBatch:
     try:
+        _check_plain(body)
         batches = pa.ipc.open_stream(body).read_all().combine_chunks().to_batches()
     except (pa.ArrowException, OSError, ValueError) as error:
         raise Malformed("body", f"it is no Arrow stream ({error})") from None
     return batches[0] if batches else pa.RecordBatch.from_pylist([], SCHEMA)
+
+
+def _check_plain(body: bytes) -> None:
+    """Refuse a stream that may be far larger than its body: one that is compressed, or has dictionaries."""
+    for message in pa.ipc.MessageReader.open_stream(body):
+        if message.type == "dictionary" or (message.type == "record batch" and _is_compressed(message)):
+            raise Malformed("body", "compression and dictionaries are not taken: write the Arrow stream without them")
+
+
+def _is_compressed(message: pa.Message) -> bool:
+    """Whether the header of a record batch names a codec: field 3 of a table that is field 2 of the message. PyArrow
+    has checked that all of it lies within the metadata, but does not tell."""
+    data = message.metadata.to_pybytes()
+
+    def field(table: int, number: int) -> int | None:
+        slots = table - struct.unpack_from("<i", data, table)[0]
+        size = struct.unpack_from("<H", data, slots)[0]
+        place = 4 + 2 * number
+        at = struct.unpack_from("<H", data, slots + place)[0] if place < size else 0
+        return table + at if at else None
+
+    header = field(struct.unpack_from("<I", data)[0], 2)
+    return header is not None and field(header + struct.unpack_from("<I", data, header)[0], 3) is not None
 
 
 def _unpacked(packed: PackedRecord) -> Posted:
@@ -126,7 +152,8 @@ def _from_json(told: JsonRecord, now: int) -> Posted:
     if told.delay is not None and not 0 <= told.delay < 2**40:
         raise InvalidValue("delay", told.delay, "seconds, at least 0")
     named = [(TAG, told.tag), (TRACE, told.trace), *told.headers.items()]
-    headers: Headers = tuple((name, text.encode()) for name, text in named if text is not None)
+    raw = [(name, _bytes("headers", None, encoded) or b"") for name, encoded in told.headers_base64.items()]
+    headers: Headers = (*((name, text.encode()) for name, text in named if text is not None), *raw)
     record = Record.new(value, key, headers, told.timestamp)
     if told.id is not None:
         record = Record(told.id, key, value, headers, told.timestamp)
@@ -147,7 +174,8 @@ def _bytes(name: str, text: str | None, encoded: str | None) -> bytes | None:
 def json_record(record: Record, partition: Partition, offset: int) -> JsonRecord:
     """A record for people: text where it is text."""
     value, key = _text(record.value), None if record.key is None else _text(record.key)
-    told = {name: _text(data) or "" for name, data in record.headers}
+    texts = [(name, data, _text(data)) for name, data in record.headers]
+    told = {name: text for name, _, text in texts if text is not None}
     return JsonRecord(
         value=value,
         value_base64=None if value is not None else base64.b64encode(record.value).decode(),
@@ -157,6 +185,7 @@ def json_record(record: Record, partition: Partition, offset: int) -> JsonRecord
         tag=told.pop(TAG, None),
         trace=told.pop(TRACE, None),
         headers=told,
+        headers_base64={name: base64.b64encode(data).decode() for name, data, text in texts if text is None},
         timestamp=record.timestamp,
         partition=str(partition),
         offset=offset,

@@ -128,8 +128,9 @@ class SqliteLog(Log):
         count = whole_number("partitions", partitions, at_least=1)
         return await self._change(lambda db: store.contract_topic(db, name, count))
 
-    async def drop_partitions(self, name: str) -> Topic:
-        return await self._change(lambda db: store.drop_partitions(db, name))
+    async def drop_partitions(self, name: str, partitions: int) -> Topic:
+        count = whole_number("partitions", partitions, at_least=1)
+        return await self._change(lambda db: store.drop_partitions(db, name, count))
 
     async def set_retention(self, name: str, retention: Retention) -> Topic:
         check_retention(retention)

@@ -119,9 +119,9 @@ def contract_topic(db: Connection, name: str, partitions: int) -> Topic:
     return _set_partitions(db, contracted(topic(db, name), partitions))
 
 
-def drop_partitions(db: Connection, name: str) -> Topic:
+def drop_partitions(db: Connection, name: str, partitions: int) -> Topic:
     """Their batches are cleared away later, in small steps."""
-    after = without_closing(topic(db, name))
+    after = without_closing(topic(db, name), partitions)
     db.execute(
         'UPDATE partitions SET first = "end", merged = "end" WHERE topic = ? AND number >= ?', (name, after.partitions)
     )

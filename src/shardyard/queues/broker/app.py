@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import re
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -147,14 +147,23 @@ async def running(log: Log, registry: Registry, *, token: str | None = None) -> 
 
 @contextlib.asynccontextmanager
 async def serving(
-    log: Log, registry: Registry, *, host: str = "127.0.0.1", port: int = 7400, token: str | None = None
+    log: Log,
+    registry: Registry,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 7400,
+    token: str | None = None,
+    trusted_proxies: Sequence[str] = (),
 ) -> AsyncIterator[uvicorn.Server]:
-    """A server, ready to `serve()`. Port 0 takes a free one."""
+    """A server, ready to `serve()`. Port 0 takes a free one.
+
+    `trusted_proxies`: the addresses whose word is taken for where a caller is (`X-Forwarded-For`).
+    """
     async with Broker(log, registry, token=token) as broker:
-        yield _Server(_config(broker, host, port), broker)
+        yield _Server(_config(broker, host, port, trusted_proxies), broker)
 
 
-def _config(broker: Broker, host: str, port: int) -> uvicorn.Config:
+def _config(broker: Broker, host: str, port: int, trusted_proxies: Sequence[str] = ()) -> uvicorn.Config:
     return uvicorn.Config(
         direct(create_app(broker)),
         host=host,
@@ -163,4 +172,6 @@ def _config(broker: Broker, host: str, port: int) -> uvicorn.Config:
         log_level="warning",
         lifespan="off",
         timeout_graceful_shutdown=5,
+        proxy_headers=bool(trusted_proxies),  # uvicorn would believe whoever is on this machine
+        forwarded_allow_ips=list(trusted_proxies),
     )

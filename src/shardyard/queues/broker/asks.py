@@ -4,7 +4,9 @@ from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-Count = Annotated[int, Meta(ge=1)]
+Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+Amount = Annotated[int, Meta(ge=1, le=2**62)]
+"""Of bytes or milliseconds."""
 Whole = Annotated[int, Meta(ge=0, le=2**62)]
 Position = tuple[Whole, Whole, Whole]
 """The epoch of the ownership, the epoch of the partition, the offset to go on from."""
@@ -29,8 +31,8 @@ class TopicChanges(Struct, forbid_unknown_fields=True):
     """That publishers must show."""
     records_per_second: Count | UnsetType | None = UNSET
     """What publishers together may send through each broker."""
-    retention_ms: Count | UnsetType | None = UNSET
-    retention_bytes: Count | UnsetType | None = UNSET
+    retention_ms: Amount | UnsetType | None = UNSET
+    retention_bytes: Amount | UnsetType | None = UNSET
     """Per partition."""
 
 
@@ -96,6 +98,13 @@ class Fence(Struct, forbid_unknown_fields=True):
     """From now on no owner with a lower epoch reads."""
 
     epoch: Whole
+
+
+class Changes(Struct):
+    """What was seen of a group, in a query."""
+
+    seen: str = ""
+    wait_seconds: Annotated[float, Meta(ge=0)] = 0.0
 
 
 class Read(Struct):

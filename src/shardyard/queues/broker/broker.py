@@ -10,7 +10,7 @@ from typing import Self
 
 from shardyard.groups import Node
 from shardyard.log import Log
-from shardyard.model import Clock, Partition, Position, SystemClock
+from shardyard.model import Clock, Fenced, Partition, Position, SystemClock
 from shardyard.queues.alarms import Alarms
 from shardyard.queues.delays import Delays, Scheduler
 from shardyard.queues.failures import Failures
@@ -47,6 +47,7 @@ class Broker:
         self._quotas: dict[str, Quota] = {}
         self._settings: dict[str, tuple[float, TopicSettings | GroupSettings]] = {}
         self._read: dict[Partition, Position] = {}
+        self._owners: dict[tuple[str, Partition], int] = {}
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -80,6 +81,17 @@ class Broker:
         """Whether it is known that there are records up to this position."""
         known = self._read.get(partition)
         return known is not None and known.epoch == position.epoch and position.offset <= known.offset
+
+    async def check_owner(self, group: str, partition: Partition, epoch: int) -> None:
+        """`Fenced` if nobody owns the partition under this epoch. One who did is known to the log, and fenced there."""
+        if self._owners.get((group, partition)) == epoch:
+            return
+        row = await self.node.desk.look(lambda tx: tx.ownership(group, partition))
+        if row is None or row.owner is None or row.epoch != epoch:
+            raise Fenced(f"nobody owns {partition} in group {group!r} under epoch {epoch}")
+        if len(self._owners) >= MOST_KNOWN:
+            self._owners.clear()
+        self._owners[group, partition] = epoch
 
     def take_quota(self, topic: str, count: int, settings: TopicSettings) -> None:
         if settings.records_per_second is not None:

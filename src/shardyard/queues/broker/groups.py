@@ -5,7 +5,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request, Response
 
 from shardyard.groups import PartitionStatus, To, reset, resolve, status
-from shardyard.model import MemberExists, Partition, Position, UnknownGroup
+from shardyard.model import InvalidCall, MemberExists, Partition, Position, UnknownGroup
 from shardyard.queues import wire
 from shardyard.queues.broker import asks
 from shardyard.queues.broker.http import Authorised, answer, caller, takes, told
@@ -18,6 +18,7 @@ from shardyard.registry import MemberRow, Transaction
 router = APIRouter(prefix="/v1", tags=["groups"])
 
 Limit = Annotated[int, Query(ge=1, le=10_000)]
+Number = Annotated[int, Query(ge=0, lt=2**63)]
 
 
 @router.get("/groups")
@@ -162,6 +163,8 @@ async def list_dead(group: str, topic: str, broker: Authorised, limit: Limit = 1
 async def redrive(group: str, request: Request, broker: Authorised) -> Response:
     """Try dead letters again: those with the ids, or all."""
     asked = await told(request, asks.Redrive)
+    if (await broker.group_settings(group)).broadcast:
+        raise InvalidCall(f"group {group!r} is a broadcast group: publish its dead letters anew for all of its members")
     count = await drive_again(broker.log, group, asked.topic, ids=asked.ids)
     who = caller(request)
     detail = {"topic": asked.topic, "records": count}
@@ -170,7 +173,7 @@ async def redrive(group: str, request: Request, broker: Authorised) -> Response:
 
 
 @router.get("/audit")
-async def audit(broker: Authorised, limit: Limit = 100, before: int | None = None) -> Response:
+async def audit(broker: Authorised, limit: Limit = 100, before: Number | None = None) -> Response:
     """Administrative changes, the newest first."""
     rows = await broker.node.desk.look(lambda tx: tx.audit_log(limit, before))
     return answer(rows)

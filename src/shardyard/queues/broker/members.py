@@ -14,7 +14,8 @@ from shardyard.groups import configure, protocol
 from shardyard.groups.office import Application, Seat
 from shardyard.groups.protocol import Holding
 from shardyard.groups.waking import Waking
-from shardyard.log import Batch, Fence
+from shardyard.log import Batch, Fence, Limits
+from shardyard.log.batch import check_topic_name
 from shardyard.model import (
     CommitBeyond,
     InvalidValue,
@@ -23,6 +24,7 @@ from shardyard.model import (
     PartitionOutOfRange,
     Position,
     UnknownTopic,
+    WrongEpoch,
 )
 from shardyard.queues import wire
 from shardyard.queues.broker import asks
@@ -30,7 +32,7 @@ from shardyard.queues.broker.broker import SETTINGS_SECONDS, Broker
 from shardyard.queues.broker.http import Authorised, answer, authorised, queried, takes, told, wants_arrow
 from shardyard.queues.failures import Failure
 from shardyard.queues.filtering import only_tagged
-from shardyard.queues.marks import ensure_retry_topics
+from shardyard.queues.marks import ensure_retry_topics, with_retry_topics
 from shardyard.queues.settings import OF, GroupSettings, base
 from shardyard.registry import Transaction
 
@@ -55,13 +57,17 @@ async def join(group: str, request: Request, broker: Authorised) -> Response:
     named = None if asked.partitions is None else [wire.partition_named(text) for text in asked.partitions]
     topics = asked.topics
     await _check_there(broker, topics, named or ())
-    if not settings.broadcast and asked.partitions is None:
-        topics = await ensure_retry_topics(broker.log, group, topics)
-    seat_group = f"{group}{OF}{name}" if settings.broadcast else group
-    await broker.node.desk.do(lambda tx: _configured(tx, seat_group, settings))
+    shares = not settings.broadcast and asked.partitions is None
+    if shares:
+        topics = [check_topic_name(topic, Limits()) for topic in with_retry_topics(group, topics)]
+    seat_group = group if not settings.broadcast else f"{group}{OF}{name}"
     asks_for = Application(seat_group, name, topics, asked.weight, asked.static, named, asked.session_timeout)
     seat = await broker.node.office.join(asks_for, asked.since)
-    return answer({"group": seat.group, "member": seat.member, "epoch": seat.epoch, "settings": settings}, 201)
+    await broker.node.desk.do(lambda tx: _configured(tx, seat_group, settings))
+    if shares:
+        await ensure_retry_topics(broker.log, group, asked.topics)
+    heard = _for_members(settings)
+    return answer({"group": seat.group, "member": seat.member, "epoch": seat.epoch, "settings": heard}, 201)
 
 
 def check_group_name(group: str) -> None:
@@ -81,9 +87,15 @@ async def _check_there(broker: Broker, topics: list[str], named: Iterable[Partit
 
 def _configured(tx: Transaction, group: str, settings: GroupSettings) -> None:
     """A new group begins as its settings say."""
-    if tx.group(group) is None:
-        shared = {name: getattr(settings, name) for name in ("assignor", "max_active", "release_after")}
+    shared = {name: getattr(settings, name) for name in ("assignor", "max_active", "release_after")}
+    row = tx.group(group)
+    if row is not None and any(getattr(row, name) != value for name, value in shared.items()):
         configure(tx, group, "broker", **shared)
+
+
+def _for_members(settings: GroupSettings) -> GroupSettings:
+    """What concerns members; a webhook may have a secret in it."""
+    return structs.replace(settings, webhook=None)
 
 
 def _check_allowed(settings: GroupSettings, group: str, name: str, request: Request) -> None:
@@ -103,7 +115,7 @@ async def heartbeat(group: str, member: str, request: Request, broker: Authorise
         await broker.node.office.leave(seat)
         raise
     held = await broker.node.office.heartbeat(seat, [wire.partition_named(text) for text in asked.progress])
-    return answer({"partitions": _shown(held), "settings": settings})
+    return answer({"partitions": _shown(held), "settings": _for_members(settings)})
 
 
 @router.get("/members/{member}")
@@ -143,6 +155,8 @@ async def commit(group: str, member: str, request: Request) -> Response:
 async def _check_end(broker: Broker, partition: Partition, position: Position) -> None:
     with contextlib.suppress(UnknownTopic, PartitionOutOfRange):  # gone; so is its owner, soon
         span = await broker.log.span(partition)
+        if position.epoch > span.epoch:
+            raise WrongEpoch(partition, position.epoch, span.epoch)
         if position.epoch == span.epoch and position.offset > span.end:
             raise CommitBeyond(partition, position.offset, span.end)
 
@@ -161,10 +175,11 @@ async def failed(group: str, request: Request, broker: Authorised) -> Response:
     """Records whose handling failed are tried again later, or are dead. Once it is answered, commit behind them."""
     asked = await told(request, asks.Failures)
     settings = await broker.group_settings(base(group))
-    if group != base(group):  # the retry topic of a broadcast group would be that of all its members
-        settings = structs.replace(settings, backoff=())
     failures = [Failure(wire.partition_named(f.partition), f.epoch, f.offset, f.reason) for f in asked.failures]
-    outcomes = await broker.failures.handle(group, settings, failures)
+    for failure in failures:
+        await broker.check_owner(group, failure.partition, failure.epoch)
+    read = await broker.node.desk.look(lambda tx: {t for m in tx.members(group) if m.manual is None for t in m.topics})
+    outcomes = await broker.failures.handle(group, settings, failures, read)
     return answer({"outcomes": outcomes})
 
 
@@ -176,9 +191,14 @@ async def leave(group: str, member: str, epoch: int, broker: Authorised) -> Resp
 
 
 @router.get("/changes")
-async def changes(group: str, broker: Authorised, seen: str = "", wait_seconds: float = 0.0) -> Response:
-    """Wait until the group is another than the one that was seen."""
-    until = broker.clock.monotonic() + min(max(wait_seconds, 0.0), LONGEST_WAIT_SECONDS)
+async def changes(group: str, request: Request, broker: Authorised) -> Response:
+    """Wait until the group is another than the one that was seen.
+
+    Query: `seen`, the version of an earlier answer, and `wait_seconds` (at most 30).
+    """
+    asked = queried(request, asks.Changes)
+    seen = asked.seen
+    until = broker.clock.monotonic() + min(asked.wait_seconds, LONGEST_WAIT_SECONDS)
     with Waking(broker.registry, protocol.topic_of(group)) as waking:
         while True:
             version = await broker.node.desk.look(lambda tx: _version(tx, group))
@@ -200,6 +220,7 @@ def _version(tx: Transaction, group: str) -> str:
 async def fence(group: str, topic: str, index: int, request: Request, broker: Authorised) -> Response:
     """From now on no earlier owner reads."""
     asked = await told(request, asks.Fence)
+    await broker.check_owner(group, Partition(topic, index), asked.epoch)
     await broker.log.set_fence(Fence(_fence_name(group, topic, index), asked.epoch))
     return Response(status_code=204)
 
@@ -214,6 +235,7 @@ async def read(group: str, topic: str, index: int, request: Request) -> Response
     broker = authorised(request)
     asked = queried(request, asks.Read)
     partition = Partition(topic, index)
+    await broker.check_owner(group, partition, asked.owner)
     reading = _Reading(broker, group, partition, asked.owner, asked.epoch, asked.max_records, asked.max_bytes)
     batch = await reading.next(asked.offset, min(asked.wait_seconds, LONGEST_WAIT_SECONDS))
     broker.note_read(partition, Position(batch.epoch, batch.end))
@@ -248,7 +270,7 @@ class _Reading:
             left = until - self._broker.clock.monotonic()
             step = min(max(left, 0.0), SETTINGS_SECONDS)
             paused = settings.is_paused(self._partition)
-            batch = await self._read(offset, 0.0 if paused else step, settings.max_records)
+            batch = await self._read(offset, 0.0 if paused else step, 1 if paused else settings.max_records)
             settings = await self._broker.group_settings(self._group)  # they may have changed while it waited
             if len(batch) and not settings.is_paused(self._partition):
                 return only_tagged(batch, settings.tags) if settings.tags else batch

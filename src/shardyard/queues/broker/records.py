@@ -9,6 +9,7 @@ from shardyard.log import Appended, Fence, Stamp
 from shardyard.log.batch import now_ms
 from shardyard.model import InvalidValue, Partition, WrongToken
 from shardyard.queues import wire
+from shardyard.queues.broker.broker import Broker
 from shardyard.queues.broker.http import Authorised, answer, body_of, broker_of, media_of, takes, token_of
 from shardyard.queues.search import search
 
@@ -34,7 +35,8 @@ async def publish(topic: str, request: Request) -> Response:
     posted = wire.posted_records(await body_of(request), media_of(request), now_ms())
     partition, stamp = _options(request)
     broker.take_quota(topic, len(posted), settings)
-    stored = await broker.publisher.publish(topic, posted, partition=partition, stamp=stamp, fence=_fence(request))
+    fence = await _fence(request, broker)
+    stored = await broker.publisher.publish(topic, posted, partition=partition, stamp=stamp, fence=fence)
     return answer({"stored": [_shown(part) for part in stored], "delayed": len(posted) - sum(p.count for p in stored)})
 
 
@@ -52,13 +54,15 @@ def _options(request: Request) -> tuple[int | None, Stamp | None]:
     return None if partition is None else int(partition), stamp
 
 
-def _fence(request: Request) -> Fence | None:
+async def _fence(request: Request, broker: Broker) -> Fence | None:
     """The ownership that an owner who publishes relies on."""
     name, owner = request.query_params.get("fence"), request.query_params.get("owner")
     if name is None:
         return None
     if owner is None or not _WHOLE.fullmatch(owner):
         raise InvalidValue("owner", owner, "the epoch of the ownership")
+    group, _, partition = name.partition("/")
+    await broker.check_owner(group, wire.partition_named(partition), int(owner))
     return Fence(name, int(owner))
 
 

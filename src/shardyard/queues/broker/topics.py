@@ -1,11 +1,13 @@
 """Topics over HTTP: make, describe, resize, set, delete."""
 
+import contextlib
+from collections.abc import Iterable
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from msgspec import UNSET, structs
 
-from shardyard.model import Partition, Retention, Topic, TopicInUse
+from shardyard.model import Partition, PartitionOutOfRange, Retention, Topic, TopicInUse
 from shardyard.queues.broker import asks
 from shardyard.queues.broker.http import Authorised, answer, caller, takes, told
 from shardyard.queues.settings import change_topic, forget, topic_scope
@@ -53,7 +55,10 @@ async def create_topic(request: Request, broker: Authorised) -> Response:
 async def describe_topic(name: str, broker: Authorised) -> Response:
     """A topic, what is in its partitions, and what is set about it."""
     topic = await broker.log.topic(name)
-    spans = [await broker.log.span(Partition(name, index)) for index in range(topic.partitions)]
+    spans = []
+    with contextlib.suppress(PartitionOutOfRange):  # partitions that were contracted away go at any time
+        for partition in topic:
+            spans.append(await broker.log.span(partition))  # noqa: PERF401 what came before the error is kept
     settings = await broker.topic_settings(name)
     return answer(
         {
@@ -111,7 +116,8 @@ async def set_topic(name: str, request: Request, broker: Authorised) -> Response
 async def delete_topic(name: str, request: Request, broker: Authorised, force: bool = False) -> Response:
     """Delete a topic with its records; not while somebody subscribes to it, unless by force."""
     await broker.log.topic(name)
-    if not force and (groups := await broker.node.desk.look(lambda tx: _subscribers(tx, name))):
+    names = _leading_to(name, await broker.log.topics())
+    if not force and (groups := await broker.node.desk.look(lambda tx: _subscribers(tx, names))):
         raise TopicInUse(name, groups)
     await broker.log.delete_topic(name)
     who = caller(request)
@@ -121,8 +127,18 @@ async def delete_topic(name: str, request: Request, broker: Authorised, force: b
     return Response(status_code=204)
 
 
-def _subscribers(tx: Transaction, topic: str) -> list[str]:
-    return [group.name for group in tx.groups() if any(topic in member.topics for member in tx.members(group.name))]
+def _leading_to(name: str, topics: Iterable[Topic]) -> set[str]:
+    """The topic, and those that moved there: who named one of them shares in it."""
+    found: set[str] = set()
+    more = {name}
+    while more:
+        found |= more
+        more = {topic.name for topic in topics if topic.successor in more} - found
+    return found
+
+
+def _subscribers(tx: Transaction, topics: set[str]) -> list[str]:
+    return [group.name for group in tx.groups() if any(topics & {*m.topics} for m in tx.members(group.name))]
 
 
 async def _audit(broker: Authorised, who: str, action: str, subject: str, detail: object) -> None:

@@ -1,0 +1,75 @@
+"""Threads that nobody has to wait for."""
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+
+MOST_THREADS = 1_000
+"""As many as hang, and so many more as work at once."""
+
+Work = Callable[[], None]
+
+
+class Threads:
+    """Calls plain functions in threads, which are kept for the next call. A thread whose call hangs keeps no process
+    from ending, as one of `ThreadPoolExecutor` would."""
+
+    def __init__(self) -> None:
+        self._room = asyncio.Semaphore(MOST_THREADS)
+        self._all: list[SimpleQueue[Work | None]] = []
+        self._idle: list[SimpleQueue[Work | None]] = []
+
+    def close(self) -> None:
+        """What still runs is not waited for."""
+        for thread in self._all:
+            thread.put(None)
+
+    async def call(self, function: Callable[[], object]) -> object:
+        """What `function` returns or raises; whoever is cancelled leaves it running."""
+        await self._room.acquire()
+        try:
+            thread = self._idle.pop() if self._idle else self._start()
+        except RuntimeError:  # the machine has no more of them
+            self._room.release()
+            raise
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[object] = loop.create_future()
+
+        def settle(result: object, error: BaseException | None) -> None:
+            self._idle.append(thread)
+            self._room.release()
+            if done.done():
+                return
+            if error is not None:
+                done.set_exception(error)
+            else:
+                done.set_result(result)
+
+        def work() -> None:
+            result: object = None
+            raised: BaseException | None = None
+            try:
+                result = function()
+            except StopIteration as error:  # a future can't carry it
+                raised = RuntimeError("the handler raised StopIteration")
+                raised.__cause__ = error
+            except BaseException as error:  # noqa: BLE001 whoever called gets it
+                raised = error
+            with contextlib.suppress(RuntimeError):  # the loop may be closed by now
+                loop.call_soon_threadsafe(settle, result, raised)
+
+        thread.put(work)
+        return await done
+
+    def _start(self) -> "SimpleQueue[Work | None]":
+        asked: SimpleQueue[Work | None] = SimpleQueue()
+
+        def serve() -> None:
+            while (work := asked.get()) is not None:
+                work()
+
+        threading.Thread(target=serve, name=f"shardyard-handler-{len(self._all)}", daemon=True).start()
+        self._all.append(asked)
+        return asked

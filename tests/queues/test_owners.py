@@ -1,0 +1,181 @@
+"""Who is not the owner can neither read, fence, publish as the owner nor hand over failures; owners lose nothing."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from shardyard.client import Message
+from shardyard.log import MemoryLog, Stamp, from_records
+from shardyard.log.batch import now_ms
+from shardyard.model import Partition, Record
+from shardyard.placement import partitioner_named
+from shardyard.queues import wire
+from shardyard.queues.delays import Delays
+from shardyard.queues.publishing import Publisher
+from tests.log.samples import contents
+from tests.queues.yard import Handled, Yard, running, tell
+
+P0 = Partition("orders", 0)
+
+
+def test_a_stranger_is_refused_and_the_owner_goes_on() -> None:
+    async def story(yard: Yard) -> None:
+        await yard.topic(partitions=1)
+        await yard.publish("a")
+        handled = Handled()
+        async with handled.at_work(yard.consumer("m1")):
+            await yard.until(lambda: handled.values == ["a"])
+            epoch = (await yard.rows())[0]["epoch"]
+            high = epoch + 10**6
+            owned = "/v1/groups/billing/partitions/orders/0"
+            failure = {"partition": "orders/0", "epoch": high, "offset": 0, "reason": "no"}
+            before = await yard.count()
+            for group, told in (
+                ("billing", await yard.ask("POST", f"{owned}/fence", {"epoch": high})),
+                ("nobody", await yard.ask("POST", "/v1/groups/nobody/partitions/nosuch/7/fence", {"epoch": 1})),
+                ("billing", await yard.ask("GET", f"{owned}/records", offset=0, owner=high)),
+                ("billing", await yard.ask("POST", "/v1/groups/billing/failures", {"failures": [failure]})),
+                ("nobody", await yard.ask("POST", "/v1/groups/nobody/failures", {"failures": [failure]})),
+                (
+                    "billing",
+                    await yard.ask(
+                        "POST", "/v1/topics/orders/records", {"value": "x"}, fence="billing/orders/0", owner=high
+                    ),
+                ),
+            ):
+                assert (told.status, told.code) == (409, "fenced"), (group, told.body)
+            assert await yard.count() == before
+            await yard.publish("b")
+            await yard.until(lambda: handled.values == ["a", "b"])
+
+    tell(story)
+
+
+def test_an_owner_cannot_delay_what_it_publishes_as_the_owner() -> None:
+    async def story(yard: Yard) -> None:
+        await yard.topic(partitions=1)
+        handled = Handled()
+        async with handled.at_work(yard.consumer("m1")):
+            await yard.until_shared(1)
+            epoch = (await yard.rows())[0]["epoch"]
+            records = {"records": [{"value": "now"}, {"value": "later", "delay": 60}]}
+            before = await yard.count()
+            told = await yard.ask("POST", "/v1/topics/orders/records", records, fence="billing/orders/0", owner=epoch)
+            assert (told.status, told.code) == (400, "invalid_value")
+            assert await yard.count() == before
+
+    tell(story)
+
+
+def test_a_commit_with_an_epoch_that_never_was_is_refused_and_the_owner_goes_on() -> None:
+    async def story(yard: Yard) -> None:
+        await yard.topic(partitions=1)
+        handled = Handled()
+        async with handled.at_work(yard.consumer("m1")) as consumer:
+            await yard.until_shared(1)
+            seat, epoch = consumer.member.seat, (await yard.rows())[0]["epoch"]
+            asked = {"epoch": seat.epoch, "positions": {"orders/0": [epoch, 2**61, 10**12]}}
+            told = await yard.ask("POST", "/v1/groups/billing/members/m1/commit", asked)
+            assert (told.status, told.code) == (409, "wrong_epoch")
+            await yard.publish("a")
+            await yard.until_done()
+            assert handled.values == ["a"]
+
+    tell(story)
+
+
+def test_what_fails_for_a_member_with_partitions_of_its_own_is_dead_at_once_since_nobody_would_retry_it() -> None:
+    async def story(yard: Yard) -> None:
+        await yard.topic(partitions=2)
+        await yard.publish("a", partition=0)
+
+        async def handle(_: Message) -> None:
+            raise ValueError("no")
+
+        async with running(yard.consumer("m1", partitions=[P0]), handle):
+
+            async def dead() -> bool:
+                letters = await yard.get("/v1/groups/billing/dead?topic=orders")
+                return [letter["attempts"] for letter in letters] == [1]
+
+            await yard.until(dead)
+
+    tell(story)
+
+
+def test_dead_letters_of_a_broadcast_group_stay_where_they_are() -> None:
+    async def story(yard: Yard) -> None:
+        await yard.topic(partitions=1)
+        await yard.set(broadcast=True)
+        told = await yard.ask("POST", "/v1/groups/billing/dead/redrive", {"topic": "orders"})
+        assert (told.status, told.code) == (400, "invalid_call")
+
+    tell(story)
+
+
+def test_an_arrow_body_with_odd_columns_and_a_stamp_is_refused() -> None:
+    async def story(yard: Yard) -> None:
+        await yard.topic(partitions=1)
+        rows = from_records([Record("a", None, b"x")], 1)
+        twice = rows.append_column("key", rows["key"])
+        body = wire.arrow_body(twice)
+        told = await yard.ask(
+            "POST", "/v1/topics/orders/records", body=body, media=wire.ARROW, producer="p", sequence=1
+        )
+        assert (told.status, told.code) == (400, "invalid_value")
+
+    tell(story)
+
+
+# Publishing while the topic is contracted
+
+
+def place(key: bytes, partitions: int) -> int:
+    return partitioner_named("modulus", partitions, "fnv1a32").place(key)
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_stamped_batch_that_is_dealt_anew_in_the_middle_loses_nothing(again: bool) -> None:
+    """The part that was stored goes, under the new number of partitions, where another one is stored by then."""
+
+    async def story() -> None:
+        keys = [b"k%d" % i for i in range(200)]
+        a = next(key for key in keys if place(key, 4) == 0 and place(key, 3) == 1)
+        b = next(key for key in keys if place(key, 4) == 3 and place(key, 3) == 0)
+        async with MemoryLog() as log:
+            await log.create_topic("orders", 4)
+            append, contracted = log.append, False
+
+            async def contracts(partition: Partition, *rest: Any, **options: Any) -> Any:
+                nonlocal contracted
+                if partition.index == 3 and not contracted:
+                    contracted = True
+                    await log.contract_topic("orders", 3)
+                return await append(partition, *rest, **options)
+
+            log.append = contracts  # type: ignore[method-assign]
+            publisher = Publisher(log, Delays(log))
+            rows = from_records([Record("A", a, b"a"), Record("B", b, b"b")], now_ms())
+            for _ in range(1 + again):  # as after an answer that was lost
+                stored = await publisher.publish("orders", rows, stamp=Stamp("p", 0))
+                assert sum(part.count for part in stored) == 2
+            found = [record.id for i in range(4) for record in await contents(log, Partition("orders", i))]
+            assert set(found) == {"A", "B"}
+            assert again or len(found) == 2
+
+    asyncio.run(story())
+
+
+def test_single_records_refused_at_once_find_their_way() -> None:
+    async def story() -> None:
+        async with MemoryLog() as log:
+            await log.create_topic("orders", 4)
+            publisher = Publisher(log, Delays(log))
+            from_posted = [wire.Posted(Record.new(b"x")) for _ in range(40)]
+            await publisher.publish("orders", from_posted[:1])
+            await log.contract_topic("orders", 1)
+            await asyncio.gather(*(publisher.publish("orders", [posted]) for posted in from_posted[1:]))
+            assert sum([(await log.span(Partition("orders", i))).end for i in range(4)]) == 40
+
+    asyncio.run(story())
