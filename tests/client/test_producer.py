@@ -86,10 +86,10 @@ def test_what_is_wrong_is_refused_as_the_broker_said_it_and_the_rest_goes_on() -
                 with pytest.raises(UnknownTopic) as refused:
                     await producer.send(name, "x")
                 assert refused.value.topic == name
-            await yard.do("PATCH", "/v1/topics/orders", {"token": "open sesame"})
+            await yard.do("PATCH", "/v1/topics/orders", {"token": "open-sesame"})
             with pytest.raises(WrongToken):
                 await producer.send("orders", "x")
-            async with yard.producer(token="open sesame") as other:
+            async with yard.producer(token="open-sesame") as other:
                 await other.send("orders", "with the token")
         assert [r.value for r in (await yard.records())[0]] == [b"with the token"]
         with pytest.raises(Closed):

@@ -103,6 +103,16 @@ def test_a_compressed_arrow_body_is_refused_before_it_is_unpacked(codec: str) ->
             wire.posted_records(body, wire.ARROW, 0)
 
 
+def test_an_arrow_body_of_an_old_version_which_may_hide_its_compression_is_refused() -> None:
+    rows = from_records(RECORDS, 1)
+    sink = pa.BufferOutputStream()
+    old = pa.ipc.IpcWriteOptions(metadata_version=pa.ipc.MetadataVersion.V4)
+    with pa.ipc.new_stream(sink, rows.schema, options=old) as stream:
+        stream.write_batch(rows)
+    with pytest.raises(Malformed, match="compression and dictionaries are not taken"):
+        wire.posted_records(bytes(sink.getvalue()), wire.ARROW, 0)
+
+
 def test_an_arrow_body_with_dictionaries_is_refused() -> None:
     rows = from_records([Record(f"{i}", None, b"v" * 1000) for i in range(20)], 1)
     packed = rows.set_column(2, "value", pa.array([b"v" * 1000] * 20).dictionary_encode())

@@ -150,15 +150,15 @@ class Work:
 
     async def _handle(self, message: Message) -> None:
         await asyncio.sleep(self._order.pause)
-        self._handled(message.partition, "-", message.offset, message.record)
+        self._handled(message.partition, message.epoch, message.offset, message.record)
 
     def _hang(self, message: Message) -> None:
         if message.record.id == self._order.hang_on:
             self._note("hangs", message.partition, "-", message.offset, *_told(message.record))
             threading.Event().wait()
-        self._handled(message.partition, "-", message.offset, message.record)
+        self._handled(message.partition, message.epoch, message.offset, message.record)
 
-    def _handled(self, partition: Partition, epoch: int | str, offset: int, record: Record) -> None:
+    def _handled(self, partition: Partition, epoch: int, offset: int, record: Record) -> None:
         self._note("handled", partition, epoch, offset, *_told(record))
 
     def _note(self, *words: object) -> None:

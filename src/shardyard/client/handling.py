@@ -32,6 +32,8 @@ class Message:
     record: Record
     partition: Partition
     offset: int
+    epoch: int
+    """Of the ownership under which it is handled, higher for each later owner: other systems can fence by it."""
 
     @property
     def key(self) -> bytes | None:
@@ -167,7 +169,7 @@ class Handling:
         messages = []
         for index, record in enumerate(self._batch.records()):
             lanes[index if record.key is None else record.key].append(index)
-            messages.append(Message(record, self._batch.partition, self._offsets[index]))
+            messages.append(Message(record, self._batch.partition, self._offsets[index], self._batch.epoch))
         try:
             async with asyncio.TaskGroup() as group:
                 watching = group.create_task(self._until_lost())

@@ -121,7 +121,9 @@ def _check_plain(body: bytes) -> None:
 
 def _is_compressed(message: pa.Message) -> bool:
     """Whether the header of a record batch names a codec: field 3 of a table that is field 2 of the message. PyArrow
-    has checked that all of it lies within the metadata, but does not tell."""
+    has checked that all of it lies within the metadata, but does not tell. Before version 5 it could be elsewhere."""
+    if message.metadata_version != pa.ipc.MetadataVersion.V5:
+        return True
     data = message.metadata.to_pybytes()
 
     def field(table: int, number: int) -> int | None:
