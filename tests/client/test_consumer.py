@@ -421,3 +421,21 @@ def test_slots_hold_through_cancelled_waits_and_new_counts() -> None:
         assert inside == []
 
     asyncio.run(story())
+
+
+def test_a_handler_hears_where_a_record_was_published_also_when_it_is_tried_again() -> None:
+    async def story(yard: Yard) -> None:
+        await yard.topic(partitions=1)
+        await yard.set(backoff=[0.1])
+        heard: list[tuple[str, int]] = []
+
+        async def handle(message: Message) -> None:
+            heard.append((message.origin, message.attempt))
+            raise ValueError("no")
+
+        await yard.publish("a", "b")
+        async with running(yard.consumer("m1"), handle):
+            await yard.until(lambda: len(heard) == 4)
+        assert sorted(heard) == [("orders/0/0", 1), ("orders/0/0", 2), ("orders/0/1", 1), ("orders/0/1", 2)]
+
+    tell(story)

@@ -206,3 +206,19 @@ def test_a_publish_finds_its_way_when_the_topic_is_contracted_or_goes_on_as_anot
         assert (told.status, told.code) == (400, "closing")
 
     tell(story)
+
+
+def test_a_producers_records_without_keys_are_dealt_in_turn_small_batches_one_by_one_large_ones_whole() -> None:
+    async def story(yard: Yard) -> None:
+        await yard.topic(partitions=4)
+        async with yard.producer() as producer:
+            await producer.publish("orders", [Record.new(b"x") for _ in range(8)])
+            assert [len(records) for records in await yard.records()] == [2, 2, 2, 2]
+            first = [len(await producer.publish("orders", [Record.new(b"x") for _ in range(100)])) for _ in range(4)]
+            assert first == [1, 1, 1, 1], "each batch went to one partition"
+            assert [len(records) for records in await yard.records()] == [102, 102, 102, 102], "and each to another"
+            for _ in range(4):
+                await producer.send("orders", "x")
+            assert [len(records) for records in await yard.records()] == [103, 103, 103, 103]
+
+    tell(story)

@@ -19,14 +19,14 @@ app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
-app.command("place")(place.place)
-app.command("check")(check.check)
-app.command("compare")(compare.compare)
-app.command("demo")(demo.demo)
-app.command("broker")(broker.broker)
+app.command("broker", rich_help_panel=queues.PANEL)(broker.broker)
 queues.register(app)
-app.command("tour")(tour.tour)
-app.add_typer(pipeline.app)
+app.command("place", rich_help_panel="Placement")(place.place)
+app.command("check", rich_help_panel="Placement")(check.check)
+app.command("compare", rich_help_panel="Placement")(compare.compare)
+app.add_typer(pipeline.app, rich_help_panel="All of the data, on Spark")
+app.command("tour", rich_help_panel="See it work")(tour.tour)
+app.command("demo", rich_help_panel="See it work")(demo.demo)
 
 
 def _show_version(asked: bool) -> None:

@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -63,5 +64,12 @@ async def _serve(
             listening.listen(BACKLOG)
             address = listening.getsockname()
             sys.stdout.write(f"listening on http://{address[0]}:{address[1]}\n")
+            sys.stderr.write(f"log {_absolute(log_url)}, registry {_absolute(registry_url)}\n")
             sys.stdout.flush()
             await server.serve([listening])
+
+
+def _absolute(url: str) -> str:
+    """Brokers in two folders, with the same words, serve two logs: say which."""
+    scheme, slashes, path = url.partition(":///")
+    return f"{scheme}{slashes}{Path(path).absolute()}" if slashes else scheme

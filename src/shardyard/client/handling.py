@@ -14,7 +14,7 @@ from shardyard.client.threads import Threads
 from shardyard.groups import OwnedBatch
 from shardyard.model import Fenced, Partition, PartitionOutOfRange, Record, RetryLater, ShardyardError, UnknownTopic
 from shardyard.queues.failures import REASON_CHARACTERS
-from shardyard.queues.marks import ATTEMPT
+from shardyard.queues.marks import ATTEMPT, ORIGIN
 
 _log = logging.getLogger(__name__)
 
@@ -42,6 +42,13 @@ class Message:
     @property
     def value(self) -> bytes:
         return self.record.value
+
+    @property
+    def origin(self) -> str:
+        """Where it was published, such as `orders/3/17`: also of a record that is tried again, which comes from the
+        group's retry topic."""
+        told = self.record.header(ORIGIN)
+        return f"{self.partition}/{self.offset}" if told is None else told.decode(errors="replace")
 
     @property
     def attempt(self) -> int:

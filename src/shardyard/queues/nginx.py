@@ -95,7 +95,7 @@ def nginx_config(brokers: Sequence[str], listen: str) -> str:
     _check("listen", listen, _LISTEN, "a port such as 7480, or a host and a port")
     return _CONFIG.substitute(
         servers="\n".join(f"        server {address} max_fails=3 fail_timeout=2s;" for address in brokers),
-        listen=listen,
+        listen=listen if ":" in listen else f"127.0.0.1:{listen}",
         body=MOST_BYTES,
         wait=f"{LONGEST_WAIT_SECONDS:g}",
         read=round(LONGEST_WAIT_SECONDS) + SLACK_SECONDS,

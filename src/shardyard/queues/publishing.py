@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import zlib
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
@@ -30,6 +31,8 @@ from shardyard.queues.wire import Posted
 PATIENCE_SECONDS = 10.0
 """For which a publish tries again what the log refuses for now; then who publishes is told to."""
 AGAIN_SECONDS = 0.05
+WHOLE_FROM_RECORDS = 100
+"""From this size on a stamped batch without keys is not taken apart: the turn is the batch's, not the record's."""
 LOOK_SECONDS = 2.0
 """How long to go by what was last known of a topic."""
 _LIMITS = Limits()
@@ -39,7 +42,7 @@ class Publisher:
     """Publishes to the topics of a log.
 
     A record goes to the partition of its key. Those without a key are dealt in turn, as in `Sender`. A batch with a
-    stamp is dealt by its sequence, so that a retry, through whichever broker, goes where the first try went.
+    stamp is dealt by producer and sequence, so that a retry, through whichever broker, goes where the first try went.
     """
 
     def __init__(self, log: Log, delays: Delays, clock: Clock | None = None) -> None:
@@ -62,7 +65,7 @@ class Publisher:
     ) -> list[Appended]:
         """Durable when it returns; delayed records are not in the answer: they have no place yet."""
         if isinstance(posted, pa.RecordBatch):
-            whole = partition is not None or (stamp is not None and _is_keyless(posted))
+            whole = partition is not None or (stamp is not None and _goes_whole(posted))
             rows = posted if whole else check_batch(posted, _LIMITS, now_ms())  # else the log checks it
             return await self._append(topic, rows, partition, stamp, fence)
         now = now_ms()
@@ -115,7 +118,7 @@ class Publisher:
         while len(rows):
             topic = await self._topic(name)
             mark = Stamp(f"{stamp.producer}/{topic.name}/{topic.receiving}{rest}", stamp.sequence)
-            places = _places(topic, rows, stamp.sequence)
+            places = _places(topic, rows, zlib.crc32(stamp.producer.encode()) + stamp.sequence)
             parts = [(int(place), rows.filter(pa.array(places == place))) for place in np.unique(places)]
             appends = [
                 partial(self._log.append, Partition(topic.name, place), part, stamp=mark, fence=fence)
@@ -171,14 +174,16 @@ class Publisher:
         return topic
 
 
-def _is_keyless(rows: pa.RecordBatch) -> bool:
+def _goes_whole(rows: pa.RecordBatch) -> bool:
+    if len(rows) < WHOLE_FROM_RECORDS:
+        return False
     return rows.schema.names == SCHEMA.names and bool(rows.column("key").null_count == len(rows))
 
 
 def _places(topic: Topic, rows: pa.RecordBatch, turn: int) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
-    """The partition of each row: by its key; without one, all go to the partition whose turn it is."""
+    """The partition of each row: by its key; without one, in turn, a large batch as a whole."""
     keys = rows.column("key")
-    dealt = np.full(len(rows), turn % topic.receiving, np.int64)
+    dealt = (turn + np.arange(len(rows)) * (len(rows) < WHOLE_FROM_RECORDS)) % topic.receiving
     if topic.hash is None or keys.null_count == len(keys):
         return dealt
     placed = partitioner_named(topic.partitioner, topic.receiving, topic.hash).place_array(keys).to_numpy()

@@ -127,6 +127,7 @@ async def _consume(
     stop.listen()
     most = min(BATCH_RECORDS, stop.left or BATCH_RECORDS)
     async with Consumer(urls, group, topics, token=token(), max_records=most, **options) as consumer:
+        say(f"joined group {group!r} as {consumer.member.name!r}")
         if command is None:
             await _print(consumer, stop, json=json)
         else:
@@ -189,7 +190,7 @@ class _Commands:
             self.done += 1
         except CommandFailed as error:
             self.failed += 1
-            say(f"{message.partition}, offset {message.offset}: {error}")
+            say(f"{message.origin}, attempt {message.attempt}: {error}")
             raise
         finally:
             if self.done + self.failed == self._most:
@@ -218,17 +219,19 @@ class _Commands:
 
 
 def _environment(message: "Message") -> dict[str, str]:
+    topic, partition, offset = message.origin.rsplit("/", 2)
     told = {
-        "TOPIC": message.partition.topic,
-        "PARTITION": str(message.partition.index),
-        "OFFSET": str(message.offset),
+        "TOPIC": topic,
+        "PARTITION": partition,
+        "OFFSET": offset,
         "ID": message.record.id,
         "ATTEMPT": str(message.attempt),
     }
     with contextlib.suppress(UnicodeDecodeError):
         key = (message.key or b"\0").decode()
         told |= {} if "\0" in key else {"KEY": key}
-    return os.environ | {f"SHARDYARD_{name}": text for name, text in told.items()}
+    inherited = {name: text for name, text in os.environ.items() if name != "SHARDYARD_TOKEN"}
+    return inherited | {f"SHARDYARD_{name}": text for name, text in told.items()}
 
 
 async def _feed(stdin: asyncio.StreamWriter, value: bytes) -> None:

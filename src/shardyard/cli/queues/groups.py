@@ -67,7 +67,7 @@ def show(group: Group, brokers: Brokers = None, json: Json = False) -> None:
     if json:
         print_json(found)
         return
-    print_table([{name: _text(value) for name, value in row.items()} for row in found["partitions"]], "partitions")
+    print_table([_row(row) for row in found["partitions"]], "partitions")
     members = [{**member, "topics": ",".join(member["topics"])} for member in found["members"]]
     print_table(members, "members")
     _print_settings(found["settings"])
@@ -194,6 +194,14 @@ def delete(group: Group, brokers: Brokers = None) -> None:
 
 def _path(group: str) -> str:
     return f"/v1/groups/{checked(group)}"
+
+
+def _row(row: dict[str, Any]) -> dict[str, object]:
+    """What people look for; the rest is in --json."""
+    place = f"{row['topic']}/{row['partition']}"
+    owner = row["owner"] if row["next_owner"] is None else f"{row['owner'] or ''} -> {row['next_owner']}"
+    told = {"partition": place, "owner": owner, "committed": row["committed"], "end": row["end"], "lag": row["lag"]}
+    return {name: _text(value) for name, value in told.items()}
 
 
 def _print_settings(settings: dict[str, Any]) -> None:

@@ -13,7 +13,14 @@ def nginx_config(
             "--brokers", metavar="HOST:PORT,...", help="The brokers to spread calls over.", show_default=False
         ),
     ],
-    listen: Annotated[str, typer.Option("--listen", metavar="[HOST:]PORT", help="Where Nginx listens.")] = "7480",
+    listen: Annotated[
+        str,
+        typer.Option(
+            "--listen",
+            metavar="[HOST:]PORT",
+            help="Where Nginx listens; on 127.0.0.1 if no host is named, on all with *:PORT.",
+        ),
+    ] = "7480",
 ) -> None:
     """Print an Nginx configuration that spreads calls over brokers, and goes on when one of them dies.
 

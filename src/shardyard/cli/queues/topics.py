@@ -103,6 +103,8 @@ def expand(topic: Topic, partitions: Partitions, brokers: Brokers = None, json: 
 def contract(topic: Topic, partitions: Partitions, brokers: Brokers = None, json: Json = False) -> None:
     """Lower the number of partitions: those beyond take no more records, and go when all groups are done with them.
 
+    What is stored on them goes with them. While no group has read them, they stay.
+
     Examples:
 
       shardyard topics contract orders --partitions 6
