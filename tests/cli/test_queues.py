@@ -388,7 +388,7 @@ WRONG = [
     ("topics expand there -p 1", "partitions is 1: expected"),
     ("topics set there colour=red", "setting is 'colour=red': expected NAME=VALUE, with a name of token, "),
     ("topics set there records_per_second=fast", "records_per_second is 'fast': expected `int | null`"),
-    ("topics set there token=short", "token is '***': expected a text of at least 8 characters"),
+    ("topics set there token=short", "token is '***': expected at least 8 ASCII characters"),
     ("topics delete nope", "topic 'nope' does not exist"),
     ("publish nope a", "topic 'nope' does not exist"),
     ("publish there a --delay -1", "--delay is -1.0: expected seconds, at least 0"),

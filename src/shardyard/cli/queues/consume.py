@@ -127,7 +127,8 @@ async def _consume(
     stop.listen()
     most = min(BATCH_RECORDS, stop.left or BATCH_RECORDS)
     async with Consumer(urls, group, topics, token=token(), max_records=most, **options) as consumer:
-        say(f"joined group {group!r} as {consumer.member.name!r}")
+        if sys.stderr.isatty():
+            say(f"joined group {group!r} as {consumer.member.name!r}; records follow as they come")
         if command is None:
             await _print(consumer, stop, json=json)
         else:
