@@ -150,7 +150,7 @@ BAD: list[tuple[str, str, Any, dict[str, Any], int, str]] = [
     ("PATCH", "/v1/groups/a~b", {"paused": True}, {}, 400, "invalid_value"),
     ("GET", "/v1/groups/nope", None, {}, 404, "unknown_group"),
     ("DELETE", "/v1/groups/nope", None, {}, 404, "unknown_group"),
-    ("DELETE", "/v1/groups/billing", None, {}, 409, "member_exists"),
+    ("DELETE", "/v1/groups/billing", None, {}, 409, "group_in_use"),
     ("POST", "/v1/groups/nope/reset", {"topic": "orders", "to": "earliest"}, {}, 404, "unknown_group"),
     ("POST", "/v1/groups/billing/reset", {"topic": "nope", "to": "earliest"}, {}, 404, "unknown_topic"),
     (

@@ -211,6 +211,15 @@ class UnknownGroup(InvalidCall):
         self.group = group
 
 
+class GroupInUse(InvalidCall):
+    """Raised when a group that has members is to be deleted."""
+
+    def __init__(self, group: str, member: str) -> None:
+        super().__init__(f"group {group!r} has members, such as {member!r}: stop them first")
+        self.group = group
+        self.member = member
+
+
 class MemberExists(InvalidCall):
     """Raised when a member of that name is alive in the group."""
 

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request, Response
 
 from shardyard.groups import PartitionStatus, To, reset, resolve, status
-from shardyard.model import InvalidCall, Partition, Position, UnknownGroup
+from shardyard.model import GroupInUse, InvalidCall, Partition, Position, UnknownGroup
 from shardyard.queues import wire
 from shardyard.queues.broker import asks
 from shardyard.queues.broker.http import Authorised, answer, caller, takes, told
@@ -114,7 +114,7 @@ def _forget(tx: Transaction, group: str, who: str) -> None:
     if not those:
         raise UnknownGroup(group)
     for member in (member for part in those for member in tx.members(part)):
-        raise InvalidCall(f"group {group!r} has members, such as {member.name!r}: stop them first")
+        raise GroupInUse(group, member.name)
     for part in those:
         tx.delete_group(part)
     forget(tx, group_scope(group), who)
