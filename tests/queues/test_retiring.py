@@ -158,3 +158,17 @@ async def test_a_member_of_a_broadcast_group_who_is_gone_raises_no_alarm() -> No
                 assert member is not None
                 protocol.leave(tx, "news~gone", "gone", member.epoch)
             assert await raised() == ["news~here/orders"]
+
+
+@awaited
+async def test_a_topic_that_is_sealed_meanwhile_holds_up_no_other() -> None:
+    async with MemoryLog() as log:
+        with MemoryRegistry() as registry:
+            await contracted(log, records=0)
+            await log.seal_topic("orders")
+            await log.create_topic("returns", 2)
+            await log.contract_topic("returns", 1)
+            retiring = Retiring(log, registry, holder="b1")
+            assert [topic.name for topic in await retiring.check_once()] == ["returns"]
+            await log.unseal_topic("orders")
+            assert [topic.name for topic in await retiring.check_once()] == ["orders"]

@@ -46,7 +46,7 @@ class Retiring:
 
     async def check_once(self) -> list[Topic]:
         """Drop what is drained; returns the topics it was dropped from."""
-        closing = [topic for topic in await self._log.topics() if topic.open_partitions is not None]
+        closing = [t for t in await self._log.topics() if t.open_partitions is not None and not t.sealed]
         if not closing or not await asyncio.to_thread(self._leads):
             return []
         return [await self._drop(topic) for topic in closing if await self._is_drained(topic)]
