@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 BEFORE, AFTER = 12, 24
 INGEST_SECONDS = 8.0
 SETTLE_SECONDS = 2.0
+"""For which orders go on after the reshard, so that the audit has some of the new topic too."""
 
 
 def demo(

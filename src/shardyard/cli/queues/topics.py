@@ -13,7 +13,7 @@ app = typer.Typer(name="topics", help="Make topics, look at them, resize, set an
 
 Partitions = Annotated[int, Count("--partitions", "-p", help="How many partitions it is to have.")]
 _OWN = "shardyard."
-_COLUMNS = ("name", "partitions", "receiving", "kind", "partitioner", "hash", "retention_ms", "retention_bytes")
+_COLUMNS = ("name", "partitions", "receiving", "kind", "partitioner", "hash")
 
 
 class Settable(msgspec.Struct):
