@@ -116,8 +116,11 @@ def test_an_arrow_body_of_an_old_version_which_may_hide_its_compression_is_refus
 def test_an_arrow_body_with_dictionaries_is_refused() -> None:
     rows = from_records([Record(f"{i}", None, b"v" * 1000) for i in range(20)], 1)
     packed = rows.set_column(2, "value", pa.array([b"v" * 1000] * 20).dictionary_encode())
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, packed.schema) as stream:
+        stream.write_batch(packed)
     with pytest.raises(Malformed, match="compression and dictionaries are not taken"):
-        wire.posted_records(wire.arrow_body(packed), wire.ARROW, 0)
+        wire.posted_records(bytes(sink.getvalue()), wire.ARROW, 0)
 
 
 @awaited

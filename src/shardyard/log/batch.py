@@ -174,17 +174,18 @@ def check_batch(data: pa.RecordBatch, limits: Limits, now: int) -> pa.RecordBatc
     """Refuse an Arrow batch that may not go into a log; set the timestamps that are 0."""
     data = _conform(data)
     _check_count(len(data), limits)
-    sizes = pc.binary_length(data["value"]).to_numpy().astype(np.int64)
-    sizes += pc.fill_null(pc.binary_length(data["key"]), 0).to_numpy()
-    if data["headers"].null_count < len(data):
-        sizes += _header_sizes(data["headers"])
+    sizes = _lengths(data.column(2))  # NumPy's functions take a tenth of the time of Arrow's for a few records
+    if data.column(1).null_count < len(data):
+        sizes = sizes + _lengths(data.column(1))
+    if data.column(3).null_count < len(data):
+        sizes = sizes + _header_sizes(data.column(3))
     if (largest := int(sizes.max())) > limits.record_bytes:
         raise TooLarge(f"record {data['id'][int(sizes.argmax())].as_py()!r} in bytes", largest, limits.record_bytes)
     if data.nbytes > limits.batch_bytes:
         raise TooLarge("batch in bytes", data.nbytes, limits.batch_bytes)
-    if pc.min(pc.binary_length(data["id"])).as_py() == 0:
+    if not _lengths(data.column(0)).all():
         raise InvalidValue("column 'id'", "", "no empty text")
-    earliest = pc.min(data["timestamp"]).as_py()
+    earliest = int(data.column(4).to_numpy().min())
     if earliest < 0:
         raise InvalidValue("column 'timestamp'", earliest, "milliseconds since 1970, at least 0")
     if earliest == 0:
@@ -201,11 +202,20 @@ def _conform(data: pa.RecordBatch) -> pa.RecordBatch:
         if data.column(name).null_count:
             raise InvalidValue(f"column {name!r}", None, "no null")
     try:
-        data = data.cast(SCHEMA)
+        data = data if data.schema.equals(SCHEMA) else data.cast(SCHEMA)
         data.validate(full=True)  # text that is not UTF-8 would be stored, and fail its readers
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError) as error:
         raise InvalidValue("columns of the batch", str(data.schema), f"the types of SCHEMA ({error})") from None
     return data
+
+
+def _lengths(column: pa.StringArray | pa.BinaryArray) -> npt.NDArray[np.int64]:
+    """Bytes of each value of a column that was validated; 0 where there is none."""
+    ends = np.frombuffer(column.buffers()[1], np.int32, len(column) + 1, 4 * column.offset)
+    lengths = np.diff(ends).astype(np.int64)
+    if column.null_count:
+        lengths[column.is_null().to_numpy(zero_copy_only=False)] = 0
+    return lengths
 
 
 def _header_sizes(headers: pa.MapArray) -> Any:

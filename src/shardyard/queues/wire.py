@@ -23,6 +23,8 @@ MEDIA = (JSON, MSGPACK, ARROW)
 
 T = TypeVar("T")
 
+_END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
+
 
 class Posted(Struct, frozen=True):
     """A record to publish, and when it is to be delivered: at a time (ms since 1970), or at once."""
@@ -105,18 +107,23 @@ def posted_records(body: bytes, media: str, now: int) -> pa.RecordBatch | list[P
 
 def _arrow(body: bytes) -> pa.RecordBatch:
     try:
-        _check_plain(body)
-        batches = pa.ipc.open_stream(body).read_all().combine_chunks().to_batches()
+        schema, *messages = pa.ipc.MessageReader.open_stream(body)
+        types = pa.ipc.read_schema(schema)
+        if not types.names:  # asking for them also shows names that are no text
+            raise ValueError("it has no columns")
+        batches = [pa.ipc.read_record_batch(_plain_message(message), types) for message in messages]
+        if len(batches) == 1:
+            return batches[0]
+        return pa.concat_batches(batches) if batches else pa.RecordBatch.from_pylist([], SCHEMA)
     except (pa.ArrowException, OSError, ValueError) as error:
         raise Malformed("body", f"it is no Arrow stream ({error})") from None
-    return batches[0] if batches else pa.RecordBatch.from_pylist([], SCHEMA)
 
 
-def _check_plain(body: bytes) -> None:
-    """Refuse a stream that may be far larger than its body: one that is compressed, or has dictionaries."""
-    for message in pa.ipc.MessageReader.open_stream(body):
-        if message.type == "dictionary" or (message.type == "record batch" and _is_compressed(message)):
-            raise Malformed("body", "compression and dictionaries are not taken: write the Arrow stream without them")
+def _plain_message(message: pa.Message) -> pa.Message:
+    """Refuse what may be far larger than its body: if it is compressed, or has dictionaries."""
+    if message.type == "dictionary" or (message.type == "record batch" and _is_compressed(message)):
+        raise Malformed("body", "compression and dictionaries are not taken: write the Arrow stream without them")
+    return message
 
 
 def _is_compressed(message: pa.Message) -> bool:
@@ -227,10 +234,7 @@ def _arrow_batch(batch: Batch) -> bytes:
     told = {"epoch": str(batch.epoch), "first": str(batch.first), "end": str(batch.end)}
     if batch.places is not None:
         table = table.append_column("offset", pa.array(batch.places, pa.int64()))
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema.with_metadata(told)) as stream:
-        stream.write_table(table.replace_schema_metadata(told))
-    return bytes(sink.getvalue())
+    return _stream(table.schema.with_metadata(told), table.to_batches())
 
 
 def decoded_batch(partition: Partition, body: bytes) -> Batch:
@@ -247,11 +251,12 @@ def decoded_batch(partition: Partition, body: bytes) -> Batch:
 def arrow_body(records: pa.RecordBatch | Sequence[pa.RecordBatch]) -> bytes:
     """An Arrow stream of batches that share a schema."""
     batches = [records] if isinstance(records, pa.RecordBatch) else list(records)
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, batches[0].schema) as stream:
-        for batch in batches:
-            stream.write_batch(batch)
-    return bytes(sink.getvalue())
+    return _stream(batches[0].schema, batches)
+
+
+def _stream(schema: pa.Schema, batches: Sequence[pa.RecordBatch]) -> bytes:
+    """As Arrow's own writer has it, which takes longer for small batches."""
+    return b"".join([schema.serialize(), *(batch.serialize() for batch in batches), _END_OF_STREAM])
 
 
 # Names of partitions
