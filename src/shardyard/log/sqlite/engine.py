@@ -43,6 +43,7 @@ from shardyard.log.sqlite.files import Durability, connect, create_or_check, ope
 from shardyard.log.sqlite.tail import Tail
 from shardyard.log.sqlite.writer import Append, Operation, Writer
 from shardyard.model import (
+    Busy,
     Closed,
     InvalidValue,
     Partition,
@@ -203,15 +204,12 @@ class SqliteLog(Log):
             return batch
         arrived = self._tail.wait_for(found.id, offset)
         try:
-            found, batch = await self._look(fetch)  # it may have arrived before we began to wait
-            if not len(batch):
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(wait):  # wait_for() may swallow a cancellation in Python 3.11
-                        await arrived
-                found, batch = await self._look(fetch)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(wait):  # wait_for() may swallow a cancellation in Python 3.11
+                    await arrived
         finally:
             arrived.cancel()
-        return batch
+        return (await self._look_at_once(fetch))[1]
 
     async def span(self, partition: Partition) -> Span:
         return await self._look(lambda db: store.span(db, partition))
@@ -302,12 +300,23 @@ class SqliteLog(Log):
         self._open()
         return await asyncio.get_running_loop().run_in_executor(self._readers, self._snapshot, work)
 
-    def _snapshot(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """Run `work` on one state of the log, in a reader's thread."""
+    async def _look_at_once(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """The same in this thread, for little that was just written, and is in memory: going to another thread and back
+        takes ten times as long."""
+        self._open()
+        try:
+            return self._snapshot(work, patient=False)
+        except Busy:
+            return await self._look(work)
+
+    def _snapshot(self, work: Callable[[sqlite3.Connection], T], *, patient: bool = True) -> T:
+        """Run `work` on one state of the log, on a connection of this thread's own."""
         with translated(self._path):
             db: sqlite3.Connection | None = getattr(self._local, "db", None)
             if db is None:
                 db = self._local.db = connect(self._path, "process")
+                if not patient:
+                    db.execute("PRAGMA busy_timeout = 0")
                 self._connections.append(db)
             db.execute("BEGIN")
             try:

@@ -29,17 +29,21 @@ class Tail:
         self._connect = connect
         self._waiters: defaultdict[int, set[tuple[int, asyncio.Future[None]]]] = defaultdict(set)
         self._lock = threading.Condition()
+        self._new = False
+        """Somebody began to wait since the thread last looked; what it waits for may be there already."""
         self._closing = False
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
 
     def wait_for(self, partition_id: int, offset: int) -> "asyncio.Future[None]":
-        """Done when the partition has a record at `offset`, or is gone. To be cancelled by who no longer waits."""
+        """Done when the partition has a record at `offset`, or is gone; soon, if that is so already. To be cancelled by
+        who no longer waits."""
         arrived: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         waiter = (offset, arrived)
         arrived.add_done_callback(lambda _: self._forget(partition_id, waiter))
         with self._lock:
             self._waiters[partition_id].add(waiter)
+            self._new = True
             if self._thread is None:
                 self._thread = threading.Thread(target=self._watch, name="shardyard-log-tail", daemon=True)
                 self._thread.start()
@@ -81,7 +85,8 @@ class Tail:
             with self._lock:
                 while not self._waiters and not self._closing:
                     self._lock.wait()
-                    seen = None  # a wait that began just now may be for something that is there already
+                if self._new:
+                    self._new, seen = False, None
             try:
                 version = db.execute("PRAGMA data_version").fetchone()
                 if version != seen:
