@@ -1,9 +1,11 @@
 """One partition in a member's hands: reading it on, batch after batch, until it has to be given up."""
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Literal, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from functools import partial
+from typing import Any, Literal, TypeVar
 
 import pyarrow as pa
 
@@ -18,6 +20,7 @@ from shardyard.model import (
     Partition,
     Position,
     Record,
+    ShardyardError,
     WrongEpoch,
     whole_number,
 )
@@ -25,6 +28,9 @@ from shardyard.model import (
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
+AHEAD_SECONDS = 1.0
+"""How long a batch that was read while the one before was in hand is good for: what is set on a group has its effect on
+reading."""
 READ_WAIT_SECONDS = 30.0
 """How long one read waits for records; longer waits are made of several."""
 
@@ -142,6 +148,7 @@ class Claim:
         self.fence = fence
         self._note = note
         self._stop = asyncio.Event()
+        self._ahead: asyncio.Task[tuple[float, Batch]] | None = None
 
     @property
     def stopping(self) -> bool:
@@ -196,9 +203,29 @@ class Claim:
         """Read and deliver until stopped; then wait, up to `drain` seconds, for the batch that is in hand."""
         await self._log.set_fence(self.fence)  # from here on no earlier owner can read or append
         position = self._committed or await self._begin(start)
+        read = partial(self._read, max_records=max_records, max_bytes=max_bytes)
+        try:
+            await self._deliver_on(deliver, position, read)
+        finally:
+            if self._ahead is not None:
+                self._ahead.cancel()
+        if self.in_hand and self.current is not None and not self.lost:
+            try:
+                async with asyncio.timeout(drain):
+                    await self.current.finished.wait()
+            except TimeoutError:
+                _log.warning("%s is given up with a batch unfinished after %g s", self.partition, drain)
+
+    async def _deliver_on(
+        self,
+        deliver: Callable[[OwnedBatch], None],
+        position: Position,
+        read: Callable[[Position], Coroutine[Any, Any, tuple[float, Batch]]],
+    ) -> None:
+        """Deliver batch after batch, the next one when the last one was committed; it is read meanwhile."""
         while not self.stopping:
             try:
-                batch = await self._unless_stopped(self._read(position, max_records, max_bytes))
+                batch = await self._unless_stopped(self._next(position, read))
             except (OffsetTrimmed, WrongEpoch) as error:
                 span = await self._log.span(self.partition)
                 position = Position(span.epoch, span.first)
@@ -209,16 +236,23 @@ class Claim:
             if not len(batch):
                 position = await self._pass_over(batch, position)
                 continue
+            position = Position(batch.epoch, batch.end)
+            self._ahead = asyncio.create_task(read(position), name=f"reading {self.partition} ahead")
             current = self.current = OwnedBatch(self, batch)
             deliver(current)
             await self._unless_stopped(current.finished.wait())
-            position = Position(batch.epoch, batch.end)
-        if self.in_hand and self.current is not None and not self.lost:
-            try:
-                async with asyncio.timeout(drain):
-                    await self.current.finished.wait()
-            except TimeoutError:
-                _log.warning("%s is given up with a batch unfinished after %g s", self.partition, drain)
+
+    async def _next(
+        self, position: Position, read: Callable[[Position], Coroutine[Any, Any, tuple[float, Batch]]]
+    ) -> Batch:
+        """What was read ahead, if it is fresh."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            with contextlib.suppress(ShardyardError):  # what went wrong then may go well now
+                read_at, batch = await ahead
+                if asyncio.get_running_loop().time() - read_at < AHEAD_SECONDS:
+                    return batch
+        return (await read(position))[1]
 
     async def _pass_over(self, batch: Batch, position: Position) -> Position:
         """Go on behind records of which none was meant for this group."""
@@ -237,8 +271,9 @@ class Claim:
         await self._note(self, position)
         return position
 
-    async def _read(self, position: Position, max_records: int, max_bytes: int) -> Batch:
-        return await self._log.read(
+    async def _read(self, position: Position, max_records: int, max_bytes: int) -> tuple[float, Batch]:
+        """When, and what."""
+        batch = await self._log.read(
             self.partition,
             position.offset,
             epoch=position.epoch,
@@ -247,6 +282,7 @@ class Claim:
             wait=READ_WAIT_SECONDS,
             fence=self.fence,
         )
+        return asyncio.get_running_loop().time(), batch
 
     async def _unless_stopped(self, work: Awaitable[T]) -> T | None:
         """The result of `work`; None if the claim was stopped before."""
