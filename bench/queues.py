@@ -20,6 +20,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import uvloop
 from bench.figures import filesystem, milliseconds, percentile, rate, sync_seconds, table, use_cores
 from bench.queue_systems import BATCH_RECORDS, PARTITIONS, PREFETCH, RECORD_BYTES, VALUES, Place, System
 from bench.servers import find_rabbitmq, find_redis, our_broker, rabbitmq_server, redis_server
@@ -143,7 +144,7 @@ def worker(connection: Connection, place: Place) -> None:
                 name, *options = order
                 connection.send(await WORK[name](system, *options))
 
-    asyncio.run(run())
+    uvloop.run(run())  # what one would use, with any of them
 
 
 class Worker:

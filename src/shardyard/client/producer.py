@@ -146,10 +146,11 @@ class Producer:
             return await self._post(topic, rows, lane, partition)
 
     async def _post(
-        self, topic: str, rows: pa.RecordBatch, lane: _Lane, partition: int | None = None
+        self, topic: str, rows: pa.RecordBatch, lane: _Lane, partition: int | None = None, *, whole: bool = False
     ) -> list[dict[str, Any]]:
+        """`whole`: however few they are, those without a key shall stay together."""
         async with lane.stamp() as sequence:
-            query = {"producer": self._name, "sequence": sequence, "partition": partition}
+            query = {"producer": self._name, "sequence": sequence, "partition": partition, "whole": int(whole) or None}
             headers = {"Content-Type": wire.ARROW}
             told = await self._brokers.call(
                 "POST",
@@ -173,13 +174,14 @@ class Producer:
 
     async def _drain(self, topic: str, lane: _Lane) -> None:
         """Send what waits, request after request, until nothing does."""
+        flowing = False
         while lane.waiting:
             if self._linger and len(lane.waiting) < MOST_RECORDS:
                 await asyncio.sleep(self._linger)
             batch = _fitting(lane.waiting)
             del lane.waiting[: len(batch)]
             try:
-                await self._post(topic, _rows([record for record, _ in batch]), lane)
+                await self._post(topic, _rows([record for record, _ in batch]), lane, whole=flowing)
             except BaseException as error:
                 for _, done in batch:
                     if not done.done():
@@ -190,6 +192,7 @@ class Producer:
                 for _, done in batch:
                     if not done.done():
                         done.set_result(None)
+            flowing = True  # records come faster than requests: partitions take turns by requests, not by records
 
 
 def _fitting(waiting: Sequence[tuple[Record, "asyncio.Future[None]"]]) -> list[tuple[Record, "asyncio.Future[None]"]]:

@@ -6,13 +6,14 @@ import random
 import uuid
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import Any, TypeAlias, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from shardyard.log.batch import Limits, check_batch, check_records, now_ms
+from shardyard.log.dealing import Rows, dealt, join, split
 from shardyard.log.port import SEQUENCE_WINDOW, Appended, Fence, Log, Stamp
 from shardyard.model import (
     Clock,
@@ -20,14 +21,12 @@ from shardyard.model import (
     Moved,
     Partition,
     PartitionOutOfRange,
-    Record,
     RetryLater,
     SystemClock,
     Topic,
 )
 
 T = TypeVar("T")
-Rows: TypeAlias = Sequence[Record] | pa.RecordBatch
 
 LOOK_SECONDS = 2.0
 """How long to go by what was last known of the topic."""
@@ -83,7 +82,7 @@ class Sender:
         stored: list[Appended] = []
         while len(rows):
             topic = await self._current(until)
-            parts = _split(rows, self._places(topic, rows))
+            parts = split(rows, dealt(topic, rows, self._turns))
             outcomes = await asyncio.gather(
                 *(self._append(Partition(topic.name, index), part, until, fence) for index, part in parts),
                 return_exceptions=True,  # the others are finished first: a later send must not overtake them
@@ -93,7 +92,7 @@ class Sender:
                     raise outcome
                 if outcome is not None:
                     stored.append(outcome)
-            rows = _join([part for (_, part), outcome in zip(parts, outcomes, strict=True) if outcome is None])
+            rows = join([part for (_, part), outcome in zip(parts, outcomes, strict=True) if outcome is None])
         return stored
 
     async def _current(self, until: float) -> Topic:
@@ -108,21 +107,9 @@ class Sender:
                 self.topic, self._look_at = topic, now + LOOK_SECONDS
             return self.topic
 
-    def _places(self, topic: Topic, rows: Rows) -> npt.NDArray[Any]:
-        """The partition of each row."""
-        keys = rows.column("key") if isinstance(rows, pa.RecordBatch) else pa.array([r.key for r in rows], pa.binary())
-        if topic.hash is None or keys.null_count == len(keys):
-            self._turn += len(keys)
-            return np.arange(self._turn - len(keys), self._turn) % topic.receiving
-        from shardyard.placement import partitioner_named  # noqa: PLC0415 its compiler takes half a second
-
-        partitioner = partitioner_named(topic.partitioner, topic.receiving, topic.hash)
-        places = np.array(partitioner.place_array(keys))
-        if keys.null_count:
-            turns = np.arange(self._turn, self._turn + keys.null_count) % topic.receiving
-            places[keys.is_null().to_numpy(zero_copy_only=False)] = turns
-            self._turn += keys.null_count
-        return places
+    def _turns(self, count: int) -> npt.NDArray[np.int64]:
+        self._turn += count
+        return np.arange(self._turn - count, self._turn)
 
     async def _append(self, partition: Partition, part: Rows, until: float, fence: Fence | None) -> Appended | None:
         """None if it has to go elsewhere: the topic has moved, or has fewer partitions than was thought."""
@@ -161,22 +148,3 @@ class Sender:
                     raise
             await self._clock.sleep(min(wait, left))
             wait = min(2 * wait, LONGEST_WAIT_SECONDS)
-
-
-def _split(rows: Rows, places: npt.NDArray[Any]) -> list[tuple[int, Rows]]:
-    """The rows of each partition, in their order."""
-    order = np.argsort(places, kind="stable")
-    places = places[order]
-    starts = np.flatnonzero(np.diff(places, prepend=-1)).tolist()
-    ends = [*starts[1:], len(places)]
-    if isinstance(rows, pa.RecordBatch):
-        taken = rows.take(pa.array(order)) if len(starts) > 1 else rows
-        return [(int(places[a]), taken.slice(a, b - a)) for a, b in zip(starts, ends, strict=True)]
-    sorted_rows = [rows[i] for i in order.tolist()]
-    return [(int(places[a]), sorted_rows[a:b]) for a, b in zip(starts, ends, strict=True)]
-
-
-def _join(parts: list[Rows]) -> Rows:
-    if parts and isinstance(parts[0], pa.RecordBatch):
-        return pa.concat_batches(parts)
-    return [record for part in parts for record in part]

@@ -7,10 +7,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from shardyard.log import SCHEMA, Appended, Fence, Limits, Log, Sender, Stamp, from_records
 from shardyard.log.batch import check_batch, check_records, now_ms, to_records
+from shardyard.log.dealing import Rows, dealt, join, split
 from shardyard.model import (
     Clock,
     Closing,
@@ -62,12 +64,17 @@ class Publisher:
         partition: int | None = None,
         stamp: Stamp | None = None,
         fence: Fence | None = None,
+        whole: bool = False,
     ) -> list[Appended]:
-        """Durable when it returns; delayed records are not in the answer: they have no place yet."""
+        """Durable when it returns; delayed records are not in the answer: they have no place yet.
+
+        `whole`: deal stamped records without a key all to one partition, as it is done anyway if there are many.
+        """
         if isinstance(posted, pa.RecordBatch):
-            whole = partition is not None or (stamp is not None and _goes_whole(posted))
-            rows = posted if whole else check_batch(posted, _LIMITS, now_ms())  # else the log checks it
-            return await self._append(topic, rows, partition, stamp, fence)
+            whole = whole or len(posted) >= WHOLE_FROM_RECORDS
+            one_part = partition is not None or (stamp is not None and whole and _is_keyless(posted))
+            rows = posted if one_part else check_batch(posted, _LIMITS, now_ms())  # else the log checks it
+            return await self._append(topic, rows, partition, stamp, fence, whole)
         now = now_ms()
         check_records([p.record for p in posted], _LIMITS)
         for p in posted:
@@ -83,7 +90,8 @@ class Publisher:
             await self._log.topic(topic)
             dues = [p.due or 0 for p in later]
             await self._delays.put(topic, [p.record for p in later], dues, partition=partition)
-        return await self._append(topic, at_once, partition, stamp, fence) if at_once else []
+        whole = whole or len(at_once) >= WHOLE_FROM_RECORDS
+        return await self._append(topic, at_once, partition, stamp, fence, whole) if at_once else []
 
     async def _append(
         self,
@@ -92,14 +100,14 @@ class Publisher:
         partition: int | None,
         stamp: Stamp | None,
         fence: Fence | None,
+        whole: bool,
     ) -> list[Appended]:
         if partition is not None:
             rows = records if isinstance(records, pa.RecordBatch) else from_records(records, now_ms())
-            where = Partition((await self._topic(topic)).name, partition)
-            return [await self._patiently(partial(self._log.append, where, rows, stamp=stamp, fence=fence))]
+            return [await self._append_pinned(topic, rows, partition, stamp, fence)]
         if stamp is not None:
             rows = records if isinstance(records, pa.RecordBatch) else from_records(records, now_ms())
-            return await self._append_stamped(topic, rows, stamp, fence)
+            return await self._append_stamped(topic, rows, stamp, fence, whole)
         if len(records) == 1 and fence is None and (one := await self._append_one(topic, records)) is not None:
             return [one]
         if (sender := self._senders.get(topic)) is None:
@@ -108,8 +116,18 @@ class Publisher:
             self._senders[topic] = sender
         return await sender.send(records, fence=fence)
 
+    async def _append_pinned(
+        self, name: str, rows: pa.RecordBatch, partition: int, stamp: Stamp | None, fence: Fence | None
+    ) -> Appended:
+        while True:
+            where = Partition((await self._topic(name)).name, partition)
+            try:
+                return await self._patiently(partial(self._log.append, where, rows, stamp=stamp, fence=fence))
+            except Moved:
+                self._known.pop(name, None)
+
     async def _append_stamped(
-        self, name: str, rows: pa.RecordBatch, stamp: Stamp, fence: Fence | None
+        self, name: str, rows: pa.RecordBatch, stamp: Stamp, fence: Fence | None, whole: bool
     ) -> list[Appended]:
         """Each part under a stamp that says over how many partitions it was dealt, and whether it is all of what falls
         to its partition: a retry that is dealt otherwise is another batch, and at worst comes twice."""
@@ -118,14 +136,14 @@ class Publisher:
         while len(rows):
             topic = await self._topic(name)
             mark = Stamp(f"{stamp.producer}/{topic.name}/{topic.receiving}{rest}", stamp.sequence)
-            places = _places(topic, rows, zlib.crc32(stamp.producer.encode()) + stamp.sequence)
-            parts = [(int(place), rows.filter(pa.array(places == place))) for place in np.unique(places)]
+            first = zlib.crc32(stamp.producer.encode()) + stamp.sequence
+            parts = split(rows, dealt(topic, rows, partial(_turns, first, 0 if whole else 1)))
             appends = [
                 partial(self._log.append, Partition(topic.name, place), part, stamp=mark, fence=fence)
                 for place, part in parts
             ]
             outcomes = await asyncio.gather(*map(self._patiently, appends), return_exceptions=True)
-            elsewhere: list[pa.RecordBatch] = []
+            elsewhere: list[Rows] = []
             for (_, part), outcome in zip(parts, outcomes, strict=True):
                 if isinstance(outcome, Closing | Moved | PartitionOutOfRange):
                     elsewhere.append(part)
@@ -133,7 +151,9 @@ class Publisher:
                     raise outcome
                 else:
                     stored.append(outcome)
-            rows = pa.concat_batches(elsewhere) if elsewhere else rows.slice(0, 0)
+            if elsewhere:
+                self._known.pop(name, None)
+            rows = join(elsewhere)
             rest += "-rest"
         return stored
 
@@ -150,10 +170,7 @@ class Publisher:
 
     async def _append_one(self, name: str, records: pa.RecordBatch | Sequence[Record]) -> Appended | None:
         """The straight way for the commonest case; None if the topic is not as it was: nothing is stored then."""
-        at, topic = self._known.get(name, (-np.inf, None))
-        if topic is None or self._clock.monotonic() - at > LOOK_SECONDS:
-            topic = await self._log.topic(name)
-            self._known[name] = (self._clock.monotonic(), topic)
+        topic = await self._topic(name)
         record = to_records(records)[0] if isinstance(records, pa.RecordBatch) else records[0]
         if record.key is None or topic.hash is None:
             self._turn += 1
@@ -161,33 +178,28 @@ class Publisher:
         else:
             index = partitioner_named(topic.partitioner, topic.receiving, topic.hash).place(record.key)
         try:
-            return await self._log.append(Partition(name, index), [record])
+            return await self._log.append(Partition(topic.name, index), [record])
         except (Moved, Closing, PartitionOutOfRange, RetryLater):
             self._known.pop(name, None)
             return None
 
     async def _topic(self, name: str) -> Topic:
-        """The topic, or where it goes on."""
-        topic = await self._log.topic(name)
-        while topic.successor is not None:
-            topic = await self._log.topic(topic.successor)
+        """The topic, or where it goes on, as it was a moment ago: the log refuses what no longer holds."""
+        at, topic = self._known.get(name, (-np.inf, None))
+        if topic is None or self._clock.monotonic() - at > LOOK_SECONDS:
+            at, topic = self._clock.monotonic(), await self._log.topic(name)
+            while topic.successor is not None:
+                topic = await self._log.topic(topic.successor)
+            self._known[name] = (at, topic)
         return topic
 
 
-def _goes_whole(rows: pa.RecordBatch) -> bool:
-    if len(rows) < WHOLE_FROM_RECORDS:
-        return False
+def _turns(first: int, step: int, count: int) -> npt.NDArray[np.int64]:
+    return first + np.arange(count) * step
+
+
+def _is_keyless(rows: pa.RecordBatch) -> bool:
     return rows.schema.names == SCHEMA.names and bool(rows.column("key").null_count == len(rows))
-
-
-def _places(topic: Topic, rows: pa.RecordBatch, turn: int) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
-    """The partition of each row: by its key; without one, in turn, a large batch as a whole."""
-    keys = rows.column("key")
-    dealt = (turn + np.arange(len(rows)) * (len(rows) < WHOLE_FROM_RECORDS)) % topic.receiving
-    if topic.hash is None or keys.null_count == len(keys):
-        return dealt
-    placed = partitioner_named(topic.partitioner, topic.receiving, topic.hash).place_array(keys).to_numpy()
-    return np.where(keys.is_null().to_numpy(zero_copy_only=False), dealt, placed)
 
 
 class Quota:

@@ -25,7 +25,8 @@ Count = Annotated[int, Query(ge=1, le=10_000)]
 async def publish(topic: str, request: Request) -> Response:
     """Publish one record, or several as `{"records": [...]}`; answered when they are durable.
 
-    Query: `partition` pins them to one; `producer` and `sequence` make a retry of the same batch harmless.
+    Query: `partition` pins them to one; `producer` and `sequence` make a retry of the same batch harmless; with
+    them, `whole=1` keeps records without a key together on one partition, whose turn it is.
     """
     broker = broker_of(request)
     settings = await broker.topic_settings(topic)
@@ -36,7 +37,8 @@ async def publish(topic: str, request: Request) -> Response:
     partition, stamp = _options(request)
     broker.take_quota(topic, len(posted), settings)
     fence = await _fence(request, broker)
-    stored = await broker.publisher.publish(topic, posted, partition=partition, stamp=stamp, fence=fence)
+    whole = request.query_params.get("whole") == "1"
+    stored = await broker.publisher.publish(topic, posted, partition=partition, stamp=stamp, fence=fence, whole=whole)
     return answer({"stored": [_shown(part) for part in stored], "delayed": len(posted) - sum(p.count for p in stored)})
 
 
