@@ -224,6 +224,26 @@ def test_a_stale_owner_is_refused_and_nothing_is_stored(tell: Callable[[Story], 
     tell(story)
 
 
+def test_an_owner_that_stalls_before_it_stores_is_fenced_then_too(tell: Callable[[Story], None]) -> None:
+    async def story(ward: Ward) -> None:
+        await ensure_retry_topics(ward.log, GROUP, [TOPIC])
+        await ward.send("a")
+
+        class Stalled(Delays):
+            async def put(self, *told: Any, **more: Any) -> None:
+                await ward.log.set_fence(Fence("billing/orders/0", 8))  # meanwhile another one took over
+                await super().put(*told, **more)
+
+        delays = Stalled(ward.log, ladder=LADDER_MS)
+        with pytest.raises(Fenced):
+            await Failures(ward.log, delays).handle(GROUP, SHORT, [Failure(P0, 7, 0, "no")])
+        rungs = [topic.name for topic in await ward.log.topics() if topic.name.startswith("shardyard.delay.")]
+        assert [record for rung in rungs for record in await ward.all_of(rung)] == []
+        assert await ward.all_of(RETRY) == []
+
+    tell(story)
+
+
 def test_records_far_apart_are_found_and_handled_together(tell: Callable[[Story], None]) -> None:
     async def story(ward: Ward) -> None:
         await ward.send(*(f"r{i}" for i in range(600)))

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 
 from shardyard.groups import Member, Node, OwnedBatch
-from shardyard.log import Limits, Log, Sender
+from shardyard.log import Fence, Limits, Log, Sender
 from shardyard.log.batch import check_int64, check_records, check_text
 from shardyard.model import (
     Clock,
@@ -184,10 +184,17 @@ class Delays:
         return _now_ms(self._clock) + _check_delay(whole_number("delay", delay_ms, at_least=0))
 
     async def put(
-        self, target: str, records: Sequence[Record], due: int | Sequence[int], *, partition: int | None = None
+        self,
+        target: str,
+        records: Sequence[Record],
+        due: int | Sequence[int],
+        *,
+        partition: int | None = None,
+        fence: Fence | None = None,
     ) -> None:
         """Deliver the records to the topic `target` when they are due (in ms since 1970; one time for all, or one for
         each). Those that are due already are delivered before it returns, the others are durable when it does.
+        `fence`: of the ownership on which the caller relies; `Fenced` if it is over.
 
         `InvalidValue` for what is due more than `MAX_DELAY_MS` ahead, and `UnknownTopic` or `PartitionOutOfRange` if
         there is no such target; nothing is stored then. When the log refuses a part, or it is cancelled, others may be
@@ -208,15 +215,15 @@ class Delays:
                 at_once.append(replace(record, timestamp=0))
             else:
                 waiting[self._ladder.rung(when - now)].append(_Ticket(when, target, partition).on(record, now))
-        works: list[Awaitable[Any]] = [self._wait_on(rung, delayed) for rung, delayed in waiting.items()]
+        works: list[Awaitable[Any]] = [self._wait_on(rung, delayed, fence) for rung, delayed in waiting.items()]
         if at_once and partition is not None:
-            works.append(self._log.append(Partition(target, partition), at_once))
+            works.append(self._log.append(Partition(target, partition), at_once, fence=fence))
         elif at_once:
-            works.append(Sender(self._log, target, clock=self._clock).send(at_once))
+            works.append(Sender(self._log, target, clock=self._clock).send(at_once, fence=fence))
         await _all(works)
 
-    async def _wait_on(self, rung: str, records: list[Record]) -> None:
-        await _made(self._log, rung, lambda: self._senders[rung].send(records))
+    async def _wait_on(self, rung: str, records: list[Record], fence: Fence | None) -> None:
+        await _made(self._log, rung, lambda: self._senders[rung].send(records, fence=fence))
 
     async def _check_target(self, target: str, partition: int | None) -> None:
         check_text("target", target)

@@ -193,24 +193,28 @@ class Failures:
 
     async def _store(self, group: str, cases: Sequence[_Case]) -> list[_Case]:
         """Returns those that are dead because they are too large to wait: with our headers the log refuses them."""
-        retries: defaultdict[str, list[_Case]] = defaultdict(list)
+        retries: defaultdict[tuple[str, Fence], list[_Case]] = defaultdict(list)
         dead: defaultdict[str, list[_Case]] = defaultdict(list)
         for case in cases:
-            (dead if case.due is None else retries)[case.home].append(case)
+            if case.due is None:
+                dead[case.home].append(case)
+            else:
+                retries[case.home, case.fence].append(case)
         too_large: list[_Case] = []
-        for home, waiting in retries.items():
+        for (home, fence), waiting in retries.items():
             beside = await self._log.topic(waiting[0].failure.partition.topic)
             to = await made(self._log, retry_topic(group, home), beside, TopicKind.RETRY)
             for part in _small_parts(waiting):
-                refused = await _in_parts(partial(self._put, to), part)
+                refused = await _in_parts(partial(self._put, to, fence), part)
                 too_large += refused
                 dead[home] += refused
         for home, given_up in dead.items():
             await self._bury(dead_topic(group, home), given_up)
         return too_large
 
-    async def _put(self, to: str, cases: Sequence[_Case]) -> None:
-        await self._delays.put(to, [case.record for case in cases], [case.due or 0 for case in cases])
+    async def _put(self, to: str, fence: Fence, cases: Sequence[_Case]) -> None:
+        dues = [case.due or 0 for case in cases]
+        await self._delays.put(to, [case.record for case in cases], dues, fence=fence)
 
     async def _bury(self, name: str, cases: Sequence[_Case]) -> None:
         """Append to the dead-letter topic, as the owner of the partition where they failed."""
