@@ -154,6 +154,22 @@ def test_a_broker_that_is_silent_is_soon_turned_away_from_if_there_is_another(mo
     tell(story)
 
 
+def test_who_waits_long_for_a_broker_turns_away_with_the_others() -> None:
+    async def story(yard: Yard) -> None:
+        await yard.topic(partitions=1)
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+            async with Brokers([url, *yard.urls]) as brokers:
+                brokers._at = 0
+                waiting = asyncio.create_task(brokers.get("/v1/topics/orders", wait=600.0))
+                await asyncio.sleep(0)
+                assert (await brokers.call("GET", "/readyz", timeout=0.2)).tries == 2
+                async with asyncio.timeout(5):
+                    assert (await waiting).tries == 2
+
+    tell(story)
+
+
 def test_a_batch_whose_answer_was_lost_is_stored_once() -> None:
     class Losing(Brokers):
         """Loses the first answer to each publish."""

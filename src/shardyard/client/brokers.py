@@ -53,6 +53,8 @@ class Brokers:
         self._patience = patience
         self._at = random.randrange(len(self.urls))
         self.turn_seconds = TURN_SECONDS if len(self.urls) > 1 else ANSWER_SECONDS
+        self._turned = asyncio.Event()
+        """The broker that is called now was found to be out of reach; then it is another one's turn, and event."""
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
@@ -121,10 +123,12 @@ class Brokers:
             tries += 1
             at = self._at
             try:
-                return Answer(await self._once(at, method, path, body, headers, named, wait, timeout), tries)
+                told = (at, method, path, body, headers, named, wait, timeout)
+                waits = wait > 0 and len(self.urls) > 1
+                return Answer(await (self._waited(self._turned, *told) if waits else self._once(*told)), tries)
             except _BROKEN as error:
                 if self._at == at:  # else another call has turned to the next one already
-                    self._at += 1
+                    self._turn()
                 failed: ShardyardError = Unreachable(self.urls, patience, str(error) or type(error).__name__)
             except RetryLater as error:
                 failed = error
@@ -133,6 +137,28 @@ class Brokers:
             if tries % len(self.urls) == 0:
                 await asyncio.sleep(random.uniform(0.5, 1.0) * pause)
                 pause = min(2 * pause, LONGEST_WAIT_SECONDS)
+
+    def _turn(self) -> None:
+        """To the next one. Who waits long for an answer of the last one is told: if it hangs, it would take its time to
+        notice."""
+        self._at += 1
+        self._turned.set()
+        self._turned = asyncio.Event()
+
+    async def _waited(self, turned: asyncio.Event, *told: Any) -> bytes:
+        """`_once`, unless others turn away from that broker before it has answered."""
+        answering = asyncio.ensure_future(self._once(*told))
+        turning = asyncio.ensure_future(turned.wait())
+        try:
+            await asyncio.wait((answering, turning), return_when=asyncio.FIRST_COMPLETED)
+            if answering.done():
+                return answering.result()
+            raise ConnectionError("it does not answer others")
+        finally:
+            turning.cancel()
+            if not answering.done():
+                answering.cancel()
+                await asyncio.gather(answering, return_exceptions=True)
 
     async def _once(
         self,
