@@ -1,5 +1,7 @@
 """Publishing over HTTP: where records go, that they are stored once, later, and not too many of them."""
 
+import asyncio
+import itertools
 import time
 from pathlib import Path
 from typing import Any
@@ -222,3 +224,54 @@ def test_a_producers_records_without_keys_are_dealt_in_turn_small_batches_one_by
             assert [len(records) for records in await yard.records()] == [103, 103, 103, 103]
 
     tell(story)
+
+
+def test_what_a_busy_producer_sends_together_stays_together_and_partitions_take_turns_all_the_same() -> None:
+    async def story(yard: Yard) -> None:
+        await yard.topic(partitions=4)
+        async with yard.producer() as producer:
+            for _ in range(8):
+                first = asyncio.create_task(producer.send("orders", "x"))
+                await asyncio.sleep(0)  # so that it goes alone, and the others while it is under way
+                await asyncio.gather(first, *(producer.send("orders", "y") for _ in range(5)))
+        stored = [[record.value for record in partition] for partition in await yard.records()]
+        runs = [list(run) for values in stored for value, run in itertools.groupby(values) if value == b"y"]
+        assert [values.count(b"y") for values in stored] == [10] * 4, "in turn"
+        assert {len(values) % 5 for values in runs} == {0}, "together"
+
+    tell(story)
+
+
+def test_a_batch_with_keys_is_not_kept_together() -> None:
+    async def story(yard: Yard) -> None:
+        await yard.topic(partitions=4)
+        body = {"records": [{"value": "v", "key": f"k{i}"} for i in range(40)]}
+        told = await yard.do("POST", RECORDS, body, producer="p", sequence=0, turn=3)
+        assert len(told["stored"]) == 4
+        told = await yard.do("POST", RECORDS, {"records": [{"value": "v"}] * 3}, producer="p", sequence=1, turn=4)
+        assert [part["count"] for part in told["stored"]] == [3]
+
+    tell(story)
+
+
+def test_a_broker_that_knows_an_old_state_of_a_topic_goes_by_the_new_one_once_it_is_refused() -> None:
+    async def story(yard: Yard) -> None:
+        await yard.topic(partitions=4)
+        stamps = itertools.count()
+
+        async def publish() -> set[int]:
+            values = [f"{i}" for i in range(8)]
+            told = await yard.publish(*values, producer="p", sequence=next(stamps), broker=1)
+            return {part["partition"] for part in told["stored"]}
+
+        assert await publish() == {0, 1, 2, 3}
+        await yard.log.contract_topic("orders", 2)  # not through that broker
+        assert await publish() == {0, 1}
+        await yard.log.seal_topic("orders")
+        await yard.topic("more", partitions=1)
+        await yard.log.move_topic("orders", "more")
+        assert (await yard.do("POST", RECORDS, {"value": "x"}, partition=0, broker=1))["stored"][0]["topic"] == "more"
+        assert await publish() == {0}
+        assert len((await yard.records("more"))[0]) == 9
+
+    tell(story, brokers=2)

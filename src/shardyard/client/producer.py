@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 import uuid
 from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
@@ -32,6 +33,7 @@ class _Lane:
     waiting: list[tuple[Record, asyncio.Future[None]]] = field(default_factory=list)
     sending: asyncio.Task[None] | None = None
     sequence: int = 0
+    turns: "itertools.count[int]" = field(default_factory=itertools.count)
     under_way: dict[int, asyncio.Event] = field(default_factory=dict)
     """By sequence, the oldest first."""
     room: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(UNDER_WAY))
@@ -146,11 +148,11 @@ class Producer:
             return await self._post(topic, rows, lane, partition)
 
     async def _post(
-        self, topic: str, rows: pa.RecordBatch, lane: _Lane, partition: int | None = None, *, whole: bool = False
+        self, topic: str, rows: pa.RecordBatch, lane: _Lane, partition: int | None = None, *, turn: int | None = None
     ) -> list[dict[str, Any]]:
-        """`whole`: however few they are, those without a key shall stay together."""
+        """`turn`: those without a key shall stay together, on the partition whose turn it is."""
         async with lane.stamp() as sequence:
-            query = {"producer": self._name, "sequence": sequence, "partition": partition, "whole": int(whole) or None}
+            query = {"producer": self._name, "sequence": sequence, "partition": partition, "turn": turn}
             headers = {"Content-Type": wire.ARROW}
             told = await self._brokers.call(
                 "POST",
@@ -180,8 +182,10 @@ class Producer:
                 await asyncio.sleep(self._linger)
             batch = _fitting(lane.waiting)
             del lane.waiting[: len(batch)]
+            # Where records come faster than requests, partitions take turns by requests, not by records.
+            turn = next(lane.turns) if flowing else None
             try:
-                await self._post(topic, _rows([record for record, _ in batch]), lane, whole=flowing)
+                await self._post(topic, _rows([record for record, _ in batch]), lane, turn=turn)
             except BaseException as error:
                 for _, done in batch:
                     if not done.done():
@@ -192,7 +196,7 @@ class Producer:
                 for _, done in batch:
                     if not done.done():
                         done.set_result(None)
-            flowing = True  # records come faster than requests: partitions take turns by requests, not by records
+            flowing = True
 
 
 def _fitting(waiting: Sequence[tuple[Record, "asyncio.Future[None]"]]) -> list[tuple[Record, "asyncio.Future[None]"]]:

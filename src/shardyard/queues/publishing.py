@@ -64,17 +64,19 @@ class Publisher:
         partition: int | None = None,
         stamp: Stamp | None = None,
         fence: Fence | None = None,
-        whole: bool = False,
+        turn: int | None = None,
     ) -> list[Appended]:
         """Durable when it returns; delayed records are not in the answer: they have no place yet.
 
-        `whole`: deal stamped records without a key all to one partition, as it is done anyway if there are many.
+        `turn`: deal stamped records without a key all to the partition whose turn this is. Many are dealt so anyway, by
+        their sequence.
         """
+        if stamp is not None and turn is None and len(posted) >= WHOLE_FROM_RECORDS:
+            turn = stamp.sequence
         if isinstance(posted, pa.RecordBatch):
-            whole = whole or len(posted) >= WHOLE_FROM_RECORDS
-            one_part = partition is not None or (stamp is not None and whole and _is_keyless(posted))
+            one_part = partition is not None or (stamp is not None and turn is not None and _is_keyless(posted))
             rows = posted if one_part else check_batch(posted, _LIMITS, now_ms())  # else the log checks it
-            return await self._append(topic, rows, partition, stamp, fence, whole)
+            return await self._append(topic, rows, partition, stamp, fence, turn)
         now = now_ms()
         check_records([p.record for p in posted], _LIMITS)
         for p in posted:
@@ -90,8 +92,7 @@ class Publisher:
             await self._log.topic(topic)
             dues = [p.due or 0 for p in later]
             await self._delays.put(topic, [p.record for p in later], dues, partition=partition)
-        whole = whole or len(at_once) >= WHOLE_FROM_RECORDS
-        return await self._append(topic, at_once, partition, stamp, fence, whole) if at_once else []
+        return await self._append(topic, at_once, partition, stamp, fence, turn) if at_once else []
 
     async def _append(
         self,
@@ -100,14 +101,14 @@ class Publisher:
         partition: int | None,
         stamp: Stamp | None,
         fence: Fence | None,
-        whole: bool,
+        turn: int | None,
     ) -> list[Appended]:
         if partition is not None:
             rows = records if isinstance(records, pa.RecordBatch) else from_records(records, now_ms())
             return [await self._append_pinned(topic, rows, partition, stamp, fence)]
         if stamp is not None:
             rows = records if isinstance(records, pa.RecordBatch) else from_records(records, now_ms())
-            return await self._append_stamped(topic, rows, stamp, fence, whole)
+            return await self._append_stamped(topic, rows, stamp, fence, turn)
         if len(records) == 1 and fence is None and (one := await self._append_one(topic, records)) is not None:
             return [one]
         if (sender := self._senders.get(topic)) is None:
@@ -127,7 +128,7 @@ class Publisher:
                 self._known.pop(name, None)
 
     async def _append_stamped(
-        self, name: str, rows: pa.RecordBatch, stamp: Stamp, fence: Fence | None, whole: bool
+        self, name: str, rows: pa.RecordBatch, stamp: Stamp, fence: Fence | None, turn: int | None
     ) -> list[Appended]:
         """Each part under a stamp that says over how many partitions it was dealt, and whether it is all of what falls
         to its partition: a retry that is dealt otherwise is another batch, and at worst comes twice."""
@@ -136,8 +137,8 @@ class Publisher:
         while len(rows):
             topic = await self._topic(name)
             mark = Stamp(f"{stamp.producer}/{topic.name}/{topic.receiving}{rest}", stamp.sequence)
-            first = zlib.crc32(stamp.producer.encode()) + stamp.sequence
-            parts = split(rows, dealt(topic, rows, partial(_turns, first, 0 if whole else 1)))
+            first = zlib.crc32(stamp.producer.encode()) + (stamp.sequence if turn is None else turn)
+            parts = split(rows, dealt(topic, rows, partial(_turns, first, 1 if turn is None else 0)))
             appends = [
                 partial(self._log.append, Partition(topic.name, place), part, stamp=mark, fence=fence)
                 for place, part in parts

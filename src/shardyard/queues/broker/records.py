@@ -26,7 +26,7 @@ async def publish(topic: str, request: Request) -> Response:
     """Publish one record, or several as `{"records": [...]}`; answered when they are durable.
 
     Query: `partition` pins them to one; `producer` and `sequence` make a retry of the same batch harmless; with
-    them, `whole=1` keeps records without a key together on one partition, whose turn it is.
+    them, `turn` (a number that counts up) keeps records without a key together on the partition whose turn it is.
     """
     broker = broker_of(request)
     settings = await broker.topic_settings(topic)
@@ -37,23 +37,27 @@ async def publish(topic: str, request: Request) -> Response:
     partition, stamp = _options(request)
     broker.take_quota(topic, len(posted), settings)
     fence = await _fence(request, broker)
-    whole = request.query_params.get("whole") == "1"
-    stored = await broker.publisher.publish(topic, posted, partition=partition, stamp=stamp, fence=fence, whole=whole)
+    stored = await broker.publisher.publish(
+        topic, posted, partition=partition, stamp=stamp, fence=fence, turn=_whole(request, "turn")
+    )
     return answer({"stored": [_shown(part) for part in stored], "delayed": len(posted) - sum(p.count for p in stored)})
 
 
 def _options(request: Request) -> tuple[int | None, Stamp | None]:
     """The partition and the stamp, where the query names them."""
-    query = request.query_params
-    partition = query.get("partition")
-    producer, sequence = query.get("producer"), query.get("sequence")
+    producer, sequence = request.query_params.get("producer"), _whole(request, "sequence")
     if (producer is None) != (sequence is None):
         raise InvalidValue("producer", producer, "both producer and sequence, or none of them")
-    for name, text in (("partition", partition), ("sequence", sequence)):
-        if text is not None and not _WHOLE.fullmatch(text):
-            raise InvalidValue(name, text, "a whole number of at least 0")
-    stamp = Stamp(producer, int(sequence)) if producer is not None and sequence is not None else None
-    return None if partition is None else int(partition), stamp
+    stamp = Stamp(producer, sequence) if producer is not None and sequence is not None else None
+    return _whole(request, "partition"), stamp
+
+
+def _whole(request: Request, name: str) -> int | None:
+    """A whole number, where the query names one."""
+    text = request.query_params.get(name)
+    if text is not None and not _WHOLE.fullmatch(text):
+        raise InvalidValue(name, text, "a whole number of at least 0")
+    return None if text is None else int(text)
 
 
 async def _fence(request: Request, broker: Broker) -> Fence | None:
@@ -99,18 +103,20 @@ async def find(
     id: str | None = None,  # noqa: A002 it is what people search for
     key: str | None = None,
     trace: str | None = None,
+    tag: str | None = None,
     since: int | None = None,
     until: int | None = None,
     partition: Whole | None = None,
     limit: Count = 100,
 ) -> Response:
-    """Records by id, key, trace and time (ms since 1970)."""
+    """Records by id, key, trace, tag and time (ms since 1970)."""
     found = await search(
         broker.log,
         topic,
         id=id,
         key=None if key is None else key.encode(),
         trace=trace,
+        tag=tag,
         since=since,
         until=until,
         partition=partition,
