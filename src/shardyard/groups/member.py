@@ -273,8 +273,9 @@ class Member:
             while not claim.lost:
                 await self._release(claim)
         except (Fenced, RetryLater, UnknownTopic, PartitionOutOfRange) as error:
-            # If it is still ours after all, the next heartbeat takes it up again.
-            _log.warning("%s of %s is put down: %s", claim.partition, self.name, error)
+            # If it is still ours after all, the next heartbeat takes it up again. That it is not is everyday life.
+            level = logging.WARNING if isinstance(error, RetryLater) else logging.INFO
+            _log.log(level, "%s of %s is put down: %s", claim.partition, self.name, error)
             self._drop(claim)
         except Exception as error:  # noqa: BLE001 nobody awaits this task: its end must show elsewhere
             self._drop(claim)
