@@ -108,8 +108,8 @@ BAD: list[tuple[str, str, Any, dict[str, Any], int, str]] = [
     ),
     ("POST", "/v1/topics", {"name": "new", "partitions": 0}, {}, 400, "invalid_value"),
     ("POST", "/v1/topics", {"name": "new", "partitions": 10**9}, {}, 413, "too_large"),
-    ("POST", "/v1/topics", {"name": "new", "partitions": "4"}, {}, 400, "malformed"),
-    ("POST", "/v1/topics", {"name": "new", "partitions": 4, "colour": "red"}, {}, 400, "malformed"),
+    ("POST", "/v1/topics", {"name": "new", "partitions": "4"}, {}, 400, "invalid_value"),
+    ("POST", "/v1/topics", {"name": "new", "partitions": 4, "colour": "red"}, {}, 400, "invalid_value"),
     ("POST", "/v1/topics", {"name": "a/b", "partitions": 4}, {}, 400, "invalid_value"),
     ("POST", "/v1/topics", {"name": "", "partitions": 4}, {}, 400, "invalid_value"),
     ("POST", "/v1/topics", {"name": "new", "partitions": 4, "hash": "crc"}, {}, 400, "invalid_value"),
@@ -118,15 +118,15 @@ BAD: list[tuple[str, str, Any, dict[str, Any], int, str]] = [
     ("POST", "/v1/topics/orders/expand", {"partitions": 2}, {}, 400, "invalid_value"),
     ("POST", "/v1/topics/orders/contract", {"partitions": 9}, {}, 400, "invalid_value"),
     ("POST", "/v1/topics/orders/contract", {"partitions": 0}, {}, 400, "invalid_value"),
-    ("PATCH", "/v1/topics/orders", {"colour": "red"}, {}, 400, "malformed"),
+    ("PATCH", "/v1/topics/orders", {"colour": "red"}, {}, 400, "invalid_value"),
     ("PATCH", "/v1/topics/orders", {"token": "short"}, {}, 400, "invalid_value"),
-    ("PATCH", "/v1/topics/orders", {"records_per_second": 0, "token": "long-enough"}, {}, 400, "malformed"),
-    ("PATCH", "/v1/topics/orders", {"retention_ms": "a day", "token": "long-enough"}, {}, 400, "malformed"),
+    ("PATCH", "/v1/topics/orders", {"records_per_second": 0, "token": "long-enough"}, {}, 400, "invalid_value"),
+    ("PATCH", "/v1/topics/orders", {"retention_ms": "a day", "token": "long-enough"}, {}, 400, "invalid_value"),
     ("PATCH", "/v1/topics/orders", {"token": "not everybody's"}, {}, 400, "invalid_value"),
-    ("PATCH", "/v1/topics/orders", {"records_per_second": 10**30}, {}, 400, "malformed"),
-    ("PATCH", "/v1/topics/orders", {"retention_ms": 10**30}, {}, 400, "malformed"),
-    ("PATCH", "/v1/topics/orders", {"retention_bytes": 2**63}, {}, 400, "malformed"),
-    ("PATCH", "/v1/topics/orders", ["token"], {}, 400, "malformed"),
+    ("PATCH", "/v1/topics/orders", {"records_per_second": 10**30}, {}, 400, "invalid_value"),
+    ("PATCH", "/v1/topics/orders", {"retention_ms": 10**30}, {}, 400, "invalid_value"),
+    ("PATCH", "/v1/topics/orders", {"retention_bytes": 2**63}, {}, 400, "invalid_value"),
+    ("PATCH", "/v1/topics/orders", ["token"], {}, 400, "invalid_value"),
     ("PATCH", "/v1/topics/nope", {"token": "long-enough"}, {}, 404, "unknown_topic"),
     ("DELETE", "/v1/topics/nope", None, {}, 404, "unknown_topic"),
     ("DELETE", "/v1/topics/orders", None, {}, 409, "topic_in_use"),
@@ -162,7 +162,7 @@ BAD: list[tuple[str, str, Any, dict[str, Any], int, str]] = [
         "offset_beyond_end",
     ),
     ("POST", "/v1/groups/billing/reset", {"topic": "orders", "to": "offset"}, {}, 400, "invalid_value"),
-    ("POST", "/v1/groups/billing/reset", {"topic": "orders", "to": "sideways"}, {}, 400, "malformed"),
+    ("POST", "/v1/groups/billing/reset", {"topic": "orders", "to": "sideways"}, {}, 400, "invalid_value"),
     (
         "POST",
         "/v1/groups/billing/reset",
@@ -173,13 +173,13 @@ BAD: list[tuple[str, str, Any, dict[str, Any], int, str]] = [
     ),
     ("POST", "/v1/groups/b%20d/members", {"topics": ["orders"]}, {}, 400, "invalid_value"),
     ("POST", "/v1/groups/new/members", {"topics": ["orders", "nope"]}, {}, 404, "unknown_topic"),
-    ("POST", "/v1/groups/new/members", {"topics": []}, {}, 400, "malformed"),
+    ("POST", "/v1/groups/new/members", {"topics": []}, {}, 400, "invalid_value"),
     ("POST", "/v1/groups/new/members", {"topics": ["orders"], "session_timeout": 0.1}, {}, 400, "invalid_value"),
     ("POST", "/v1/groups/new/members", {"topics": ["orders"], "name": "a/b"}, {}, 400, "invalid_value"),
     ("POST", "/v1/groups/new/members", {"topics": ["orders"], "name": ".."}, {}, 400, "invalid_value"),
     ("POST", "/v1/groups/new/members", {"topics": ["orders"], "session_timeout": 1e300}, {}, 400, "invalid_value"),
-    ("POST", "/v1/groups/new/members", {"topics": ["orders"], "weight": 0}, {}, 400, "malformed"),
-    ("POST", "/v1/groups/new/members", {"topics": ["orders"], "weight": 10**30}, {}, 400, "malformed"),
+    ("POST", "/v1/groups/new/members", {"topics": ["orders"], "weight": 0}, {}, 400, "invalid_value"),
+    ("POST", "/v1/groups/new/members", {"topics": ["orders"], "weight": 10**30}, {}, 400, "invalid_value"),
     (
         "POST",
         "/v1/groups/new/members",
@@ -207,7 +207,7 @@ BAD: list[tuple[str, str, Any, dict[str, Any], int, str]] = [
         "invalid_value",
     ),
     ("POST", "/v1/groups/billing/partitions/orders/0/fence", {"epoch": 1}, {}, 409, "fenced"),
-    ("POST", "/v1/groups/billing/partitions/orders/0/fence", {"epoch": -1}, {}, 400, "malformed"),
+    ("POST", "/v1/groups/billing/partitions/orders/0/fence", {"epoch": -1}, {}, 400, "invalid_value"),
     (
         "POST",
         "/v1/groups/billing/failures",
@@ -217,7 +217,7 @@ BAD: list[tuple[str, str, Any, dict[str, Any], int, str]] = [
         "fenced",
     ),
     ("GET", "/v1/groups/billing/dead", None, {"topic": "nope"}, 404, "unknown_topic"),
-    ("POST", "/v1/groups/billing/dead/redrive", {"topic": "orders", "ids": "a"}, {}, 400, "malformed"),
+    ("POST", "/v1/groups/billing/dead/redrive", {"topic": "orders", "ids": "a"}, {}, 400, "invalid_value"),
     ("GET", "/v1/audit", None, {"limit": 0}, 400, "invalid_value"),
     ("GET", "/v1/audit", None, {"before": 10**30}, 400, "invalid_value"),
     ("GET", "/v1/audit", None, {"before": -(10**30)}, 400, "invalid_value"),
@@ -267,7 +267,7 @@ def test_a_stale_owner_can_neither_commit_fail_nor_publish_and_nobody_commits_be
             negative = await yard.ask("POST", commit, positions(owned, -1))
             assert (stale.status, stale.code) == (409, "fenced")
             assert (beyond.status, beyond.code) == (409, "commit_beyond")
-            assert (negative.status, negative.code) == (400, "malformed")
+            assert (negative.status, negative.code) == (400, "invalid_value")
             assert (await yard.rows())[0]["committed"] is None
             assert (await yard.ask("POST", commit, positions(owned, 1))).status == 204
             behind = await yard.ask("POST", commit, positions(owned, 0))

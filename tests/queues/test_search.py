@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from shardyard.log import Batch, Log, MemoryLog, SqliteLog
 from shardyard.log.batch import to_records
 from shardyard.model import (
+    TAG,
     TRACE,
     InvalidValue,
     Partition,
@@ -69,6 +70,24 @@ def test_records_are_found_by_id_key_and_trace_wherever_they_lie(tell: Callable[
         assert await search(log, TOPIC, id="b", key=b"bob") == []
         assert await search(log, TOPIC, id="a", partition=0) == [Found(P0, 1, first)]
         assert await search(log, TOPIC, id="a", partition=1) == []
+
+    tell(story)
+
+
+def test_records_are_found_by_each_of_their_tags(tell: Callable[[Story], None]) -> None:
+    async def story(log: Log) -> None:
+        red = Record("a", b"ann", b"1", ((TAG, b"red"), ("x", b"blue")), 1)
+        both = Record("b", b"bob", b"2", ((TAG, b"red"), (TRACE, b"green"), (TAG, "blüe".encode())), 2)
+        await log.append(P0, [Record("c", b"ann", b"3", (), 3), red])
+        await log.append(P0, [Record("d", b"ann", b"4", (), 4)])
+        await log.append(P0, [Record("e", b"ann", b"5", (("x", b"red"),), 5), both])
+        assert await search(log, TOPIC, tag="red") == [Found(P0, 1, red), Found(P0, 4, both)]
+        assert await search(log, TOPIC, tag="red", limit=1) == [Found(P0, 4, both)]
+        assert await search(log, TOPIC, tag="blüe") == [Found(P0, 4, both)]
+        assert await search(log, TOPIC, tag="red", key=b"ann") == [Found(P0, 1, red)]
+        assert await search(log, TOPIC, tag="red", since=2) == [Found(P0, 4, both)]
+        for other in ("blue", "green", "re", "redd"):
+            assert await search(log, TOPIC, tag=other) == []
 
     tell(story)
 
@@ -198,12 +217,14 @@ def test_a_topic_that_is_made_anew_meanwhile_is_not_mixed_with_the_old_one(
 @pytest.mark.parametrize(
     ("options", "error", "said"),
     [
-        ({}, InvalidValue, "at least one of id, key, trace, since and until"),
+        ({}, InvalidValue, "at least one of id, key, trace, tag, since and until"),
         ({"partition": 1}, InvalidValue, "at least one of"),
         ({"id": ""}, InvalidValue, "id is ''"),
         ({"id": b"a"}, InvalidValue, "id is b'a': expected a text"),
         ({"key": "a"}, InvalidValue, "key is 'a': expected bytes"),
         ({"trace": "\ud800"}, InvalidValue, "without lone surrogates"),
+        ({"tag": ""}, InvalidValue, "tag is ''"),
+        ({"tag": b"red"}, InvalidValue, "tag is b'red': expected a text"),
         ({"since": -1}, InvalidValue, "since is -1"),
         ({"until": 1.5}, InvalidValue, "until is 1.5"),
         ({"until": 2**63}, InvalidValue, "until is"),
@@ -231,7 +252,7 @@ RECORDS = st.builds(
     st.sampled_from("abc"),
     st.sampled_from([None, b"", b"k"]),
     st.just(b""),
-    st.lists(st.tuples(st.sampled_from([TRACE, "x"]), st.sampled_from([b"t", b"u"])), max_size=3).map(tuple),
+    st.lists(st.tuples(st.sampled_from([TRACE, TAG, "x"]), st.sampled_from([b"t", b"u"])), max_size=3).map(tuple),
     st.integers(1, 6),
 )
 
@@ -240,8 +261,8 @@ RECORDS = st.builds(
     st.lists(st.tuples(st.integers(0, 2), st.lists(RECORDS, min_size=1, max_size=4)), max_size=8),
     st.fixed_dictionaries(
         {"id": st.sampled_from([None, "a"]), "key": st.sampled_from([None, b"", b"k"]), "limit": st.integers(1, 9)},
-        optional={"trace": st.just("t"), "since": st.integers(0, 3), "until": st.integers(4, 7)},
-    ).filter(lambda options: any(options.get(n) is not None for n in ("id", "key", "trace", "since", "until"))),
+        optional={"trace": st.just("t"), "tag": st.just("u"), "since": st.integers(0, 3), "until": st.integers(4, 7)},
+    ).filter(lambda options: any(options.get(n) is not None for n in ("id", "key", "trace", "tag", "since", "until"))),
 )
 def test_it_finds_what_going_through_all_records_one_by_one_finds(
     batches: list[tuple[int, list[Record]]], options: dict[str, Any]
@@ -265,5 +286,6 @@ def matches(record: Record, options: dict[str, Any]) -> bool:
         options["id"] in (None, record.id)
         and options["key"] in (None, record.key)
         and ("trace" not in options or record.header(TRACE) == options["trace"].encode())
+        and ("tag" not in options or (TAG, options["tag"].encode()) in record.headers)
         and options.get("since", 0) <= record.timestamp < options.get("until", 100)
     )

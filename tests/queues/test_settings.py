@@ -1,6 +1,7 @@
 """What is set on the server takes effect while consumers run."""
 
 import asyncio
+import re
 from pathlib import Path
 from typing import Any
 
@@ -54,12 +55,83 @@ def test_a_token_that_not_every_publisher_could_show_is_refused(token: object) -
         assert topic_settings(tx, "orders").admits(None)
 
 
-@pytest.mark.parametrize("wrong", [{"concurrency": 0}, {"webhook": "gopher://ann:sesame@hooks.example"}])
-def test_a_refusal_does_not_tell_the_webhook(wrong: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"concurrency": 0}, "concurrency is 0"),
+        ({"webhook": "gopher://ann:sesame@hooks.example"}, "webhook is '***'"),
+        ({"webhooks": "https://ann:sesame@hooks.example"}, "setting is 'webhooks'"),
+    ],
+)
+def test_a_refusal_does_not_tell_the_webhook(wrong: dict[str, Any], says: str) -> None:
     with MemoryRegistry() as registry, registry.transaction() as tx:
-        with pytest.raises(InvalidValue, match=r"'webhook': '\*\*\*'") as refused:
+        with pytest.raises(InvalidValue, match=f"^{re.escape(says)}: expected ") as refused:
             change_group(tx, "g", "ann", {"webhook": "https://ann:sesame@hooks.example", **wrong})
         assert "sesame" not in str(wire.error_body(refused.value))
+
+
+COUNT = "a whole number from 1 to 2147483647"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("concurrency", "abc", COUNT),
+        ("concurrency", 0, COUNT),
+        ("concurrency", None, COUNT),
+        ("max_active", 2**31, f"{COUNT}, or null"),
+        ("lag_alarm", 1.5, f"{COUNT}, or null"),
+        ("handler_seconds", 0, "a number of more than 0, or null"),
+        ("backoff", [1, 0], "a list, each item a number of more than 0"),
+        ("backoff", 5, "a list, each item a number of more than 0"),
+        ("tags", "red", "a list, each item a text"),
+        ("paused", "yes", "true or false"),
+        ("paused_partitions", ["orders"], "a list, each item a partition such as orders/3"),
+        ("assignor", "unfair", "one of contiguous, even, least_loaded, sticky"),
+    ],
+)
+def test_a_refusal_names_the_setting_what_was_given_and_what_is_expected(name: str, value: Any, expected: str) -> None:
+    with MemoryRegistry() as registry, registry.transaction() as tx, pytest.raises(InvalidValue) as refused:
+        change_group(tx, "g", "ann", {"tags": ["red"], name: value})
+    assert str(refused.value) == f"{name} is {value!r}: expected {expected}"
+    assert (refused.value.name, refused.value.value, refused.value.expected) == (name, value, expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [("concurency", "concurrency"), ("MAX_RECORDS", "max_records"), ("max-active", "max_active"), ("colour", None)],
+)
+def test_an_unknown_setting_is_told_which_there_are_and_which_was_meant(name: str, near: str | None) -> None:
+    with MemoryRegistry() as registry, registry.transaction() as tx, pytest.raises(InvalidValue) as refused:
+        change_group(tx, "g", "ann", {name: 1})
+    hint = "" if near is None else f" (did you mean {near}?)"
+    every = ", ".join(GroupSettings.__struct_fields__)
+    assert str(refused.value) == f"setting is {name!r}: expected one of {every}{hint}"
+
+
+def test_a_group_that_is_set_is_not_joined_until_somebody_was_there() -> None:
+    async def joined(yard: Yard, group: str = "billing") -> Any:
+        return (await yard.get(f"/v1/groups/{group}"))["joined"]
+
+    async def story(yard: Yard) -> None:
+        await yard.topic(partitions=1)
+        await yard.set(concurrency=2)
+        assert await joined(yard) is False
+        await yard.do("POST", "/v1/groups/billing/reset", {"topic": "orders", "to": "earliest"})
+        assert await joined(yard) is False, "a reset is no member"
+        async with yard.consumer("m1"):
+            assert await joined(yard) is True
+            await yard.until_shared(1)
+        assert await joined(yard) is True, "it has left"
+        await yard.do("PATCH", "/v1/groups/all", {"broadcast": True})
+        assert await joined(yard, "all") is False
+        async with yard.consumer("m1", group="all"):
+            assert await joined(yard, "all") is True
+        async with yard.consumer("m1", group="unset"):
+            pass
+        assert await joined(yard, "unset") is True
+
+    tell(story)
 
 
 def test_lists_go_by_member_or_host_and_deny_wins() -> None:

@@ -1,4 +1,4 @@
-"""Finding records of a topic by id, key, trace or time."""
+"""Finding records of a topic by id, key, trace, tag or time."""
 
 from dataclasses import dataclass
 from functools import reduce
@@ -20,6 +20,7 @@ from shardyard.model import (
     TooLarge,
     whole_number,
 )
+from shardyard.queues.filtering import only_tagged
 
 MOST_FOUND = 1_000
 """Records that one search may return."""
@@ -41,13 +42,14 @@ class _Wanted:
     id: str | None
     key: bytes | None
     trace: str | None
+    tag: str | None
     since: int | None
     until: int | None
 
     def __post_init__(self) -> None:
-        if (self.id, self.key, self.trace, self.since, self.until) == (None,) * 5:
-            raise InvalidValue("search", None, "at least one of id, key, trace, since and until")
-        for name in ("id", "trace"):
+        if (self.id, self.key, self.trace, self.tag, self.since, self.until) == (None,) * 6:
+            raise InvalidValue("search", None, "at least one of id, key, trace, tag, since and until")
+        for name in ("id", "trace", "tag"):
             if getattr(self, name) is not None:
                 check_text(name, getattr(self, name))
         if not isinstance(self.key, bytes | None):
@@ -58,8 +60,17 @@ class _Wanted:
         if self.since is not None and self.until is not None and self.since >= self.until:
             raise InvalidValue("until", self.until, f"a time after {self.since}, which is `since`")
 
-    def mask(self, data: pa.Table) -> pa.ChunkedArray:
-        """True for the rows that have it; null or False for the others."""
+    def within(self, batch: Batch) -> pa.Table:
+        """The rows that have it, with their offsets."""
+        if self.tag is not None:
+            batch = only_tagged(batch, [self.tag])
+        places = np.arange(batch.first, batch.end) if batch.places is None else batch.places
+        rows = batch.data.append_column("offset", pa.array(places))
+        masks = self._masks(batch.data)
+        return rows.filter(reduce(pc.and_, masks)) if masks else rows
+
+    def _masks(self, data: pa.Table) -> list[pa.ChunkedArray]:
+        """True for the rows that have one thing of it; null or False for the others."""
         masks = []
         if self.id is not None:
             masks.append(pc.equal(data["id"], self.id))
@@ -72,7 +83,7 @@ class _Wanted:
             masks.append(pc.greater_equal(data["timestamp"], self.since))
         if self.until is not None:
             masks.append(pc.less(data["timestamp"], self.until))
-        return reduce(pc.and_, masks)
+        return masks
 
 
 async def search(
@@ -82,6 +93,7 @@ async def search(
     id: str | None = None,  # noqa: A002 a record's own word
     key: bytes | None = None,
     trace: str | None = None,
+    tag: str | None = None,
     since: int | None = None,
     until: int | None = None,
     partition: int | None = None,
@@ -91,9 +103,10 @@ async def search(
 
     `since` is the first millisecond (since 1970) that counts, `until` the first that no longer does. All partitions are
     searched unless one is named, also for a key: when a topic was expanded, its earlier records stayed where they were.
+    Of several tags of a record each counts, as for the groups that go by them; of several traces, the last.
     What is appended during the search is not found.
     """
-    wanted = _Wanted(id, key, trace, since, until)
+    wanted = _Wanted(id, key, trace, tag, since, until)
     limit = whole_number("limit", limit, at_least=1)
     if limit > MOST_FOUND:
         raise TooLarge("limit of a search", limit, MOST_FOUND)
@@ -125,8 +138,7 @@ async def _partitions(log: Log, topic: str, named: int | None) -> list[Partition
 
 def _matching(batch: Batch, wanted: _Wanted, limit: int) -> list[Found]:
     """What a batch has of it, the newest if there are more than `limit`; no other row becomes a Python object."""
-    mask = wanted.mask(batch.data)
-    rows = batch.data.append_column("offset", pa.array(np.arange(batch.first, batch.end))).filter(mask)
+    rows = wanted.within(batch)
     if len(rows) > limit:
         rows = rows.sort_by([("timestamp", "ascending"), ("offset", "ascending")]).slice(len(rows) - limit)
     return [

@@ -12,6 +12,7 @@ from msgspec import Meta, Struct
 
 from shardyard.groups import configure
 from shardyard.model import InvalidValue, Partition
+from shardyard.queues.expected import masked, refused
 from shardyard.registry import Transaction
 
 NAME = "queue"
@@ -22,12 +23,12 @@ OF = "~"
 
 Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 Seconds = Annotated[float, Meta(gt=0)]
+PartitionName = Annotated[str, Meta(pattern="^[^/]+/[0-9]{1,9}$", description="a partition such as orders/3")]
+Address = Annotated[str, Meta(pattern="^https?://", description="an address that begins with http:// or https://")]
 S = TypeVar("S", bound=Struct)
 
 _TOKEN = re.compile(r"[!-~]{8,}")
 """What every client can send in a header."""
-_SECRETS = ("webhook", "token_hash")
-"""Addresses of webhooks are keys, too."""
 
 
 class TopicSettings(Struct, frozen=True, forbid_unknown_fields=True):
@@ -51,7 +52,7 @@ class GroupSettings(Struct, frozen=True, forbid_unknown_fields=True):
     tags: tuple[str, ...] = ()
     """Only records with one of these tags are delivered; empty: all."""
     paused: bool = False
-    paused_partitions: tuple[Annotated[str, Meta(pattern="^[^/]+/[0-9]{1,9}$")], ...] = ()
+    paused_partitions: tuple[PartitionName, ...] = ()
     """Such as `orders/3`."""
     allow: tuple[str, ...] = ()
     """Patterns (`*`, `?`) of members or hosts that may join; empty: all."""
@@ -66,7 +67,7 @@ class GroupSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """How long handling one record may take before it counts as failed; None: as long as it likes."""
     lag_alarm: Count | None = None
     """Records of lag on a topic from which on an alarm is raised."""
-    webhook: Annotated[str, Meta(pattern="^https?://")] | None = None
+    webhook: Address | None = None
     """Where alarms are posted to, as JSON; they are logged in any case."""
     assignor: Literal["sticky", "even", "contiguous", "least_loaded"] = "sticky"
     max_active: Count | None = None
@@ -102,6 +103,15 @@ def base(group: str) -> str:
 def parts(tx: Transaction, group: str) -> list[str]:
     """The group itself, and, of a broadcast group, those of its members; as far as they exist."""
     return [row.name for row in tx.groups() if base(row.name) == group]
+
+
+def is_joined(tx: Transaction, group: str) -> bool:
+    """Whether anybody is, or was, a member of a group that exists: it may be set before the first one joins."""
+    if tx.setting(group_scope(group), NAME) is None:  # what else would it exist by
+        return True
+    those = parts(tx, group)
+    owned = any(row.epoch for part in those for row in tx.ownerships(part))
+    return owned or any(OF in part or tx.members(part) for part in those)
 
 
 def is_departed(tx: Transaction, group: str) -> bool:
@@ -160,12 +170,12 @@ def _load(kind: type[S], tx: Transaction, scope: str) -> S:
 def _changed(before: S, changes: Mapping[str, Any]) -> S:
     try:
         return msgspec.convert({**msgspec.to_builtins(before), **changes}, type(before))
-    except msgspec.ValidationError as error:
-        raise InvalidValue("settings", _masked(changes), str(error)) from None
+    except msgspec.ValidationError:
+        raise refused(type(before), changes, "setting") from None
 
 
 def _masked(changes: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: "***" if name in _SECRETS else value for name, value in changes.items()}
+    return {name: masked(name, value) for name, value in changes.items()}
 
 
 def _any(patterns: tuple[str, ...], *names: str) -> bool:

@@ -120,19 +120,23 @@ def _user() -> str:
 
 def changes(kind: type[msgspec.Struct], told: Sequence[str]) -> dict[str, Any]:
     """Settings written as NAME=VALUE, as what they are in `kind`. A list is written 1,5,30; none is null."""
+    from shardyard.queues.expected import in_words, masked, unknown  # noqa: PLC0415 slow to import
+
     fields = {field.name: field for field in msgspec.structs.fields(kind)}
     found = {}
     for pair in told:
         name, equals, text = pair.partition("=")
-        if not equals or name not in fields:
+        if not equals:
             raise InvalidValue("setting", pair, f"NAME=VALUE, with a name of {', '.join(fields)}")
+        if name not in fields:
+            raise unknown("setting", name, fields)
         value: object = None if text == "none" else text
         if isinstance(fields[name].default, tuple):
             value = [part for part in text.split(",") if part]
         try:
             found[name] = msgspec.to_builtins(msgspec.convert(value, fields[name].type, strict=False))
-        except msgspec.ValidationError as error:
-            raise InvalidValue(name, text, str(error).removeprefix("Expected ")) from None
+        except msgspec.ValidationError:
+            raise InvalidValue(name, masked(name, text), in_words(fields[name].type, "none")) from None
     return found
 
 

@@ -13,6 +13,7 @@ def search(
     record: Annotated[str | None, typer.Option("--id", help="The record's id.")] = None,
     key: Annotated[str | None, typer.Option("--key", "-k", help="The record's key.")] = None,
     trace: Annotated[str | None, typer.Option("--trace", help="The record's trace id.")] = None,
+    tag: Annotated[str | None, typer.Option("--tag", help="A tag of the record.")] = None,
     since: Annotated[
         str | None, typer.Option("--since", help="Published then or later, such as 2026-01-31T12:00:00Z.")
     ] = None,
@@ -28,12 +29,15 @@ def search(
 
       shardyard search orders --key customer-7 --since 2026-01-31T12:00:00Z
 
+      shardyard search orders --tag eu --limit 10
+
       shardyard search orders --trace 4bf92f3577b34da6 --json
     """
     asked = {
         "id": record,
         "key": key,
         "trace": trace,
+        "tag": tag,
         "since": time_ms("--since", since),
         "until": time_ms("--until", until),
         "partition": partition,

@@ -17,6 +17,7 @@ from shardyard.model import (
     Fenced,
     GroupInUse,
     InvalidValue,
+    Malformed,
     MemberExists,
     Moved,
     NotAllowed,
@@ -37,6 +38,7 @@ from shardyard.model import (
 )
 from shardyard.queues import wire
 from shardyard.queues.broker.broker import Broker
+from shardyard.queues.expected import refused
 
 T = TypeVar("T")
 
@@ -113,15 +115,20 @@ async def body_of(request: Request) -> bytes:
 
 async def told(request: Request, kind: type[T]) -> T:
     """The body as what it should be."""
-    return wire.decoded(await body_of(request), kind)
+    body = await body_of(request)
+    try:
+        return wire.decoded(body, kind)
+    except Malformed:
+        raise refused(kind, wire.decoded(body, Any)) from None
 
 
 def queried(request: Request, kind: type[T]) -> T:
     """The query as what it should be."""
+    query = dict(request.query_params)
     try:
-        return msgspec.convert(dict(request.query_params), kind, strict=False)
-    except msgspec.ValidationError as error:
-        raise InvalidValue("query", request.url.query, str(error)) from None
+        return msgspec.convert(query, kind, strict=False)
+    except msgspec.ValidationError:
+        raise refused(kind, query, strict=False) from None
 
 
 def media_of(request: Request) -> str:
