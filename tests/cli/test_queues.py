@@ -310,6 +310,32 @@ def test_settings_of_a_group_are_changed_one_by_one(shell: Shell, group: str) ->
     assert "\nconcurrency\t3\n" in shell("groups", "show", group)
 
 
+def test_a_group_may_be_set_before_anybody_joins(shell: Shell, topic: str, group: str) -> None:
+    assert "concurrency\t3\n" in shell("groups", "set", group, "concurrency=3")
+    assert shell.err == f"group '{group}' has no members yet: the settings will hold when one joins\n"
+    assert shell("groups", "show", group).startswith("setting\tvalue\n")
+    assert shell.err == f"group '{group}': nobody has joined yet\n"
+    shown = shell.json("groups", "show", group)
+    assert (shown["joined"], shown["partitions"], shown["members"]) == (False, [], [])
+    assert shown["settings"] == shell.json("groups", "set", group, "concurrency=3")
+
+    shell("publish", topic, "a")
+    shell("consume", group, topic, "--count", "1")
+    shown = shell.json("groups", "show", group)
+    assert (shown["joined"], shown["members"], shown["settings"]["concurrency"]) == (True, [], 3)
+    assert "setting\tvalue\n" in shell("groups", "show", group)
+    assert shell.err == ""
+    shell("groups", "set", group, "concurrency=4")
+    assert shell.err == ""
+
+
+def test_a_setting_that_is_misspelt_is_recognised(shell: Shell, group: str) -> None:
+    assert shell.run("groups", "set", group, "concurency=3") == (2, "")
+    assert shell.err.endswith("release_after (did you mean concurrency?)\n")
+    assert shell.run("groups", "show", group) == (2, "")
+    assert f"group '{group}' does not exist" in shell.err
+
+
 def test_a_group_is_paused_and_resumed_as_a_whole_or_in_part(shell: Shell, topic: str, group: str) -> None:
     shell("consume", group, topic, "--seconds", "0.5")
     for index in range(2):
@@ -348,11 +374,13 @@ def test_a_group_goes_on_from_elsewhere_and_is_forgotten(shell: Shell, topic: st
 
 
 def test_records_are_found_by_what_they_have(shell: Shell, topic: str) -> None:
-    shell("publish", topic, "a", "--key", "alice", "--trace", "t-9")
+    shell("publish", topic, "a", "--key", "alice", "--trace", "t-9", "--tag", "eu")
     shell("publish", topic, "b", "--key", "bob")
     (hit,) = shell.json("search", topic, "--key", "alice")
     assert (hit["value"], hit["trace"], hit["offset"]) == ("a", "t-9", 0)
     assert shell.json("search", topic, "--trace", "t-9") == shell.json("search", topic, "--id", hit["id"]) == [hit]
+    assert shell.json("search", topic, "--tag", "eu") == [hit]
+    assert shell.json("search", topic, "--tag", "us") == []
     assert len(shell.json("search", topic, "--since", "2000-01-01", "--until", "2100-01-01T00:00:00Z")) == 2
     assert shell.json("search", topic, "--until", "2000-01-01") == []
     assert shell("search", topic, "--key", "bob").splitlines()[1].endswith("\tbob\tb")
@@ -377,6 +405,7 @@ def test_an_nginx_configuration_names_the_brokers(shell: Shell) -> None:
 
 # Wrong calls
 
+COUNT = "a whole number from 1 to 2147483647"
 WRONG = [
     ("topics show nope", "topic 'nope' does not exist"),
     ("topics show a/b", "name is 'a/b': expected letters, digits"),
@@ -386,8 +415,11 @@ WRONG = [
     ("topics create a[/]b", "topic name is 'a[/]b': expected letters"),
     ("topics contract there -p 0", "partitions is 0: expected"),
     ("topics expand there -p 1", "partitions is 1: expected"),
-    ("topics set there colour=red", "setting is 'colour=red': expected NAME=VALUE, with a name of token, "),
-    ("topics set there records_per_second=fast", "records_per_second is 'fast': expected `int | null`"),
+    ("topics set there colour=red", "setting is 'colour': expected one of token, records_per_second, retention_ms, "),
+    ("topics set there tokens=sesame", "setting is 'tokens': expected one of token, "),
+    ("topics set there token", "setting is 'token': expected NAME=VALUE, with a name of token, "),
+    ("topics set there records_per_second=fast", f"records_per_second is 'fast': expected {COUNT}, or none"),
+    ("topics set there retention_ms=0", "retention_ms is '0': expected a whole number from 1 to 46116860"),
     ("topics set there token=short", "token is '***': expected at least 8 ASCII characters"),
     ("topics delete nope", "topic 'nope' does not exist"),
     ("publish nope a", "topic 'nope' does not exist"),
@@ -400,9 +432,13 @@ WRONG = [
     ("consume g there --seconds 0", "--seconds is 0.0: expected more than 0"),
     ("consume g there --exec cat --json", "expected either --exec or --json"),
     ("groups show nope", "group 'nope' does not exist"),
-    ("groups set nope speed=9", "setting is 'speed=9': expected NAME=VALUE, with a name of backoff, "),
-    ("groups set nope concurrency=0", "concurrency is '0': expected `int` >= 1"),
-    ("groups set nope assignor=random", "assignor is 'random': "),
+    ("groups set nope speed=9", "setting is 'speed': expected one of backoff, tags, "),
+    ("groups set nope concurrency=abc", f"concurrency is 'abc': expected {COUNT}"),
+    ("groups set nope concurrency=0", f"concurrency is '0': expected {COUNT}"),
+    ("groups set nope backoff=1,soon", "backoff is '1,soon': expected a list, each item a number of more than 0"),
+    ("groups set nope broadcast=maybe", "broadcast is 'maybe': expected true or false"),
+    ("groups set nope webhook=ftp://sesame", "webhook is '***': expected an address that begins with http:// or "),
+    ("groups set nope assignor=random", "assignor is 'random': expected one of contiguous, even, least_loaded, "),
     ("groups pause nope", "group 'nope' does not exist"),
     ("groups reset nope there --to earliest", "group 'nope' does not exist"),
     ("groups reset idle there", "expected one of --to, --offset and --time"),

@@ -1,16 +1,20 @@
-"""Partitions that were contracted away go when every group is done with them, and not before."""
+"""Partitions that were contracted away go when every group is done with them, members of broadcast groups when they
+stay away for long, and not before."""
 
+import asyncio
+from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from shardyard.groups import protocol
+from shardyard.groups import protocol, reset
 from shardyard.log import Log, MemoryLog
-from shardyard.model import InvalidValue, Partition, Position, Record, Topic
+from shardyard.model import InvalidValue, ManualClock, Partition, Position, Record, Topic
 from shardyard.queues.alarms import SCOPE, Alarms
-from shardyard.queues.retiring import Retiring
+from shardyard.queues.retiring import EVERY_SECONDS, KEPT_SECONDS, LOOK_SECONDS, Retiring
 from shardyard.queues.settings import change_group
-from shardyard.registry import GroupRow, MemoryRegistry, OwnershipRow, Registry
+from shardyard.registry import GroupRow, MemoryRegistry, OwnershipRow, Registry, open_registry
 from tests.log.samples import awaited
 
 P1, P2 = Partition("orders", 1), Partition("orders", 2)
@@ -172,3 +176,145 @@ async def test_a_topic_that_is_sealed_meanwhile_holds_up_no_other() -> None:
             assert [topic.name for topic in await retiring.check_once()] == ["returns"]
             await log.unseal_topic("orders")
             assert [topic.name for topic in await retiring.check_once()] == ["orders"]
+
+
+# Members who never come back
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def registry(request: pytest.FixtureRequest, tmp_path: Path, clock: ManualClock) -> Iterator[Registry]:
+    url = "memory://" if request.param == "memory" else f"sqlite:///{tmp_path / 'registry.db'}"
+    with open_registry(url, clock=clock) as opened:
+        yield opened
+
+
+TOPICS = {"orders": Topic("orders", 3)}
+
+
+def come(registry: Registry, group: str, member: str) -> None:
+    """Join, and own all there is."""
+    join(registry, group, member)
+    with registry.transaction() as tx:
+        protocol.rebalance(tx, group, TOPICS)
+
+
+def go(registry: Registry, group: str, member: str, *, at: Position | None = None) -> None:
+    """Commit, and leave."""
+    with registry.transaction() as tx:
+        row = tx.member(group, member)
+        assert row is not None
+        if at is not None:
+            (held,) = [o for o in tx.ownerships_of(group, member) if o.partition == P1]
+            protocol.commit(tx, group, member, row.epoch, {P1: (held.epoch, at)})
+        protocol.leave(tx, group, member, row.epoch)
+
+
+def groups(registry: Registry) -> list[str]:
+    with registry.snapshot() as tx:
+        return [group.name for group in tx.groups()]
+
+
+def committed(registry: Registry, group: str) -> Position | None:
+    with registry.snapshot() as tx:
+        row = tx.ownership(group, P1)
+        return None if row is None else row.committed
+
+
+@awaited
+async def test_a_member_of_a_broadcast_group_is_forgotten_after_a_time_and_nobody_else_is(
+    registry: Registry, clock: ManualClock
+) -> None:
+    retiring = Retiring(MemoryLog(), registry, holder="b1", clock=clock)
+    for group, member in (("news~gone", "gone"), ("news~here", "here"), ("news", "m"), ("billing", "m")):
+        come(registry, group, member)
+    await clock.advance(5.0)
+    for group in ("news", "billing"):
+        go(registry, group, "m", at=Position(1, 2))
+    go(registry, "news~gone", "gone", at=Position(1, 2))
+    await clock.advance(KEPT_SECONDS - 1)
+    assert await retiring.forget_once() == []
+    assert committed(registry, "news~gone") == Position(1, 2)
+    await clock.advance(1)
+    assert await retiring.forget_once() == ["news~gone"]
+    assert groups(registry) == ["billing", "news", "news~here"]
+    with registry.snapshot() as tx:
+        row = tx.audit_log(1)[0]
+    assert (row.who, row.action, row.subject) == ("broker", "group deleted", "news~gone")
+    assert await retiring.forget_once() == []
+
+
+@awaited
+async def test_one_that_comes_back_in_time_goes_on_where_it_was_and_the_time_begins_anew(
+    registry: Registry, clock: ManualClock
+) -> None:
+    retiring = Retiring(MemoryLog(), registry, holder="b1", clock=clock)
+    come(registry, "news~m", "m")
+    go(registry, "news~m", "m", at=Position(1, 2))
+    await clock.advance(KEPT_SECONDS - 1)
+    come(registry, "news~m", "m")
+    assert committed(registry, "news~m") == Position(1, 2)
+    await clock.advance(1)
+    assert await retiring.forget_once() == []
+    go(registry, "news~m", "m")
+    assert await retiring.forget_once() == [], "it has been here a second ago"
+    await clock.advance(KEPT_SECONDS)
+    assert await retiring.forget_once() == ["news~m"]
+    come(registry, "news~m", "m")
+    assert committed(registry, "news~m") is None
+
+
+@awaited
+async def test_a_reset_keeps_the_positions_of_who_is_gone_for_as_long_again(
+    registry: Registry, clock: ManualClock
+) -> None:
+    retiring = Retiring(MemoryLog(), registry, holder="b1", clock=clock)
+    come(registry, "news~m", "m")
+    go(registry, "news~m", "m")
+    await clock.advance(KEPT_SECONDS - 1)
+    with registry.transaction() as tx:
+        reset(tx, "news~m", {P1: Position(1, 0)}, "ann")
+    await clock.advance(1)
+    assert await retiring.forget_once() == []
+
+
+@awaited
+async def test_one_that_left_before_it_had_a_position_is_forgotten_at_once(registry: Registry) -> None:
+    retiring = Retiring(MemoryLog(), registry, holder="b1")
+    join(registry, "news~m", "m")
+    assert await retiring.forget_once() == []
+    go(registry, "news~m", "m")
+    assert await retiring.forget_once() == ["news~m"]
+
+
+@awaited
+async def test_one_broker_forgets(registry: Registry, clock: ManualClock) -> None:
+    first, second = (Retiring(MemoryLog(), registry, holder=name, clock=clock) for name in ("b1", "b2"))
+    for name in ("a", "b"):
+        join(registry, f"news~{name}", name)
+    go(registry, "news~a", "a")
+    assert await first.forget_once() == ["news~a"]
+    go(registry, "news~b", "b")
+    assert await second.forget_once() == [], "the first one has the lease"
+    await clock.advance(3 * EVERY_SECONDS)
+    assert await second.forget_once() == ["news~b"]
+
+
+@awaited
+async def test_it_looks_for_them_now_and_then(clock: ManualClock) -> None:
+    async with MemoryLog() as log:
+        with MemoryRegistry(clock) as registry:
+            running = asyncio.create_task(Retiring(log, registry, holder="b1", clock=clock).run())
+            for name in ("a", "b"):
+                join(registry, f"news~{name}", name)
+                go(registry, f"news~{name}", name)
+                async with asyncio.timeout(20):
+                    while groups(registry):
+                        await clock.advance(LOOK_SECONDS / 10)
+                        await asyncio.sleep(0.005)
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)

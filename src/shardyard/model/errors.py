@@ -204,10 +204,10 @@ class NotWritable(InvalidCall):
 
 
 class UnknownGroup(InvalidCall):
-    """Raised when a group does not exist: nobody ever joined it."""
+    """Raised when a group does not exist: nobody ever joined it, or set anything about it."""
 
     def __init__(self, group: str) -> None:
-        super().__init__(f"group {group!r} does not exist: it begins when its first member joins")
+        super().__init__(f"group {group!r} does not exist: it begins when somebody joins it, or sets it up")
         self.group = group
 
 

@@ -75,6 +75,27 @@ async def dead(
     return newest
 
 
+@dataclass(frozen=True, slots=True)
+class Held:
+    """How many records a dead-letter topic has that were not driven again."""
+
+    letters: int
+    others: int
+    """That bear no mark of having been given up: somebody else put them there, or they were too large for it."""
+
+
+async def held(log: Log, topic: Topic) -> Held:
+    """Count what is in a topic."""
+    letters = others = 0
+    for partition in topic:
+        async for _, record in _backwards(log, partition):
+            if number(record.header(DIED)) is None:
+                others += 1
+            else:
+                letters += 1
+    return Held(letters, others)
+
+
 async def redrive(log: Log, group: str, topic: str, *, ids: Collection[str] | None = None) -> int:
     """Give a group its dead letters of a topic again, all or those of these ids, as if they had never failed.
 
@@ -146,10 +167,20 @@ async def _dead_topic(log: Log, group: str, topic: str) -> Topic | None:
 
 
 async def _newest_first(log: Log, partition: Partition) -> AsyncGenerator[Dead, None]:
-    """The letters of a partition from its end on backwards: tombstones come before what they stand for."""
+    """The letters of a partition from its end on backwards."""
+    at: int | None = None
+    async with contextlib.aclosing(_backwards(log, partition)) as records:
+        async for offset, record in records:
+            died = number(record.header(DIED))
+            died_at = record.timestamp if died is None else died
+            at = died_at if at is None else min(at, died_at)  # clocks differ; the order of a partition is its own
+            yield _letter(partition, offset, record, died_at, (at, partition.index, offset))
+
+
+async def _backwards(log: Log, partition: Partition) -> AsyncGenerator[tuple[int, Record], None]:
+    """What was not driven again, from the end on: tombstones come before what they stand for."""
     gone: set[tuple[int, str]] = set()
     span = await log.span(partition)
-    at: int | None = None
     end = span.end
     while end > span.first:
         start = max(end - CHUNK_RECORDS, span.first)
@@ -158,10 +189,7 @@ async def _newest_first(log: Log, partition: Partition) -> AsyncGenerator[Dead, 
             if (of := _tombstone_of(offset, record)) is not None:
                 gone.add((of, record.id))
             elif (offset, record.id) not in gone:
-                died = number(record.header(DIED))
-                died_at = record.timestamp if died is None else died
-                at = died_at if at is None else min(at, died_at)  # clocks differ; the order of a partition is its own
-                yield _letter(partition, offset, record, died_at, (at, partition.index, offset))
+                yield offset, record
         end = start
 
 

@@ -4,6 +4,7 @@ import contextlib
 import re
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import NamedTuple
 
 from shardyard.log import Log
 from shardyard.model import Record, Topic, TopicExists, TopicKind, UnknownTopic
@@ -42,6 +43,23 @@ def dead_topic(group: str, topic: str) -> str:
 def original(group: str, topic: str) -> str:
     """The topic whose retry topic this is; any other topic is its own."""
     return between(group, topic, RETRY) or topic
+
+
+class Beside(NamedTuple):
+    """Which retry or dead-letter topic it is."""
+
+    group: str
+    topic: str
+    end: str
+
+
+def beside(name: str) -> Beside | None:
+    """Whose retry or dead-letter topic has this name. There is one answer: names of groups have no dots."""
+    group, _, rest = name.partition(".")
+    for end in (RETRY, DEAD):
+        if group and (topic := rest.removesuffix(end)) and topic != rest:
+            return Beside(group, topic, end)
+    return None
 
 
 def between(group: str, topic: str, end: str) -> str | None:

@@ -1,7 +1,9 @@
-"""Partitions that were contracted away: they go when every group is done with them."""
+"""What goes by itself: partitions that were contracted away, when every group is done with them, and the own groups of
+members of broadcast groups who never came back."""
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
 from shardyard.groups import lease
@@ -14,6 +16,10 @@ _log = logging.getLogger(__name__)
 
 LEASE = "retiring"
 EVERY_SECONDS = 2.0
+LOOK_SECONDS = 60.0
+"""Between looks for members who never came back."""
+KEPT_SECONDS = 7 * 24 * 3600.0
+"""How long a member of a broadcast group who is gone can come back and go on where it was."""
 
 
 class _Reader(NamedTuple):
@@ -24,7 +30,8 @@ class _Reader(NamedTuple):
 
 
 class Retiring:
-    """Drops closing partitions once they are drained, on one broker at a time."""
+    """Drops closing partitions once they are drained, and forgets members who never came back, on one broker at a
+    time."""
 
     def __init__(
         self, log: Log, registry: Registry, *, holder: str, every: float = EVERY_SECONDS, clock: Clock | None = None
@@ -37,11 +44,12 @@ class Retiring:
 
     async def run(self) -> None:
         """Until cancelled."""
+        look_at = self._clock.monotonic()
         while True:
-            try:
-                await self.check_once()
-            except ShardyardError as error:
-                _log.warning("retiring partitions put off: %s", error)
+            await _tried(self.check_once)
+            if self._clock.monotonic() >= look_at:
+                await _tried(self.forget_once)
+                look_at = self._clock.monotonic() + LOOK_SECONDS
             await self._clock.sleep(self._every)
 
     async def check_once(self) -> list[Topic]:
@@ -51,9 +59,30 @@ class Retiring:
             return []
         return [await self._drop(topic) for topic in closing if await self._is_drained(topic)]
 
+    async def forget_once(self) -> list[str]:
+        """Forget the own groups of members of broadcast groups who are gone and did nothing for `KEPT_SECONDS`; returns
+        their names."""
+        return await asyncio.to_thread(self._forget)
+
+    def _forget(self) -> list[str]:
+        with self._registry.snapshot() as tx:
+            if not _abandoned(tx):
+                return []
+        with self._registry.transaction() as tx:
+            if not self._leads_in(tx):
+                return []
+            names = _abandoned(tx)  # some may have come back
+            for name in names:
+                tx.delete_group(name)
+                tx.audit("broker", "group deleted", name, {"because": "its member did not come back"})
+            return names
+
     def _leads(self) -> bool:
         with self._registry.transaction() as tx:
-            return lease.acquire(tx, LEASE, self._holder, 3 * self._every) is not None
+            return self._leads_in(tx)
+
+    def _leads_in(self, tx: Transaction) -> bool:
+        return lease.acquire(tx, LEASE, self._holder, 3 * self._every) is not None
 
     async def _drop(self, topic: Topic) -> Topic:
         _log.info("topic %s: partitions from %d on are drained and go", topic.name, topic.receiving)
@@ -79,6 +108,24 @@ class Retiring:
         """How far each group got on each partition of the topic."""
         with self._registry.snapshot() as tx:
             return _readers(tx, topic)
+
+
+async def _tried(work: Callable[[], Awaitable[object]]) -> None:
+    try:
+        await work()
+    except ShardyardError as error:
+        _log.warning("retiring put off: %s", error)
+
+
+def _abandoned(tx: Transaction) -> list[str]:
+    """Own groups of members who are gone for good. One without positions goes at once: there is
+    nothing to go on from."""
+    return [
+        group.name
+        for group in tx.groups()
+        if is_departed(tx, group.name)
+        and max((row.progress_at for row in tx.ownerships(group.name)), default=0.0) + KEPT_SECONDS <= tx.now
+    ]
 
 
 def _readers(tx: Transaction, topic: Topic) -> dict[Partition, list[_Reader]]:

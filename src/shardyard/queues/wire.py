@@ -86,7 +86,7 @@ def decoded(body: bytes, kind: type[T], media: str = JSON) -> T:
             return msgspec.msgpack.decode(body, type=kind)
         return msgspec.json.decode(body, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise Malformed("body", str(error)) from None
+        raise Malformed("body", str(error).replace("`$.", "`")) from None
 
 
 def packed(content: Struct) -> bytes:

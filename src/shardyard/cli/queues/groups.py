@@ -19,6 +19,7 @@ from shardyard.cli.queues.options import (
     say,
     time_ms,
 )
+from shardyard.cli.queues.topics import say_deleted
 from shardyard.model import InvalidCall, InvalidValue
 
 app = typer.Typer(
@@ -57,6 +58,8 @@ def list_groups(brokers: Brokers = None, json: Json = False) -> None:
 def show(group: Group, brokers: Brokers = None, json: Json = False) -> None:
     """Show a group: each partition with owner, epoch, committed, end and lag; the members; the settings.
 
+    A group that is set before anybody joined has settings alone (in --json: joined is false).
+
     Examples:
 
       shardyard groups show billing
@@ -68,6 +71,8 @@ def show(group: Group, brokers: Brokers = None, json: Json = False) -> None:
         print_json(found)
         return
     print_table([_row(row) for row in found["partitions"]], "partitions")
+    if not found["joined"]:
+        say(f"group {group!r}: nobody has joined yet")
     members = [{**member, "topics": ",".join(member["topics"])} for member in found["members"]]
     print_table(members, "members")
     _print_settings(found["settings"])
@@ -76,6 +81,8 @@ def show(group: Group, brokers: Brokers = None, json: Json = False) -> None:
 @app.command("set")
 def set_group(group: Group, settings: Settings, brokers: Brokers = None, json: Json = False) -> None:
     """Change settings; those that are not named stay. It takes effect at once, for all members.
+
+    A group may be set before its first member joins.
 
     backoff (seconds before each further attempt), tags, allow, deny (lists such as a,b), broadcast, concurrency,
     max_records, handler_seconds, lag_alarm, webhook, assignor, max_active, release_after. none takes a setting away.
@@ -90,11 +97,16 @@ def set_group(group: Group, settings: Settings, brokers: Brokers = None, json: J
     """
     from shardyard.queues.settings import GroupSettings  # noqa: PLC0415 slow to import
 
-    told = ask(brokers, "PATCH", _path(group), changes(GroupSettings, settings))
+    asked = changes(GroupSettings, settings)
+    with Session(brokers) as session:
+        told = session.ask("PATCH", _path(group), asked)
+        joined = session.ask("GET", _path(group))["joined"]
     if json:
         print_json(told)
     else:
         _print_settings(told)
+    if not joined:
+        say(f"group {group!r} has no members yet: the settings will hold when one joins")
 
 
 @app.command("pause")
@@ -181,15 +193,26 @@ def reset(
 
 
 @app.command("delete")
-def delete(group: Group, brokers: Brokers = None) -> None:
+def delete(
+    group: Group,
+    force: Annotated[
+        bool, typer.Option("--force", help="Also with dead letters, and with records that wait to be tried again.")
+    ] = False,
+    brokers: Brokers = None,
+) -> None:
     """Forget a group that has no members: its positions and its settings.
+
+    Its retry and dead-letter topics go with it. Those with records that wait to be tried again, or with dead letters,
+    are kept, unless by force.
 
     Examples:
 
       shardyard groups delete billing
+
+      shardyard groups delete billing --force
     """
-    ask(brokers, "DELETE", _path(group))
-    say(f"group {group!r} is deleted")
+    told = ask(brokers, "DELETE", _path(group), force=str(force).lower())
+    say_deleted(f"group {group!r}", told)
 
 
 def _path(group: str) -> str:

@@ -3,7 +3,6 @@
 import sys
 from typing import Annotated, Any
 
-import msgspec
 import typer
 
 from shardyard.cli.output import Count, Json, print_json, print_table
@@ -14,15 +13,6 @@ app = typer.Typer(name="topics", help="Make topics, look at them, resize, set an
 Partitions = Annotated[int, Count("--partitions", "-p", help="How many partitions it is to have.")]
 _OWN = "shardyard."
 _COLUMNS = ("name", "partitions", "receiving", "kind", "partitioner", "hash")
-
-
-class Settable(msgspec.Struct):
-    """What can be set about a topic."""
-
-    token: str | None = None
-    records_per_second: int | None = None
-    retention_ms: int | None = None
-    retention_bytes: int | None = None
 
 
 @app.command("list")
@@ -127,7 +117,9 @@ def set_topic(topic: Topic, settings: Settings, brokers: Brokers = None, json: J
 
       shardyard topics set orders token=none
     """
-    asked = changes(Settable, settings)
+    from shardyard.queues.broker.asks import TopicChanges  # noqa: PLC0415 slow to import
+
+    asked = changes(TopicChanges, settings)
     if asked.get("token") == "-":
         asked["token"] = sys.stdin.readline().strip()
     _print_whole(ask(brokers, "PATCH", _path(topic), asked), json=json)
@@ -136,10 +128,15 @@ def set_topic(topic: Topic, settings: Settings, brokers: Brokers = None, json: J
 @app.command("delete")
 def delete(
     topic: Topic,
-    force: Annotated[bool, typer.Option("--force", help="Also while members of groups subscribe to it.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Also while members subscribe to it, and with dead letters.")
+    ] = False,
     brokers: Brokers = None,
 ) -> None:
     """Delete a topic with all of its records; refused while somebody subscribes to it, unless by force.
+
+    The retry and dead-letter topics that groups have beside it go with it. Those with dead letters are kept, unless by
+    force.
 
     Examples:
 
@@ -147,8 +144,19 @@ def delete(
 
       shardyard topics delete orders --force
     """
-    ask(brokers, "DELETE", _path(topic), force=str(force).lower())
-    say(f"topic {topic!r} is deleted")
+    told = ask(brokers, "DELETE", _path(topic), force=str(force).lower())
+    say_deleted(f"topic {topic!r}", told)
+
+
+def say_deleted(what: str, told: dict[str, Any]) -> None:
+    """What is deleted, what went with it, and what was kept."""
+    say(f"{what} is deleted")
+    for name in told["also_deleted"]:
+        say(f"topic {name!r} went with it")
+    for kept in told["kept"]:
+        name = kept["topic"]
+        records = f" (records: {kept['records']})" if kept["records"] else ""
+        say(f"topic {name!r} is kept: {kept['because']}{records}; `shardyard topics delete {name}` deletes it")
 
 
 def _path(topic: str) -> str:

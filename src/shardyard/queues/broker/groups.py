@@ -6,13 +6,24 @@ from fastapi import APIRouter, Query, Request, Response
 
 from shardyard.groups import PartitionStatus, To, reset, resolve, status
 from shardyard.model import GroupInUse, InvalidCall, Partition, Position, UnknownGroup
-from shardyard.queues import wire
+from shardyard.queues import leftovers, wire
 from shardyard.queues.broker import asks
 from shardyard.queues.broker.http import Authorised, answer, caller, takes, told
 from shardyard.queues.broker.members import check_group_name
+from shardyard.queues.broker.topics import delete_topics
 from shardyard.queues.dead import dead
 from shardyard.queues.dead import redrive as drive_again
-from shardyard.queues.settings import OF, GroupSettings, base, change_group, forget, group_scope, group_settings, parts
+from shardyard.queues.settings import (
+    OF,
+    GroupSettings,
+    base,
+    change_group,
+    forget,
+    group_scope,
+    group_settings,
+    is_joined,
+    parts,
+)
 from shardyard.registry import MemberRow, Transaction
 
 router = APIRouter(prefix="/v1", tags=["groups"])
@@ -41,16 +52,21 @@ def _groups(tx: Transaction) -> dict[str, int]:
 
 @router.get("/groups/{group}")
 async def show_group(group: str, broker: Authorised) -> Response:
-    """A group: its partitions with owner, epoch, committed, end and lag; its members; its settings."""
+    """A group: its partitions with owner, epoch, committed, end and lag; its members; its settings.
+
+    `joined`: whether anybody ever was a member; settings may be made before.
+    """
     those = await _parts(broker, group)
     if not those:
         raise UnknownGroup(group)
     rows = [_row(part, row) for part in those for row in await _status(broker, part)]
-    members = await broker.node.desk.look(lambda tx: [m for part in those for m in tx.members(part)])
+    members, joined = await broker.node.desk.look(
+        lambda tx: ([m for part in those for m in tx.members(part)], is_joined(tx, group))
+    )
     active = {row["owner"] for row in rows}
     settings = await broker.group_settings(group)
     shown = [_member(member, member.name in active) for member in members]
-    return answer({"group": group, "partitions": rows, "members": shown, "settings": settings})
+    return answer({"group": group, "joined": joined, "partitions": rows, "members": shown, "settings": settings})
 
 
 async def _parts(broker: Authorised, group: str) -> list[str]:
@@ -101,16 +117,27 @@ async def set_group(group: str, request: Request, broker: Authorised) -> Respons
     return answer(settings)
 
 
-@router.delete("/groups/{group}", status_code=204)
-async def delete_group(group: str, request: Request, broker: Authorised) -> Response:
-    """Forget a group that has no members: its positions and settings."""
-    await broker.node.desk.do(lambda tx: _forget(tx, group, caller(request)))
+@router.delete("/groups/{group}")
+async def delete_group(group: str, request: Request, broker: Authorised, force: bool = False) -> Response:
+    """Forget a group that has no members: its positions and settings.
+
+    Its retry and dead-letter topics go with it. Those with records that wait to be tried again, or with dead letters,
+    are kept, unless by force; asked again by force, they go.
+    """
+    known = await broker.node.desk.look(leftovers.known)
+    left = await leftovers.beside_group(broker.log, known, group, force=force)
+    who = caller(request)
+    await broker.node.desk.do(lambda tx: _forget(tx, group, who, is_left=bool(left.going or left.kept)))
     broker.forget_settings()
-    return Response(status_code=204)
+    await delete_topics(broker, left.going, who, {"with": f"group {group}"})
+    return answer({"group": group, "also_deleted": left.going, "kept": left.kept})
 
 
-def _forget(tx: Transaction, group: str, who: str) -> None:
+def _forget(tx: Transaction, group: str, who: str, *, is_left: bool) -> None:
+    """`is_left`: whether topics of its are left, also of one that was forgotten before."""
     those = parts(tx, group)
+    if not those and is_left:
+        return
     if not those:
         raise UnknownGroup(group)
     for member in (member for part in those for member in tx.members(part)):

@@ -1,14 +1,16 @@
 """Topics over HTTP: make, describe, resize, set, delete."""
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from msgspec import UNSET, structs
 
-from shardyard.model import Partition, PartitionOutOfRange, Retention, Topic, TopicInUse
+from shardyard.model import Partition, PartitionOutOfRange, Retention, Topic, TopicInUse, UnknownTopic
+from shardyard.queues import leftovers
 from shardyard.queues.broker import asks
+from shardyard.queues.broker.broker import Broker
 from shardyard.queues.broker.http import Authorised, answer, caller, takes, told
 from shardyard.queues.settings import change_topic, forget, topic_scope
 from shardyard.registry import Transaction
@@ -112,19 +114,41 @@ async def set_topic(name: str, request: Request, broker: Authorised) -> Response
     return await describe_topic(name, broker)
 
 
-@router.delete("/{name}", status_code=204)
+@router.delete("/{name}")
 async def delete_topic(name: str, request: Request, broker: Authorised, force: bool = False) -> Response:
-    """Delete a topic with its records; not while somebody subscribes to it, unless by force."""
-    await broker.log.topic(name)
+    """Delete a topic with its records; not while somebody subscribes to it, unless by force.
+
+    The retry and dead-letter topics that groups have beside it go with it. Those with dead letters are kept, unless by
+    force.
+    """
+    topic = await broker.log.topic(name)
     names = _leading_to(name, await broker.log.topics())
-    if not force and (groups := await broker.node.desk.look(lambda tx: _subscribers(tx, names))):
+    known = await broker.node.desk.look(leftovers.known)
+    if not force and (groups := known.subscribing(names)):
         raise TopicInUse(name, groups)
-    await broker.log.delete_topic(name)
+    left = await leftovers.beside_topic(broker.log, known, topic, force=force)
     who = caller(request)
-    await broker.node.desk.do(lambda tx: forget(tx, topic_scope(name), who))
+    await delete_topics(broker, left.going, who, {"with": f"topic {name}"})  # first, so that it can be done again
+    await broker.log.delete_topic(name)
+    await _deleted(broker, name, who, {"force": force})
+    return answer({"topic": name, "also_deleted": left.going, "kept": left.kept})
+
+
+async def delete_topics(broker: Broker, names: Sequence[str], who: str, detail: object) -> None:
+    """Delete these, as far as they are still there."""
+    for name in names:
+        with contextlib.suppress(UnknownTopic):
+            await broker.log.delete_topic(name)
+            await _deleted(broker, name, who, detail)
+
+
+async def _deleted(broker: Broker, name: str, who: str, detail: object) -> None:
+    def note(tx: Transaction) -> None:
+        forget(tx, topic_scope(name), who)
+        tx.audit(who, "topic deleted", name, detail)
+
+    await broker.node.desk.do(note)
     broker.forget_settings()
-    await _audit(broker, who, "topic deleted", name, {"force": force})
-    return Response(status_code=204)
 
 
 def _leading_to(name: str, topics: Iterable[Topic]) -> set[str]:
@@ -137,9 +161,5 @@ def _leading_to(name: str, topics: Iterable[Topic]) -> set[str]:
     return found
 
 
-def _subscribers(tx: Transaction, topics: set[str]) -> list[str]:
-    return [group.name for group in tx.groups() if any(topics & {*m.topics} for m in tx.members(group.name))]
-
-
-async def _audit(broker: Authorised, who: str, action: str, subject: str, detail: object) -> None:
+async def _audit(broker: Broker, who: str, action: str, subject: str, detail: object) -> None:
     await broker.node.desk.do(lambda tx: tx.audit(who, action, subject, detail))
