@@ -1,8 +1,9 @@
 """A deterministic simulation of registry, groups and rebalancers under a virtual clock.
 
 One seed is one history: random joins, leaves, crashes, pauses, restarts, slow heartbeats, clock jumps, lost and delayed
-answers, leaders that stop in the middle. After each step the guarantees are checked; at the end everything heals, and
-the group must settle. `python -m tests.groups.simulation SEED` replays one history with its steps printed.
+answers, resets of positions, leaders that stop in the middle. After each step the guarantees are checked; at the end
+everything heals, and the group must settle. `python -m tests.groups.simulation SEED` replays one history with its steps
+printed.
 """
 
 import argparse
@@ -13,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from shardyard.groups import lease, protocol
+from shardyard.groups import lease, protocol, resetting
 from shardyard.groups.protocol import Decision, Holding
 from shardyard.model import Fenced, MemberExists, Partition, PartitionTaken, Position, Topic, TopicKind
 from shardyard.registry import MemoryRegistry
@@ -92,11 +93,17 @@ class History:
         self.owner_of_epoch: dict[tuple[Partition, int], str] = {}
         self.last_epoch: Counter[Partition] = Counter()
         self.committed: dict[Partition, Position] = {}
+        self.reset_epochs: dict[Partition, int] = {}
+        """The epochs that the last resets put an end to."""
         self.decisions = 0
         self.moves = 0
         """Topics that went on as others."""
         self.refused = 0
         """Commits that came too late."""
+        self.resets = 0
+        """Of one or several partitions."""
+        self.overtaken = 0
+        """Commits of owners that came too late for a reset."""
         with self.registry.transaction() as tx:
             protocol.configure(tx, GROUP, "test", max_active=self.max_active, release_after=self.release_after)
 
@@ -120,9 +127,9 @@ class History:
         if self.chance(0.03):
             topic = self.random.choice([topic for topic in self.topics.values() if topic.successor is None])
             self.random.choices([self.grow, self.move], [3, 2])[0](topic)
-        kinds: list[Callable[[], None]] = [self.arrive, self.depart, self.pause, self.restart]
+        kinds: list[Callable[[], None]] = [self.arrive, self.depart, self.pause, self.restart, self.reset]
         if self.chance(0.6):
-            self.random.choices(kinds, [3 if len(self.members) < 6 else 0, 1, 1.5, 1])[0]()
+            self.random.choices(kinds, [3 if len(self.members) < 6 else 0, 1, 1.5, 1, 1])[0]()
         for member in self.awake():
             if member.late and member.late[0][0] <= self.step:
                 member.holdings = member.late.pop(0)[1]  # news from long ago
@@ -145,6 +152,25 @@ class History:
         self.topics |= {topic.name: replace(topic, successor=successor.name), successor.name: successor}
         self.moves += 1
         self.say(f"{topic.name} goes on as {successor.name}, with {successor.partitions} partitions")
+
+    def reset(self) -> None:
+        """Somebody lets the group go on from elsewhere, earlier or later, also on partitions that nobody owns."""
+        everything = [p for topic in self.topics.values() for p in topic]
+        chosen = self.random.sample(everything, self.random.randint(1, min(4, len(everything))))
+        known = {p: self.committed.get(p, Position(1, 0)).offset for p in chosen}
+        positions = {p: Position(1, max(0, known[p] + self.random.randint(-20, 20))) for p in chosen}
+        with self.registry.transaction() as tx:
+            before = {row.partition: row for row in tx.ownerships(GROUP)}
+            resetting.reset(tx, GROUP, positions, "test")
+            after = {row.partition: row for row in tx.ownerships(GROUP)}
+        self.say(f"positions are reset: {', '.join(f'{p} to {to.offset}' for p, to in positions.items())}")
+        for partition, row in before.items():
+            same = (after[partition].owner, after[partition].target) == (row.owner, row.target)
+            assert same, f"a reset moved {partition}"
+            assert partition in positions or after[partition] == row, f"a reset of others changed {partition}"
+        self.committed |= positions
+        self.reset_epochs |= {p: before[p].epoch for p in chosen if p in before}
+        self.resets += 1
 
     def last(self, name: str) -> str:
         successor = self.topics[name].successor
@@ -253,6 +279,7 @@ class History:
             row = tx.ownership(GROUP, partition)
             known = tx.member(GROUP, member.name)
         alive = known is not None and known.epoch == epoch
+        too_late = holding.epoch <= self.reset_epochs.get(partition, -1)
         entitled = alive and row is not None and row.owner == member.name and row.epoch == holding.epoch
         try:
             with self.registry.transaction() as tx:
@@ -260,9 +287,11 @@ class History:
         except Fenced:
             assert not entitled, f"{member.name} could not commit {partition}, which is its own"
             self.refused += 1
+            self.overtaken += too_late and alive and row is not None and row.owner == member.name
             member.holdings.pop(partition, None)
             return
         assert entitled, f"{member.name} committed {partition}, which is not its own"
+        assert not too_late, f"{member.name} committed {partition} under an epoch from before its reset"
         assert position >= self.committed.get(partition, position), "a committed position went back"
         self.committed[partition] = position
         member.holdings[partition] = Holding(holding.epoch, position, holding.revoked)

@@ -2,11 +2,13 @@
 
 import os
 import re
+from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 
-from shardyard.groups import lease, protocol
-from shardyard.model import Partition
+from shardyard.groups import lease, protocol, resetting
+from shardyard.model import Partition, Position
 from shardyard.registry import GroupRow, OwnershipRow, Transaction
 from tests.groups.simulation import run_history
 
@@ -21,6 +23,8 @@ def test_the_guarantees_hold_in_every_history(start: int) -> None:
     assert sum(history.decisions for history in histories) > CHUNK, "the histories are too quiet to prove anything"
     assert sum(history.refused for history in histories) > CHUNK // 2, "hardly anybody was fenced"
     assert sum(history.moves for history in histories) > CHUNK // 4, "hardly any topic moved"
+    assert sum(history.resets for history in histories) > CHUNK, "hardly anything was reset"
+    assert sum(history.overtaken for history in histories) > CHUNK // 4, "hardly anybody was overtaken by a reset"
 
 
 def test_a_seed_replays_exactly() -> None:
@@ -76,3 +80,29 @@ def test_a_rebalancer_that_hands_over_without_a_new_epoch_would_be_noticed(monke
 
     monkeypatch.setattr(protocol, "_give", without_epoch)
     _fails_somewhere("two owners|went back|which is not its own")
+
+
+def test_a_reset_without_a_new_epoch_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    reset = resetting.reset
+
+    def without_epoch(tx: Transaction, group: str, positions: Mapping[Partition, Position], who: str) -> None:
+        before = {row.partition: row.epoch for row in tx.ownerships(group)}
+        reset(tx, group, positions, who)
+        rows = [row for row in tx.ownerships(group) if row.partition in before]
+        tx.put_ownerships(replace(row, epoch=before[row.partition]) for row in rows)
+
+    monkeypatch.setattr(resetting, "reset", without_epoch)
+    _fails_somewhere("under an epoch from before its reset")
+
+
+def test_a_reset_that_forgets_its_position_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    reset = resetting.reset
+
+    def without_position(tx: Transaction, group: str, positions: Mapping[Partition, Position], who: str) -> None:
+        before = {row.partition: row.committed for row in tx.ownerships(group)}
+        reset(tx, group, positions, who)
+        rows = [row for row in tx.ownerships(group) if row.partition in before]
+        tx.put_ownerships(replace(row, committed=before[row.partition]) for row in rows)
+
+    monkeypatch.setattr(resetting, "reset", without_position)
+    _fails_somewhere("a commit was lost or invented")

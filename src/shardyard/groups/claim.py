@@ -28,7 +28,7 @@ from shardyard.model import (
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-AHEAD_SECONDS = 1.0
+AHEAD_SECONDS = 0.5
 """How long a batch that was read while the one before was in hand is good for: what is set on a group has its effect on
 reading."""
 READ_WAIT_SECONDS = 30.0
@@ -208,7 +208,7 @@ class Claim:
             await self._deliver_on(deliver, position, read)
         finally:
             if self._ahead is not None:
-                self._ahead.cancel()
+                await _end(self._ahead)
         if self.in_hand and self.current is not None and not self.lost:
             try:
                 async with asyncio.timeout(drain):
@@ -231,8 +231,8 @@ class Claim:
                 position = Position(span.epoch, span.first)
                 _log.warning("going on from offset %d: %s", position.offset, error)
                 continue
-            if batch is None:
-                continue
+            if batch is None or self.stopping:
+                break
             if not len(batch):
                 position = await self._pass_over(batch, position)
                 continue
@@ -285,12 +285,18 @@ class Claim:
         return asyncio.get_running_loop().time(), batch
 
     async def _unless_stopped(self, work: Awaitable[T]) -> T | None:
-        """The result of `work`; None if the claim was stopped before."""
+        """The result of `work`; None if the claim was stopped before, and then it is over."""
         task = asyncio.ensure_future(work)
         stop = asyncio.ensure_future(self._stop.wait())
         try:
             await asyncio.wait([task, stop], return_when=asyncio.FIRST_COMPLETED)
             return task.result() if task.done() else None
         finally:
-            stop.cancel()
-            task.cancel()
+            await _end(stop, task)
+
+
+async def _end(*works: asyncio.Future[Any]) -> None:
+    """Cancel what still runs and wait for its end; what became of it nobody wants to know."""
+    for work in works:
+        work.cancel()
+    await asyncio.gather(*works, return_exceptions=True)
