@@ -33,7 +33,7 @@ from shardyard.queues.wire import Posted
 PATIENCE_SECONDS = 10.0
 """For which a publish tries again what the log refuses for now; then who publishes is told to."""
 AGAIN_SECONDS = 0.05
-WHOLE_FROM_RECORDS = 16
+WHOLE_FROM_RECORDS = 100
 """From this size on a stamped batch without keys is not taken apart: the turn is the batch's, not the record's."""
 LOOK_SECONDS = 2.0
 """How long to go by what was last known of a topic."""
