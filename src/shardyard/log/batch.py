@@ -172,8 +172,8 @@ def check_records(records: object, limits: Limits) -> tuple[tuple[Record, ...], 
 
 def check_batch(data: pa.RecordBatch, limits: Limits, now: int) -> pa.RecordBatch:
     """Refuse an Arrow batch that may not go into a log; set the timestamps that are 0."""
-    data = _conform(data)
     _check_count(len(data), limits)
+    data = _conform(data)
     sizes = _lengths(data.column(2))  # NumPy's functions take a tenth of the time of Arrow's for a few records
     if data.column(1).null_count < len(data):
         sizes = sizes + _lengths(data.column(1))
@@ -195,18 +195,47 @@ def check_batch(data: pa.RecordBatch, limits: Limits, now: int) -> pa.RecordBatc
 
 
 def _conform(data: pa.RecordBatch) -> pa.RecordBatch:
-    """The batch with exactly the types of `SCHEMA`, free of charge where it has them already."""
-    if data.schema.names != SCHEMA.names:
-        raise InvalidValue("columns of the batch", data.schema.names, f"{SCHEMA.names}")
-    for name in ("id", "value", "timestamp"):
-        if data.column(name).null_count:
-            raise InvalidValue(f"column {name!r}", None, "no null")
+    """The batch with exactly the types of `SCHEMA`, free of charge where it has them already.
+
+    Nothing is done with its data before it is validated: it may come from anybody.
+    """
+    same = check_schema(data.schema)
     try:
-        data = data if data.schema.equals(SCHEMA) else data.cast(SCHEMA)
         data.validate(full=True)  # text that is not UTF-8 would be stored, and fail its readers
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError) as error:
+        for name in ("id", "value", "timestamp"):
+            if data.column(name).null_count:
+                raise InvalidValue(f"column {name!r}", None, "no null")
+        if not same:
+            data = data.cast(SCHEMA)
+            data.validate(full=True)
+    except pa.ArrowException as error:
         raise InvalidValue("columns of the batch", str(data.schema), f"the types of SCHEMA ({error})") from None
     return data
+
+
+def check_schema(schema: pa.Schema) -> bool:
+    """Refuse other columns than those of `SCHEMA`; returns whether they have just its types."""
+    if schema.equals(SCHEMA):
+        return True
+    if schema.names != SCHEMA.names:
+        raise InvalidValue("columns of the batch", schema.names, f"{SCHEMA.names}")
+    if not all(map(_is_near, schema.types, SCHEMA.types)):
+        raise InvalidValue("columns of the batch", str(schema), "the types of SCHEMA")
+    return False
+
+
+def _is_near(kind: pa.DataType, wanted: pa.DataType) -> bool:
+    """Whether a column may be made one of the type wanted: text or bytes, with small or large offsets; whole numbers
+    and times; maps of these; nothing at all."""
+    if pa.types.is_null(kind):
+        return True
+    if pa.types.is_map(wanted):
+        near = pa.types.is_map(kind) and _is_near(kind.key_type, wanted.key_type)
+        return bool(near and _is_near(kind.item_type, wanted.item_type))
+    if pa.types.is_integer(wanted):
+        return bool(pa.types.is_integer(kind) or pa.types.is_timestamp(kind))
+    plain = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
+    return any(is_one(kind) for is_one in plain)
 
 
 def _lengths(column: pa.StringArray | pa.BinaryArray) -> npt.NDArray[np.int64]:

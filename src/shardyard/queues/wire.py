@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from shardyard import model
 from shardyard.log import SCHEMA, Batch
+from shardyard.log.batch import check_schema
 from shardyard.model import TAG, TRACE, Headers, InvalidValue, Malformed, Partition, Record, ShardyardError
 
 JSON = "application/json"
@@ -107,23 +108,28 @@ def posted_records(body: bytes, media: str, now: int) -> pa.RecordBatch | list[P
 
 def _arrow(body: bytes) -> pa.RecordBatch:
     try:
-        schema, *messages = pa.ipc.MessageReader.open_stream(body)
-        types = pa.ipc.read_schema(schema)
-        if not types.names:  # asking for them also shows names that are no text
-            raise ValueError("it has no columns")
-        batches = [pa.ipc.read_record_batch(_plain_message(message), types) for message in messages]
+        first, *messages = pa.ipc.MessageReader.open_stream(body)
+        if first.type != "schema":
+            raise ValueError("it does not begin with a schema")
+        schema = pa.ipc.read_schema(first)
+        check_schema(schema)
+        batches = [_arrow_batch_of(message, schema) for message in messages]
         if len(batches) == 1:
             return batches[0]
         return pa.concat_batches(batches) if batches else pa.RecordBatch.from_pylist([], SCHEMA)
+    except InvalidValue:
+        raise
     except (pa.ArrowException, OSError, ValueError) as error:
         raise Malformed("body", f"it is no Arrow stream ({error})") from None
 
 
-def _plain_message(message: pa.Message) -> pa.Message:
-    """Refuse what may be far larger than its body: if it is compressed, or has dictionaries."""
-    if message.type == "dictionary" or (message.type == "record batch" and _is_compressed(message)):
+def _arrow_batch_of(message: pa.Message, schema: pa.Schema) -> pa.RecordBatch:
+    """Refuse what may be far larger than its body (compressed, or with dictionaries), and what is not sound."""
+    if message.type != "record batch" or _is_compressed(message):
         raise Malformed("body", "compression and dictionaries are not taken: write the Arrow stream without them")
-    return message
+    batch = pa.ipc.read_record_batch(message, schema)
+    batch.validate(full=True)
+    return batch
 
 
 def _is_compressed(message: pa.Message) -> bool:

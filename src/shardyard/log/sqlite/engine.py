@@ -1,7 +1,6 @@
 """`SqliteLog`: the port on its threads."""
 
 import asyncio
-import contextlib
 import fcntl
 import logging
 import sqlite3
@@ -66,6 +65,8 @@ MERGE_SECONDS = 1.0
 MERGE_REST = 10.0
 """Times as long as a merge took."""
 READERS = 3
+AT_ONCE_BYTES = 1024 * 1024
+"""Of records that a reader who waited for them may ask for; more are read in another thread."""
 TURN_SECONDS = 0.02
 """How often to ask whether another process has finished its maintenance. Asking, unlike waiting, can be cancelled."""
 
@@ -151,7 +152,7 @@ class SqliteLog(Log):
         await self._change(lambda db: store.delete_topic(db, name))
 
     async def topic(self, name: str) -> Topic:
-        return await self._look(lambda db: store.topic(db, name))
+        return await self._look_at_once(lambda db: store.topic(db, name))
 
     async def topics(self) -> list[Topic]:
         return await self._look(store.topics)
@@ -204,12 +205,14 @@ class SqliteLog(Log):
             return batch
         arrived = self._tail.wait_for(found.id, offset)
         try:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(wait):  # wait_for() may swallow a cancellation in Python 3.11
-                    await arrived
+            async with asyncio.timeout(wait):  # wait_for() may swallow a cancellation in Python 3.11
+                await arrived
+            look = self._look_at_once if max_bytes <= AT_ONCE_BYTES else self._look
+        except TimeoutError:
+            look = self._look
         finally:
             arrived.cancel()
-        return (await self._look_at_once(fetch))[1]
+        return (await look(fetch))[1]
 
     async def span(self, partition: Partition) -> Span:
         return await self._look(lambda db: store.span(db, partition))
@@ -301,8 +304,8 @@ class SqliteLog(Log):
         return await asyncio.get_running_loop().run_in_executor(self._readers, self._snapshot, work)
 
     async def _look_at_once(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """The same in this thread, for little that was just written, and is in memory: going to another thread and back
-        takes ten times as long."""
+        """The same in this thread, for little that is in memory, as what was just written: going to another thread and
+        back takes ten times as long."""
         self._open()
         try:
             return self._snapshot(work, patient=False)

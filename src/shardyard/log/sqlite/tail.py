@@ -90,10 +90,10 @@ class Tail:
             try:
                 version = db.execute("PRAGMA data_version").fetchone()
                 if version != seen:
-                    seen = version
                     awaited = list(self._waiters)
                     ends = dict(db.execute(_ENDS, (json.dumps(awaited),)).fetchall())
                     self.notify({partition_id: ends.get(partition_id, _GONE) for partition_id in awaited})
+                    seen = version
             except sqlite3.Error as error:  # busy, or no room: the next look will tell
                 _log.debug("looking for new records failed: %s", error)
             self._stopped.wait(POLL_SECONDS)
