@@ -196,6 +196,26 @@ def test_what_is_set_while_a_batch_is_in_hand_for_long_counts_for_the_next(monke
     told(story)
 
 
+def test_nothing_is_read_in_vain_while_batches_take_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        async with a_desk("a", "b", "c", "d") as desk:
+            first = await desk.next()
+            await desk.read_ahead()
+            pass_time(monkeypatch, AHEAD_SECONDS)
+            await first.commit()
+            second = await desk.next()
+            await desk.until(lambda: desk.log.running == 0)
+            assert desk.log.begun == [0, 1, 1], "what was read ahead was too old, and nothing was read ahead of the third"
+            await second.commit()
+            third = await desk.next()
+            await desk.read_ahead(5)
+            assert desk.log.begun == [0, 1, 1, 2, 3], "as the second was quick"
+            await third.commit()
+            assert ids(await desk.next()) == ["d"]
+
+    told(story)
+
+
 def test_records_that_are_not_for_the_group_are_passed_over_only_after_the_commit() -> None:
     async def story() -> None:
         async with a_desk("a", "b", "c") as desk:

@@ -222,7 +222,10 @@ class Claim:
         position: Position,
         read: Callable[[Position], Coroutine[Any, Any, tuple[float, Batch]]],
     ) -> None:
-        """Deliver batch after batch, the next one when the last one was committed; it is read meanwhile."""
+        """Deliver batch after batch, the next one when the last one was committed. It is read meanwhile, unless the
+        last one took so long that it would be read in vain."""
+        loop = asyncio.get_running_loop()
+        quick = True
         while not self.stopping:
             try:
                 batch = await self._unless_stopped(self._next(position, read))
@@ -237,10 +240,13 @@ class Claim:
                 position = await self._pass_over(batch, position)
                 continue
             position = Position(batch.epoch, batch.end)
-            self._ahead = asyncio.create_task(read(position), name=f"reading {self.partition} ahead")
+            if quick:
+                self._ahead = asyncio.create_task(read(position), name=f"reading {self.partition} ahead")
             current = self.current = OwnedBatch(self, batch)
+            began = loop.time()
             deliver(current)
             await self._unless_stopped(current.finished.wait())
+            quick = loop.time() - began < AHEAD_SECONDS
 
     async def _next(
         self, position: Position, read: Callable[[Position], Coroutine[Any, Any, tuple[float, Batch]]]
