@@ -254,6 +254,36 @@ def test_a_batch_with_keys_is_not_kept_together() -> None:
     tell(story)
 
 
+def test_brokers_agree_on_a_topic_that_was_just_expanded_or_made_anew(tmp_path: Path) -> None:
+    async def story(yard: Yard) -> None:
+        keys = [f"k{i}" for i in range(8)]
+        records = [{"value": key, "key": key} for key in keys]
+
+        async def publish(broker: int) -> None:
+            for one in records:
+                await yard.do("POST", RECORDS, one, broker=broker)
+            await yard.do("POST", RECORDS, {"records": records}, broker=broker)
+
+        await yard.topic(partitions=5)
+        for broker in (0, 1):
+            await publish(broker)
+        await yard.log.expand_topic("orders", 7)
+        stamp = {"producer": "p", "sequence": 1}
+        await yard.do("POST", RECORDS, {"records": records}, broker=0, **stamp)
+        again = await yard.do("POST", RECORDS, {"records": records}, broker=1, **stamp)
+        assert all(part["duplicate"] for part in again["stored"])
+
+        await yard.log.delete_topic("orders")
+        await yard.topic(partitions=7, partitioner="jump", hash="xxh64")
+        for broker in (0, 1):
+            await publish(broker)
+        place = partitioner_named("jump", 7, "xxh64").place
+        for index, partition in enumerate(await yard.records()):
+            assert {record.key for record in partition} == {k.encode() for k in keys if place(k.encode()) == index}
+
+    tell(story, tmp_path, brokers=2)
+
+
 def test_a_broker_that_knows_an_old_state_of_a_topic_goes_by_the_new_one_once_it_is_refused() -> None:
     async def story(yard: Yard) -> None:
         await yard.topic(partitions=4)

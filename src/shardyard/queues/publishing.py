@@ -30,13 +30,13 @@ from shardyard.placement import partitioner_named
 from shardyard.queues.delays import Delays
 from shardyard.queues.wire import Posted
 
-PATIENCE_SECONDS = 10.0
-"""For which a publish tries again what the log refuses for now; then who publishes is told to."""
+PATIENCE_SECONDS = 3.0
+"""For which a publish tries again what the log refuses for now; then who publishes is told to, before it loses its own
+patience with this broker."""
 AGAIN_SECONDS = 0.05
 WHOLE_FROM_RECORDS = 100
 """From this size on a stamped batch without keys is not taken apart: the turn is the batch's, not the record's."""
-LOOK_SECONDS = 2.0
-"""How long to go by what was last known of a topic."""
+MOST_SENDERS = 1000
 _LIMITS = Limits()
 
 
@@ -51,9 +51,8 @@ class Publisher:
         self._log = log
         self._delays = delays
         self._clock = clock or SystemClock()
-        self._senders: dict[str, Sender] = {}
-        self._known: dict[str, tuple[float, Topic]] = {}
-        """Topics, and when they were looked up."""
+        self._senders: dict[tuple[str, int], Sender] = {}
+        """By topic and its epoch."""
         self._turn = random.randrange(2**16)  # several brokers shall not all begin with the same partition
 
     async def publish(
@@ -111,10 +110,11 @@ class Publisher:
             return await self._append_stamped(topic, rows, stamp, fence, turn)
         if len(records) == 1 and fence is None and (one := await self._append_one(topic, records)) is not None:
             return [one]
-        if (sender := self._senders.get(topic)) is None:
-            sender = Sender(self._log, topic, patience=PATIENCE_SECONDS)
-            await self._log.topic(topic)  # what does not exist is not kept
-            self._senders[topic] = sender
+        named = (topic, (await self._log.topic(topic)).epoch)  # one that was made anew is another
+        if (sender := self._senders.get(named)) is None:
+            if len(self._senders) >= MOST_SENDERS:
+                self._senders.clear()
+            sender = self._senders[named] = Sender(self._log, topic, patience=PATIENCE_SECONDS)
         return await sender.send(records, fence=fence)
 
     async def _append_pinned(
@@ -125,7 +125,7 @@ class Publisher:
             try:
                 return await self._patiently(partial(self._log.append, where, rows, stamp=stamp, fence=fence))
             except Moved:
-                self._known.pop(name, None)
+                continue
 
     async def _append_stamped(
         self, name: str, rows: pa.RecordBatch, stamp: Stamp, fence: Fence | None, turn: int | None
@@ -152,8 +152,6 @@ class Publisher:
                     raise outcome
                 else:
                     stored.append(outcome)
-            if elsewhere:
-                self._known.pop(name, None)
             rows = join(elsewhere)
             rest += "-rest"
         return stored
@@ -181,17 +179,14 @@ class Publisher:
         try:
             return await self._log.append(Partition(topic.name, index), [record])
         except (Moved, Closing, PartitionOutOfRange, RetryLater):
-            self._known.pop(name, None)
             return None
 
     async def _topic(self, name: str) -> Topic:
-        """The topic, or where it goes on, as it was a moment ago: the log refuses what no longer holds."""
-        at, topic = self._known.get(name, (-np.inf, None))
-        if topic is None or self._clock.monotonic() - at > LOOK_SECONDS:
-            at, topic = self._clock.monotonic(), await self._log.topic(name)
-            while topic.successor is not None:
-                topic = await self._log.topic(topic.successor)
-            self._known[name] = (at, topic)
+        """The topic, or where it goes on. Not as it was a moment ago: where a record goes, and under which stamp, must
+        not depend on what a broker knows."""
+        topic = await self._log.topic(name)
+        while topic.successor is not None:
+            topic = await self._log.topic(topic.successor)
         return topic
 
 
