@@ -26,6 +26,7 @@ def cases(language: str) -> list[object]:
     return [pytest.param(text, id=name) for name, text in blocks(language)]
 
 
+@pytest.mark.timeout(300)  # some start Spark
 @pytest.mark.parametrize("code", cases("python"))
 def test_python_example_runs(code: str, tmp_path: Path) -> None:
     run = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from shardyard.cli import main
 from shardyard.pipeline.blocking import blocking
+from tests.cli.calling import called
 from tests.pipeline.logs import contents, create, fill, url
 
 LOG = "sqlite:///log"
@@ -28,14 +28,6 @@ def answer(folder: Path, *arguments: str, code: int = 0) -> Any:
     return json.loads(done.stdout)
 
 
-def called(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> object:
-    """The exit code of a command that is called in this process, and finds its Spark session there."""
-    monkeypatch.setattr(sys, "argv", ["shardyard", "pipeline", *arguments])
-    with pytest.raises(SystemExit) as exit_:
-        main()
-    return exit_.value.code
-
-
 @pytest.mark.usefixtures("spark")
 def test_a_reshard_is_carried_out_and_a_loss_is_noticed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -43,14 +35,17 @@ def test_a_reshard_is_carried_out_and_a_loss_is_noticed(
     log = url(tmp_path)
     create(log, "orders", 3)
     fill(log, "orders", 200)
-    assert called(monkeypatch, "reshard", "orders", "--partitions", "5", "--log", log, "--no-groups", "--json") == 0
+    assert (
+        called(monkeypatch, "pipeline", "reshard", "orders", "--partitions", "5", "--log", log, "--no-groups", "--json")
+        == 0
+    )
     done = json.loads(capsys.readouterr().out)
     assert (done["target"], done["records"], done["partitions"]) == ("orders.2", 200, 5)
     assert len(contents(log, "orders.2")) == 5
 
     pq.write_table(pa.table({"id": [f"id-{n}" for n in range(199)], "n": range(199)}), tmp_path / "came.parquet")
     came = ("--parquet", str(tmp_path / "came.parquet"), "--order", "n")
-    assert called(monkeypatch, "audit", "--log", log, "--sent", "orders", *came) == 1
+    assert called(monkeypatch, "pipeline", "audit", "--log", log, "--sent", "orders", *came) == 1
     told = capsys.readouterr()
     assert told.out.splitlines()[-1] == "200 sent, 199 delivered: 1 lost, 0 twice, 0 out of order: broken (lost)"
     assert told.err == ""
@@ -108,7 +103,7 @@ def test_a_wrong_call_is_told_in_one_line_and_writes_nothing(
     create(url(tmp_path), "orders", 3)
     before = sorted(tmp_path.rglob("*"))
     monkeypatch.chdir(tmp_path)
-    code = called(monkeypatch, *arguments)
+    code = called(monkeypatch, "pipeline", *arguments)
     told = capsys.readouterr()
     assert (code, told.out) == (2, "")
     assert told.err.startswith(f"error: {says}"), told.err

@@ -5,6 +5,7 @@ Prints a line when a batch or round has begun, and "done" at the end.
 
 import sys
 from pathlib import Path
+from unittest.mock import patch
 
 from pyspark.sql import SparkSession
 
@@ -39,9 +40,8 @@ def run_write(spark: SparkSession, log: str, folder: Path) -> None:
 
 
 def run_reshard(spark: SparkSession, log: str, folder: Path) -> None:
-    resharding.SWITCH_BELOW = 0
-    resharding.RECORDS_PER_TASK = BATCH
-    reshard(spark, log, "orders", partitions=7, registry=f"sqlite:///{folder / 'registry.db'}", on_step=say)
+    with patch.multiple(resharding, SWITCH_BELOW=0, RECORDS_PER_TASK=BATCH):
+        reshard(spark, log, "orders", partitions=7, registry=f"sqlite:///{folder / 'registry.db'}", on_step=say)
 
 
 JOBS = {"ingest": run_ingest, "write": run_write, "reshard": run_reshard}
