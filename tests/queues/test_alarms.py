@@ -269,9 +269,11 @@ def test_credentials_in_the_url_are_shown_to_the_webhook_alone(
         assert yard.authorised == ["Basic " + base64.b64encode(f"ann:{SECRET}".encode()).decode()]
         assert SECRET not in caplog.text
         with yard.registry.snapshot() as tx:
-            rows = [row for row in tx.audit_log() if row.subject.startswith("alarms/")]
-            assert [(row.who, row.subject) for row in rows] == [("alarms", "alarms/billing/orders")]
-            assert SECRET not in repr([*rows, *tx.settings(module.SCOPE)])
+            rows = [row for row in tx.audit_log() if row.who == "alarms"]
+            assert [(row.action, row.subject, row.detail) for row in rows] == [
+                ("alarm raised", "billing", {"topic": "orders", "lag": 1, "threshold": 1})
+            ]
+            assert SECRET not in repr([*tx.audit_log(), *tx.settings(module.SCOPE)])
 
     tell(story)
 

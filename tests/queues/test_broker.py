@@ -11,13 +11,14 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from shardyard.log import SCHEMA, MemoryLog
-from shardyard.model import Partition, Record
+from shardyard.groups import To, resolve
+from shardyard.log import SCHEMA, MemoryLog, Span
+from shardyard.model import Partition, PartitionOutOfRange, Record
 from shardyard.queues import wire
 from shardyard.queues.broker import http
 from shardyard.queues.broker.app import serving
 from shardyard.queues.delays import GROUP
-from shardyard.registry import MemoryRegistry
+from shardyard.registry import MemoryRegistry, OwnershipRow
 from tests.queues.yard import Handled, Told, Yard, running, tell
 
 RECORDS = "/v1/topics/orders/records"
@@ -144,6 +145,10 @@ BAD: list[tuple[str, str, Any, dict[str, Any], int, str]] = [
     ("PATCH", "/v1/groups/billing", {"backoff": [1, -1]}, {}, 400, "invalid_value"),
     ("PATCH", "/v1/groups/billing", {"paused_partitions": ["orders"]}, {}, 400, "invalid_value"),
     ("PATCH", "/v1/groups/billing", {"webhook": "gopher://x"}, {}, 400, "invalid_value"),
+    ("PATCH", "/v1/groups/billing", {"webhook": "http://"}, {}, 400, "invalid_value"),
+    ("POST", f"/v1/groups/billing/partitions/orders/{10**30}/fence", {"epoch": 1}, {}, 400, "invalid_value"),
+    ("GET", f"/v1/groups/billing/partitions/orders/{10**30}/records", None, {"offset": 0}, 400, "invalid_value"),
+    ("GET", f"/v1/topics/orders/partitions/{10**30}", None, {}, 400, "invalid_value"),
     ("PATCH", "/v1/groups/billing", {"broadcast": True}, {}, 400, "invalid_value"),
     ("PATCH", "/v1/groups/billing", (wire.JSON, b'{"tags": ' + b"[" * 100_000), {}, 400, "malformed"),
     ("PATCH", "/v1/groups/b%C3%A4d%20name", {"paused": True}, {}, 400, "invalid_value"),
@@ -409,6 +414,111 @@ def test_a_contracted_topic_takes_records_on_what_stays_and_what_goes_is_drained
         assert sorted(handled.values) == sorted([*sent, "last"])
 
     tell(story, tmp_path if engine == "sqlite" else None)
+
+
+@pytest.mark.parametrize("engine", ["memory", "sqlite"])
+def test_a_group_that_is_offline_gets_what_was_published_to_a_partition_that_is_contracted_away(
+    engine: str, tmp_path: Path
+) -> None:
+    async def story(yard: Yard) -> None:
+        await yard.topic(partitions=2)
+        on, off = Handled(), Handled()
+        async with off.at_work(yard.consumer("m1", "off")):
+            await yard.publish("a", partition=0)
+            await yard.until_done("off")
+        await yard.do("POST", "/v1/topics/orders/expand", {"partitions": 3})
+        await yard.publish("b", "c", partition=2)
+        async with on.at_work(yard.consumer("m1", "on")):
+            told = await yard.do("POST", "/v1/topics/orders/contract", {"partitions": 2})
+            assert [row["partition"] for row in told["closing"]] == [2]
+            assert told["closing"][0]["waiting_for"]["off"] == 2
+            await yard.until_done("on")
+            await asyncio.sleep(2.2)  # longer than it takes to look for what is drained
+            shown = await yard.get("/v1/topics/orders")
+            assert (shown["partitions"], shown["closing"]) == (
+                3,
+                [{"partition": 2, "records": 2, "waiting_for": {"off": 2}, "drained": False}],
+            )
+            async with off.at_work(yard.consumer("m1", "off")):
+
+                async def gone() -> bool:
+                    shown = await yard.get("/v1/topics/orders")
+                    return (shown["partitions"], shown["closing"]) == (2, [])
+
+                await yard.until(gone)
+        assert sorted(off.values) == sorted(on.values) == ["a", "b", "c"]
+        (row,) = [row for row in await yard.get("/v1/audit") if row["action"] == "partitions dropped"]
+        assert (row["who"], row["subject"], row["detail"]) == ("broker", "orders", {"partitions": [2], "records": 2})
+
+    tell(story, tmp_path if engine == "sqlite" else None)
+
+
+def test_a_reset_lets_a_partition_go_where_the_group_never_was() -> None:
+    async def story(yard: Yard) -> None:
+        await yard.topic(partitions=1)
+        async with Handled().at_work(yard.consumer("m1")):
+            await yard.publish("a")
+            await yard.until_done()
+        await yard.do("POST", "/v1/topics/orders/expand", {"partitions": 2})
+        await yard.publish("b", partition=1)
+        told = await yard.do("POST", "/v1/topics/orders/contract", {"partitions": 1})
+        assert told["closing"] == [{"partition": 1, "records": 1, "waiting_for": {"billing": 1}, "drained": False}]
+        asked = {"topic": "orders", "to": "latest", "partitions": [1]}
+        assert await yard.do("POST", "/v1/groups/billing/reset", asked) == {"orders/1": 1}
+
+        async def gone() -> bool:
+            return bool((await yard.get("/v1/topics/orders"))["partitions"] == 1)
+
+        await yard.until(gone)
+
+    tell(story)
+
+
+def test_groups_are_listed_also_with_positions_on_partitions_and_topics_that_are_gone() -> None:
+    async def story(yard: Yard) -> None:
+        await yard.topic(partitions=4)
+        await yard.topic("mails", partitions=1)
+        await yard.publish("a", partition=0)
+        async with yard.consumer("m1", "eu"):
+            await yard.until_shared(4, group="eu")
+        with yard.registry.transaction() as tx:
+            tx.put_ownerships([OwnershipRow("eu", Partition("mails", 0)), OwnershipRow("eu", Partition("fax", 0))])
+        await yard.do("POST", "/v1/topics/orders/contract", {"partitions": 1})
+
+        async def gone() -> bool:
+            return bool((await yard.get("/v1/topics/orders"))["partitions"] == 1)
+
+        await yard.until(gone)
+        await yard.do("POST", "/v1/topics/orders/expand", {"partitions": 2})
+        await yard.do("DELETE", "/v1/topics/mails")
+        assert {"group": "eu", "members": 0, "lag": 1} in await yard.get("/v1/groups")
+        rows = (await yard.get("/v1/groups/eu"))["partitions"]
+        assert [f"{row['topic']}/{row['partition']}" for row in rows if "retry" not in row["topic"]] == [
+            "orders/0",
+            "orders/1",
+        ]
+
+    tell(story)
+
+
+def test_a_reset_of_a_whole_topic_leaves_out_what_goes_meanwhile() -> None:
+    class Dropping(MemoryLog):
+        """The closing partitions are dropped when one of them is looked at."""
+
+        async def span(self, partition: Partition) -> Span:
+            if partition.index == 1:
+                await self.drop_partitions("orders", 1)
+            return await super().span(partition)
+
+    async def resolved(partitions: list[int] | None) -> list[Partition]:
+        async with Dropping() as log:
+            await log.create_topic("orders", 2)
+            await log.contract_topic("orders", 1)
+            return list(await resolve(log, "orders", partitions, To("latest")))
+
+    assert asyncio.run(resolved(None)) == [Partition("orders", 0)]
+    with pytest.raises(PartitionOutOfRange):
+        asyncio.run(resolved([1]))
 
 
 def test_a_topic_is_not_deleted_under_its_subscribers_unless_by_force_and_they_live_on() -> None:

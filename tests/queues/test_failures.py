@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from shardyard.groups import Member, OwnedBatch
-from shardyard.log import Fence, Limits, MemoryLog
+from shardyard.log import Fence, Limits, MemoryLog, Span
 from shardyard.model import (
     Fenced,
     Headers,
@@ -22,7 +22,7 @@ from shardyard.model import (
     TopicKind,
     UnknownTopic,
 )
-from shardyard.queues.dead import Dead, dead, redrive
+from shardyard.queues.dead import Dead, dead, held, redrive
 from shardyard.queues.delays import Delays, Scheduler
 from shardyard.queues.failures import Failure, Failures, Fate
 from shardyard.queues.marks import (
@@ -30,10 +30,12 @@ from shardyard.queues.marks import (
     DIED,
     ERROR,
     ORIGIN,
+    PUBLISHED,
     REDRIVEN,
     dead_topic,
     ensure_retry_topics,
     original,
+    published_of,
     retry_topic,
 )
 from shardyard.queues.settings import GroupSettings
@@ -280,7 +282,7 @@ def test_what_was_trimmed_away_is_gone_and_what_never_was_is_an_error(tell: Call
 
 def test_headers_of_ours_that_a_publisher_set_mean_nothing(tell: Callable[[Story], None]) -> None:
     async def story(ward: Ward) -> None:
-        ours = tuple((name, b"7") for name in (ATTEMPT, ORIGIN, ERROR, DIED, REDRIVEN, "shardyard-due"))
+        ours = tuple((name, b"7") for name in (ATTEMPT, ORIGIN, PUBLISHED, ERROR, DIED, REDRIVEN, "shardyard-due"))
         await ward.send("a", headers=(("mine", b"1"), *ours, ("mine", b"2")))
         (outcome,) = await ward.failures.handle(GROUP, SHORT, [Failure(P0, 1, 0, "no")])
         assert (outcome.fate, outcome.attempts) == (Fate.RETRY, 1)
@@ -288,7 +290,8 @@ def test_headers_of_ours_that_a_publisher_set_mean_nothing(tell: Callable[[Story
             (record,) = await ward.until_all_of(RETRY, 1)
         assert told(record) == (b"1", b"orders/0/0", b"no")
         assert [h for h in record.headers if not h[0].startswith("shardyard-")] == [("mine", b"1"), ("mine", b"2")]
-        assert len(record.headers) == 5
+        assert published_of(record) == (await ward.all_of(TOPIC))[0].timestamp
+        assert len(record.headers) == 6
 
     tell(story)
 
@@ -376,7 +379,7 @@ def test_failures_of_a_topic_that_moved_go_where_the_members_read(tell: Callable
 def test_records_at_the_limit_are_kept_without_headers_and_hold_up_nobody(tell: Callable[[Story], None]) -> None:
     async def story(ward: Ward) -> None:
         limit = Limits().record_bytes
-        for i, size in enumerate((limit, 1_000, 600_000, limit - 100, 1_000)):
+        for i, size in enumerate((limit, 1_000, 600_000, limit - 130, 1_000)):
             await ward.log.append(P0, [Record(f"r{i}", None, b"v" * size)])
         failures = [Failure(P0, 1, offset, "no") for offset in range(5)]
         fates = [outcome.fate for outcome in await ward.failures.handle(GROUP, SHORT, failures)]
@@ -384,7 +387,7 @@ def test_records_at_the_limit_are_kept_without_headers_and_hold_up_nobody(tell: 
         letters = {letter.record.id: letter for letter in await dead(ward.log, GROUP, TOPIC)}
         assert {i: (d.attempts, d.reason, len(d.record.value)) for i, d in letters.items()} == {
             "r0": (0, "", limit),
-            "r3": (1, "no", limit - 100),
+            "r3": (1, "no", limit - 130),
         }
         async with ward.scheduling():
             await ward.until_all_of(RETRY, 3)
@@ -428,6 +431,8 @@ def test_no_dead_letters_are_no_error_but_no_topic_is(tell: Callable[[Story], No
                 await dead(ward.log, GROUP, TOPIC, limit=limit)  # type: ignore[arg-type]
         with pytest.raises(InvalidValue, match="ids"):
             await redrive(ward.log, GROUP, TOPIC, ids="abc")
+        with pytest.raises(InvalidValue, match=r"ids is \['abc'\]"):
+            await redrive(ward.log, GROUP, TOPIC, ids=["abc"])
 
     tell(story)
 
@@ -505,17 +510,91 @@ def test_all_are_driven_again_and_delivered_on_the_retry_topic(tell: Callable[[S
         letters = {letter.record.id: letter for letter in await dead(ward.log, GROUP, TOPIC, limit=1000)}
         assert letters.keys() == set(ids)
         assert letters["r17"].origin == "orders/0/17"
+        published = (await contents(ward.log, P0))[17].timestamp
+        assert letters["r17"].published == letters["r17"].record.timestamp == published
 
     tell(story)
+
+
+def test_letters_whose_topic_and_retry_topic_are_gone_stay_as_nobody_could_read_them(
+    tell: Callable[[Story], None],
+) -> None:
+    async def story(ward: Ward) -> None:
+        await ward.kill("a")
+        await ward.log.delete_topic(TOPIC)
+        with pytest.raises(UnknownTopic, match="'orders'"):
+            await redrive(ward.log, GROUP, TOPIC)
+        assert [topic.name for topic in await ward.log.topics()] == [DEAD]
+        assert await ward.dead_ids() == ["a"]
+        await ward.log.create_topic(RETRY, 1, kind=TopicKind.RETRY)
+        assert await redrive(ward.log, GROUP, TOPIC) == 1, "who still reads the retry topic gets them"
+
+    tell(story)
+
+
+def test_a_letter_says_when_it_was_published_however_often_it_failed(tell: Callable[[Story], None]) -> None:
+    async def story(ward: Ward) -> None:
+        await ward.log.append(P0, [Record(name, None, b"", timestamp=at) for name, at in (("a", 1000), ("b", 2**62))])
+        async with ward.scheduling():
+            await ward.failures.handle(GROUP, SHORT, [Failure(P0, 1, offset, "no") for offset in (0, 1)])
+            await ward.until_all_of(RETRY, 2)
+        again = [
+            Failure(partition, 1, offset, "no")
+            for partition in await ward.log.topic(RETRY)
+            for offset in range((await ward.log.span(partition)).end)
+        ]
+        await ward.failures.handle(GROUP, AT_ONCE_DEAD, again)
+        letters = {letter.record.id: letter for letter in await dead(ward.log, GROUP, TOPIC)}
+        assert {name: letter.published for name, letter in letters.items()} == {"a": 1000, "b": 2**62}
+        assert (letters["a"].record.timestamp, letters["a"].record.headers) == (1000, ())
+        assert abs(letters["a"].died_at - time.time() * 1000) < 60_000
+        await ward.log.append(Partition(DEAD, 0), [Record.new(b"mine", headers=((PUBLISHED, b"soon"),))])
+        assert [letter.published for letter in await dead(ward.log, GROUP, TOPIC, limit=1)] == [None]
+
+    tell(story)
+
+
+def test_letters_of_partitions_or_topics_that_go_during_a_look_are_left_out() -> None:
+    class Dropping(MemoryLog):
+        """Somebody makes the dead-letter topic go once it was looked up."""
+
+        going: Callable[[], Coroutine[Any, Any, object]] | None = None
+
+        async def span(self, partition: Partition) -> Span:
+            if (going := self.going) is not None:
+                self.going = None
+                await going()
+            return await super().span(partition)
+
+    async def story() -> None:
+        async with Dropping() as log:
+            await log.create_topic(TOPIC, 2)
+            topic = await log.create_topic(DEAD, 2)
+            await log.append(Partition(DEAD, 0), [Record("a", None, b"", ((DIED, b"1"),))])
+            await log.append(Partition(DEAD, 1), [Record("b", None, b"", ((DIED, b"2"),))])
+            await log.contract_topic(DEAD, 1)
+            log.going = lambda: log.drop_partitions(DEAD, 1)
+            assert [letter.record.id for letter in await dead(log, GROUP, TOPIC)] == ["a"]
+            assert (await held(log, topic)).letters == 1
+            log.going = lambda: log.delete_topic(DEAD)
+            assert await dead(log, GROUP, TOPIC) == []
+
+    asyncio.run(story())
 
 
 def test_single_ones_are_driven_again_once(tell: Callable[[Story], None]) -> None:
     async def story(ward: Ward) -> None:
         await ward.kill("a", "b", "c", "d", "e")
-        assert await redrive(ward.log, GROUP, TOPIC, ids=["nobody"]) == 0
+        with pytest.raises(
+            InvalidValue, match=r"ids is \['nobody', 'x'\]: .* see `shardyard dead list billing orders`"
+        ):
+            await redrive(ward.log, GROUP, TOPIC, ids=["x", "c", "nobody"])
+        assert await ward.dead_ids() == ["e", "d", "c", "b", "a"], "nothing was driven again"
+        assert not [topic for topic in await ward.log.topics() if topic.name == RETRY]
         assert await redrive(ward.log, GROUP, TOPIC, ids=[]) == 0
         assert await redrive(ward.log, GROUP, TOPIC, ids=["c"]) == 1
-        assert await redrive(ward.log, GROUP, TOPIC, ids=["c"]) == 0
+        with pytest.raises(InvalidValue, match=r"ids is \['c'\]"):
+            await redrive(ward.log, GROUP, TOPIC, ids=["c"])
         assert await ward.dead_ids() == ["e", "d", "b", "a"]
         assert (await ward.log.span(Partition(DEAD, 0))).first == 0
         assert await redrive(ward.log, GROUP, TOPIC, ids={"a", "b", "e"}) == 3
@@ -538,7 +617,8 @@ def test_two_who_drive_again_at_once_lose_nothing(tell: Callable[[Story], None])
         some = ids[1::2]
 
         async def again(wanted: Sequence[str] | None) -> None:
-            await redrive(ward.log, GROUP, TOPIC, ids=wanted)
+            with contextlib.suppress(InvalidValue):  # the other one had them all
+                await redrive(ward.log, GROUP, TOPIC, ids=wanted)
 
         await asyncio.gather(again(some), again(some))
         assert set(await ward.dead_ids()) <= {*ids[::2], "x", "y"}

@@ -9,9 +9,13 @@ import pytest
 from shardyard.cli.queues import groups as group_commands
 from shardyard.cli.queues import topics as topic_commands
 from shardyard.client import Consumer, Message
+from shardyard.log import MemoryLog, Span
 from shardyard.model import Partition, Record, TopicKind
-from shardyard.queues.delays import REASON, UNDELIVERABLE
+from shardyard.queues.delays import REASON, UNDELIVERABLE, Delays
+from shardyard.queues.leftovers import Kept, Leftovers, beside_group
 from shardyard.queues.marks import beside
+from shardyard.queues.readers import Known
+from tests.log.samples import awaited
 from tests.queues.yard import Yard, running, tell
 
 RETRY, DEAD = "billing.orders.retry", "billing.orders.dead"
@@ -209,6 +213,17 @@ def test_a_delayed_record_is_kept_with_its_group_and_by_force_it_is_undeliverabl
     tell(story)
 
 
+@awaited
+async def test_what_waits_on_a_rung_that_nobody_owns_yet_counts() -> None:
+    async with MemoryLog() as log:
+        await log.create_topic("orders", 1)
+        await log.create_topic(RETRY, 1, kind=TopicKind.RETRY)
+        delays = Delays(log)
+        await delays.put(RETRY, [Record.new(b"x")], delays.due_in(60_000))
+        nobody = Known({}, {}, frozenset())
+        assert await beside_group(log, nobody, "billing", force=False) == Leftovers((), (Kept(RETRY, 1, WAITING),))
+
+
 def test_unread_retries_are_kept_and_read_ones_go_with_their_group() -> None:
     async def story(yard: Yard) -> None:
         await yard.topic(partitions=1)
@@ -237,6 +252,68 @@ def test_dead_letters_are_kept_with_their_group_until_they_go_by_force() -> None
         assert ("topic deleted", DEAD, {"with": "group billing"}) in [
             (row["action"], row["subject"], row["detail"]) for row in rows
         ]
+
+    tell(story)
+
+
+def test_dead_letters_that_were_kept_can_be_listed_but_not_driven_again_without_topic_or_group() -> None:
+    async def story(yard: Yard) -> None:
+        await yard.topic()
+        await fail(yard, "a")
+        redrive = "/v1/groups/billing/dead/redrive"
+        await deleted(yard, "topics/orders")
+        assert (await yard.ask("POST", redrive, {"topic": "orders"})).code == "unknown_topic"
+        await deleted(yard, "groups/billing")
+        for topics in ({DEAD}, {DEAD, "orders"}):
+            letters = await yard.get("/v1/groups/billing/dead", topic="orders")
+            assert [letter["record"]["value"] for letter in letters] == ["a"]
+            told = await yard.ask("POST", redrive, {"topic": "orders"})
+            assert (told.status, told.code) == (404, "unknown_group")
+            assert await names(yard) == topics
+            if topics == {DEAD}:
+                await yard.topic()
+        assert "dead letters re-driven" not in [row["action"] for row in await yard.get("/v1/audit")]
+        await visit(yard, "billing")
+        assert await yard.do("POST", redrive, {"topic": "orders"}) == {"redriven": 1}, "it has no members right now"
+        assert await yard.get("/v1/groups/billing/dead", topic="orders") == []
+
+    tell(story)
+
+
+def test_partitions_that_go_during_the_look_hold_nothing_up() -> None:
+    class Dropping(MemoryLog):
+        """The closing partitions are dropped when one of them is looked at."""
+
+        async def span(self, partition: Partition) -> Span:
+            if partition.index == 1:
+                await self.drop_partitions(partition.topic, 1)
+            return await super().span(partition)
+
+    async def story() -> None:
+        async with Dropping() as log:
+            for name, kind in ((RETRY, TopicKind.RETRY), (DEAD, TopicKind.NORMAL)):
+                await log.create_topic(name, 2, kind=kind)
+                await log.append(Partition(name, 0), [Record.new(b"")])
+                await log.contract_topic(name, 1)
+            await log.trim(Partition(DEAD, 0), 1)
+            left = await beside_group(log, Known({}, {}, frozenset()), "billing", force=False)
+            assert left == Leftovers((DEAD,), (Kept(RETRY, 1, WAITING),))
+
+    asyncio.run(story())
+
+
+def test_dead_letters_under_names_of_nothing_are_an_error() -> None:
+    async def story(yard: Yard) -> None:
+        await yard.topic()
+        await yard.set("billing", paused=False)
+        assert await yard.get("/v1/groups/billing/dead", topic="orders") == []
+        for group, topic, code in (
+            ("biling", "orders", "unknown_group"),
+            ("billing", "order", "unknown_topic"),
+            ("biling", "order", "unknown_topic"),
+        ):
+            told = await yard.ask("GET", f"/v1/groups/{group}/dead", topic=topic)
+            assert (told.status, told.code) == (404, code)
 
     tell(story)
 

@@ -8,16 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from shardyard.groups import protocol, reset
-from shardyard.log import Log, MemoryLog
+from shardyard.groups import To, protocol, reset, resolve
+from shardyard.log import Log, MemoryLog, Span
 from shardyard.model import InvalidValue, ManualClock, Partition, Position, Record, Topic
 from shardyard.queues.alarms import SCOPE, Alarms
+from shardyard.queues.closing import closing
+from shardyard.queues.readers import known
 from shardyard.queues.retiring import EVERY_SECONDS, KEPT_SECONDS, LOOK_SECONDS, Retiring
 from shardyard.queues.settings import change_group
 from shardyard.registry import GroupRow, MemoryRegistry, OwnershipRow, Registry, open_registry
 from tests.log.samples import awaited
 
-P1, P2 = Partition("orders", 1), Partition("orders", 2)
+P0, P1, P2 = (Partition("orders", index) for index in range(3))
 
 
 async def contracted(log: Log, *, records: int = 3) -> int:
@@ -36,9 +38,17 @@ class Contracting(MemoryLog):
         return await super().drop_partitions(name, partitions)
 
 
-def join(registry: Registry, group: str, member: str) -> None:
+def join(registry: Registry, group: str, member: str, topic: str = "orders") -> None:
     with registry.transaction() as tx:
-        protocol.join(tx, group, member, topics=["orders"])
+        protocol.join(tx, group, member, topics=[topic])
+
+
+async def found(log: Log, registry: Registry) -> list[tuple[int, int, dict[str, int], bool]]:
+    """The closing partitions of `orders`: index, records, who is waited for, and whether it is drained."""
+    with registry.snapshot() as tx:
+        readers = known(tx)
+    closed = await closing(log, readers, await log.topic("orders"))
+    return [(one.partition, one.records, one.waiting_for, one.drained) for one in closed]
 
 
 def commit(registry: Registry, group: str, partition: Partition, position: Position | None) -> None:
@@ -66,6 +76,94 @@ async def test_what_some_group_has_not_read_to_its_end_stays() -> None:
             (topic,) = await retiring.check_once()
             assert (topic.partitions, topic.open_partitions) == (1, None)
             assert await retiring.check_once() == []
+
+
+@awaited
+async def test_a_group_that_reads_the_topic_is_waited_for_where_it_never_was_until_it_is_reset_or_deleted() -> None:
+    async with MemoryLog() as log:
+        with MemoryRegistry() as registry:
+            retiring = Retiring(log, registry, holder="b1")
+            epoch = await contracted(log)
+            commit(registry, "on", P2, Position(epoch, 3))
+            for group in ("off", "older"):
+                commit(registry, group, P0, Position(epoch, 0))
+            commit(registry, "elsewhere", Partition("mails", 2), Position(epoch, 0))
+            assert await retiring.check_once() == []
+            assert await found(log, registry) == [(1, 0, {}, True), (2, 3, {"off": 3, "older": 3}, False)]
+            positions = await resolve(log, "orders", None, To("latest"))
+            with registry.transaction() as tx:
+                reset(tx, "off", positions, "ann")
+            assert await retiring.check_once() == []
+            assert await found(log, registry) == [(1, 0, {}, True), (2, 3, {"older": 3}, False)]
+            with registry.transaction() as tx:
+                tx.delete_group("older")
+            assert [topic.partitions for topic in await retiring.check_once()] == [1]
+
+
+@awaited
+async def test_a_group_is_waited_for_from_when_its_members_subscribe_also_to_a_topic_that_moved_there() -> None:
+    async with MemoryLog() as log:
+        with MemoryRegistry() as registry:
+            epoch = await contracted(log)
+            await log.create_topic("old", 1)
+            await log.move_topic("old", "orders")
+            commit(registry, "on", P2, Position(epoch, 3))
+            join(registry, "billing", "m1")
+            join(registry, "shipping", "m1", "old")
+            join(registry, "mailing", "m1", "mails")
+            assert await Retiring(log, registry, holder="b1").check_once() == []
+            assert (await found(log, registry))[1] == (2, 3, {"billing": 3, "shipping": 3}, False)
+
+
+@awaited
+async def test_what_is_dropped_is_audited() -> None:
+    async with MemoryLog() as log:
+        with MemoryRegistry() as registry:
+            retiring = Retiring(log, registry, holder="b1")
+            epoch = await contracted(log)
+            await retiring.check_once()
+            commit(registry, "billing", P2, Position(epoch, 3))
+            await retiring.check_once()
+            await retiring.check_once()
+            with registry.snapshot() as tx:
+                assert [(row.who, row.action, row.subject, row.detail) for row in tx.audit_log()] == [
+                    ("broker", "partitions dropped", "orders", {"partitions": [1, 2], "records": 3})
+                ]
+
+
+@awaited
+async def test_a_topic_that_is_deleted_meanwhile_holds_up_no_other() -> None:
+    class Deleting(MemoryLog):
+        """Somebody deletes the first topic just before its partitions are looked at."""
+
+        async def span(self, partition: Partition) -> Span:
+            if partition.topic == "first":
+                await self.delete_topic("first")
+            return await super().span(partition)
+
+    async with Deleting() as log:
+        with MemoryRegistry() as registry:
+            for name in ("first", "second"):
+                await log.create_topic(name, 2)
+                await log.contract_topic(name, 1)
+            assert [topic.name for topic in await Retiring(log, registry, holder="b1").check_once()] == ["second"]
+
+
+@awaited
+async def test_what_another_broker_dropped_meanwhile_is_not_audited_twice() -> None:
+    class Dropping(MemoryLog):
+        """Another one drops the partitions between the look at the topics and that at their partitions."""
+
+        async def span(self, partition: Partition) -> Span:
+            await self.drop_partitions("orders", 1)
+            return await super().span(partition)
+
+    async with Dropping() as log:
+        with MemoryRegistry() as registry:
+            await contracted(log, records=0)
+            assert await Retiring(log, registry, holder="b1").check_once() == []
+            with registry.snapshot() as tx:
+                assert tx.audit_log() == []
 
 
 @awaited
@@ -122,9 +220,14 @@ async def test_members_of_a_broadcast_group_who_are_gone_are_not_waited_for() ->
             retiring = Retiring(log, registry, holder="b1")
             epoch = await contracted(log)
             commit(registry, "news~gone", P2, Position(epoch, 1))
+            commit(registry, "news~long gone", P0, Position(epoch, 0))
             assert await retiring.check_once() == [], "nobody has read all of it"
             join(registry, "news~here", "here")
+            join(registry, "news~too", "too")
             commit(registry, "news~here", P2, Position(epoch, 2))
+            assert await retiring.check_once() == [], "those who are there have not"
+            assert (await found(log, registry))[1] == (2, 3, {"news": 4}, False)
+            commit(registry, "news~too", P2, Position(epoch, 3))
             assert await retiring.check_once() == [], "one who is there has not"
             commit(registry, "news~here", P2, Position(epoch, 3))
             assert [topic.name for topic in await retiring.check_once()] == ["orders"]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardyard.log import Batch, Log, MemoryLog, SqliteLog
+from shardyard.log import Batch, Log, MemoryLog, Span, SqliteLog
 from shardyard.log.batch import to_records
 from shardyard.model import (
     TAG,
@@ -279,6 +279,28 @@ def test_it_finds_what_going_through_all_records_one_by_one_finds(
             assert await search(log, TOPIC, **options) == wanted[-options["limit"] :]
 
     asyncio.run(story())
+
+
+def test_a_partition_that_goes_during_the_search_is_left_out_unless_it_was_named() -> None:
+    class Dropping(MemoryLog):
+        """The closing partitions are dropped when one of them is looked at."""
+
+        async def span(self, partition: Partition) -> Span:
+            if partition.index == 1:
+                await self.drop_partitions(TOPIC, 1)
+            return await super().span(partition)
+
+    async def story(**options: Any) -> list[str]:
+        async with Dropping() as log:
+            await log.create_topic(TOPIC, 2)
+            for index, name in enumerate("ab"):
+                await log.append(Partition(TOPIC, index), [Record(name, b"k", b"")])
+            await log.contract_topic(TOPIC, 1)
+            return [hit.record.id for hit in await search(log, TOPIC, key=b"k", **options)]
+
+    assert asyncio.run(story()) == ["a"]
+    with pytest.raises(PartitionOutOfRange):
+        asyncio.run(story(partition=1))
 
 
 def matches(record: Record, options: dict[str, Any]) -> bool:

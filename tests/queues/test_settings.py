@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from shardyard.client import Message
-from shardyard.model import InvalidValue, NotAllowed, Partition
+from shardyard.model import Headers, InvalidValue, NotAllowed, Partition
 from shardyard.queues import wire
+from shardyard.queues.marks import PUBLISHED
 from shardyard.queues.settings import GroupSettings, change_group, change_topic, group_settings, parts, topic_settings
 from shardyard.registry import MemoryRegistry
 from tests.queues.yard import Handled, Yard, running, tell
@@ -365,11 +366,13 @@ def test_failed_records_climb_the_ladder_die_and_are_driven_again(engine: str, t
         await yard.set(backoff=[0.1, 0.2])
         attempts: list[int] = []
         handled: list[str] = []
+        seen: list[Headers] = []
         broken = True
 
         async def handle(message: Message) -> None:
             if message.value == b"bad" and broken:
                 attempts.append(message.attempt)
+                seen.append(message.record.headers)
                 raise RuntimeError("no luck")
             handled.append(message.value.decode())
 
@@ -387,10 +390,17 @@ def test_failed_records_climb_the_ladder_die_and_are_driven_again(engine: str, t
             assert (letter["reason"], letter["attempts"]) == ("RuntimeError: no luck", 3)
             assert letter["record"]["value"] == "bad"
             assert letter["origin"].startswith("orders/")
+            (sent,) = await yard.get("/v1/topics/orders/search", id=letter["record"]["id"])
+            assert letter["published"] == sent["timestamp"] < letter["died_at"]
+            assert not [name for headers in seen for name, _ in headers if name == PUBLISHED], "handlers do not see it"
             assert letter["record"]["partition"].startswith("billing.orders.dead/")
 
             redrive = "/v1/groups/billing/dead/redrive"
-            assert await yard.do("POST", redrive, {"topic": "orders", "ids": ["another"]}) == {"redriven": 0}
+            told = await yard.ask("POST", redrive, {"topic": "orders", "ids": ["another", letter["record"]["id"]]})
+            assert (told.status, told.code) == (400, "invalid_value")
+            assert "ids is ['another']" in told.json["error"]["message"]
+            assert await dead() == [letter]
+            assert "dead letters re-driven" not in [row["action"] for row in await yard.get("/v1/audit")]
             broken = False
             assert await yard.do("POST", redrive, {"topic": "orders"}) == {"redriven": 1}
             await yard.until(lambda: handled == ["good", "bad"])
@@ -445,8 +455,7 @@ def test_the_audit_has_all_of_it_and_no_secret() -> None:
         for action, subject in (
             ("topic created", "orders"),
             ("topic expanded", "orders"),
-            ("setting set", "topic/orders/queue"),
-            ("retention changed", "orders"),
+            ("topic settings changed", "orders"),
             ("group settings changed", "billing"),
             ("positions reset", "billing"),
             ("dead letters re-driven", "billing"),
@@ -460,6 +469,39 @@ def test_the_audit_has_all_of_it_and_no_secret() -> None:
         newest, second = rows[:2]
         (paged,) = await yard.get("/v1/audit", limit=1, before=newest["number"])
         assert paged == second
+
+    tell(story)
+
+
+def test_each_change_of_settings_is_audited_once_with_what_was_changed_to_what() -> None:
+    async def story(yard: Yard) -> None:
+        await yard.topic(partitions=1)
+        for changes in (
+            {"token": "open-sesame", "retention_ms": 1_000_000},
+            {"token": None},
+            {"records_per_second": 5, "retention_bytes": None},
+            {"retention_bytes": 7_000},
+        ):
+            await yard.do("PATCH", "/v1/topics/orders", changes)
+        told = await yard.ask("PATCH", "/v1/topics/orders", {"token": "short", "retention_ms": 5})
+        assert told.code == "invalid_value"
+        assert (await yard.get("/v1/topics/orders"))["retention_ms"] == 1_000_000, "what is refused changes nothing"
+        await yard.set(assignor="even", max_active=2, webhook="https://hooks.example/sesame")
+        await yard.set(webhook=None)
+        await yard.do("DELETE", "/v1/groups/billing")
+        rows = (await yard.get("/v1/audit"))[::-1]
+        assert {row["who"] for row in rows} == {"ann@127.0.0.1"}
+        topic, group = ("topic settings changed", "orders"), ("group settings changed", "billing")
+        assert [(row["action"], row["subject"], row["detail"]) for row in rows] == [
+            ("topic created", "orders", {"partitions": 1}),
+            (*topic, {"token": "***", "retention_ms": 1_000_000}),
+            (*topic, {"token": None}),
+            (*topic, {"records_per_second": 5, "retention_bytes": None}),
+            (*topic, {"retention_bytes": 7_000}),
+            (*group, {"assignor": "even", "max_active": 2, "webhook": "***"}),
+            (*group, {"webhook": None}),
+            ("group deleted", "billing", None),
+        ]
 
     tell(story)
 

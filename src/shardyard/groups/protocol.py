@@ -325,13 +325,16 @@ def _why_out(tx: Transaction, row: GroupRow, member: MemberRow) -> str | None:
 def configure(
     tx: Transaction,
     group: str,
-    who: str,
+    who: str | None,
     *,
     assignor: str = "sticky",
     max_active: int | None = None,
     release_after: float | None = None,
 ) -> GroupRow:
-    """Say how a group shares its partitions; it takes effect at once, without restarting anybody."""
+    """Say how a group shares its partitions; it takes effect at once, without restarting anybody.
+
+    `who`: for the audit; None if the caller audits it.
+    """
     if assignor not in ASSIGNORS:
         raise InvalidValue("assignor", assignor, "one of " + ", ".join(ASSIGNORS))
     if max_active is not None:
@@ -341,8 +344,9 @@ def configure(
     row = _group_or_new(tx, group)
     row = replace(row, assignor=assignor, max_active=max_active, release_after=release_after, inputs=row.inputs + 1)
     tx.put_group(row)
-    detail = {"assignor": assignor, "max_active": max_active, "release_after": release_after}
-    tx.audit(who, "group configured", group, detail)
+    if who is not None:
+        detail = {"assignor": assignor, "max_active": max_active, "release_after": release_after}
+        tx.audit(who, "group configured", group, detail)
     touch(tx, group)
     return row
 

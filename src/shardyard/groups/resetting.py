@@ -31,7 +31,7 @@ class To:
 
 
 async def resolve(log: Log, topic: str, partitions: Iterable[int] | None, to: To) -> dict[Partition, Position]:
-    """The positions that `to` means on these partitions of a topic (None: on all), as things are now.
+    """The positions that `to` means on these partitions of a topic (None: on all there are), as things are now.
 
     `OffsetTrimmed` or `OffsetBeyondEnd` if one of them does not have the offset. A time after the last record is the
     end.
@@ -44,7 +44,11 @@ async def resolve(log: Log, topic: str, partitions: Iterable[int] | None, to: To
         partition = Partition(topic, whole_number("partition", index, at_least=0))
         if partition.index >= count:
             raise PartitionOutOfRange(partition, count)
-        positions[partition] = await _position(log, partition, to)
+        try:
+            positions[partition] = await _position(log, partition, to)
+        except PartitionOutOfRange:  # contracted away meanwhile
+            if partitions is not None:
+                raise
     if not positions:
         raise InvalidValue("partitions", [], "at least one, or None for all")
     return positions

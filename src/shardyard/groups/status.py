@@ -4,7 +4,7 @@ import asyncio
 from dataclasses import dataclass
 
 from shardyard.log import Log
-from shardyard.model import Partition, UnknownGroup, UnknownTopic
+from shardyard.model import Partition, PartitionOutOfRange, UnknownGroup, UnknownTopic
 from shardyard.registry import OwnershipRow, Registry
 
 
@@ -27,7 +27,7 @@ class PartitionStatus:
 
 
 async def status(log: Log, registry: Registry, group: str) -> list[PartitionStatus]:
-    """All partitions of a group, in order; of a topic that moved, only those that somebody owns yet."""
+    """All partitions of a group that are there, in order; of a topic that moved, only those that somebody owns yet."""
 
     def rows() -> tuple[float, list[OwnershipRow]]:
         with registry.snapshot() as tx:
@@ -44,7 +44,7 @@ async def status(log: Log, registry: Registry, group: str) -> list[PartitionStat
             continue
         try:
             span = await log.span(row.partition)
-        except UnknownTopic:  # deleted; its rows go with the next rebalance
+        except (UnknownTopic, PartitionOutOfRange):  # gone; its rows go with the next rebalance
             continue
         current = row.committed is not None and row.committed.epoch == span.epoch
         committed = row.committed.offset if current and row.committed is not None else None

@@ -142,11 +142,13 @@ class Alarms:
             lease.check(tx, LEASE, token)
             for alarm in due:
                 if alarm.state == "raised":
-                    tx.put_setting(SCOPE, alarm.name, msgspec.to_builtins(alarm), who="alarms")
+                    tx.put_setting(SCOPE, alarm.name, msgspec.to_builtins(alarm))
                 else:
-                    tx.delete_setting(SCOPE, alarm.name, who="alarms")
+                    tx.delete_setting(SCOPE, alarm.name)
+                detail = {"topic": alarm.topic, "lag": alarm.lag, "threshold": alarm.threshold}
+                tx.audit("alarms", f"alarm {alarm.state}", alarm.group, detail)
             for alarm in forgotten:
-                tx.delete_setting(SCOPE, alarm.name, who="alarms")
+                tx.delete_setting(SCOPE, alarm.name)
 
     async def _give_up(self) -> None:
         token, self._token = self._token, None

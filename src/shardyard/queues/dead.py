@@ -7,9 +7,11 @@ from dataclasses import dataclass, replace
 
 from shardyard.log import Batch, Log, Sender
 from shardyard.model import (
+    Headers,
     InvalidValue,
     OffsetTrimmed,
     Partition,
+    PartitionOutOfRange,
     Record,
     Topic,
     TopicKind,
@@ -21,6 +23,7 @@ from shardyard.queues.marks import (
     DIED,
     ERROR,
     ORIGIN,
+    PUBLISHED,
     REDRIVEN,
     bare_record,
     dead_topic,
@@ -29,12 +32,15 @@ from shardyard.queues.marks import (
     number,
     origin_of,
     original,
+    published_of,
     retry_topic,
 )
 
 CHUNK_RECORDS = 100
 CHUNK_BYTES = 4 * 1024 * 1024
 """Of dead letters that are read together."""
+MOST_NAMED = 10
+"""Ids that an error names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +50,12 @@ class Dead:
     partition: Partition
     offset: int
     record: Record
-    """As it was published, but for the timestamp."""
+    """As it was published. The timestamp is that of its death if the other one is not known."""
     reason: str
     attempts: int
     origin: str | None
+    published: int | None
+    """When, in ms since 1970, as far as it is known."""
     died_at: int
     order: tuple[int, int, int]
     """Its place in the list: what `dead` takes as `before`."""
@@ -61,7 +69,7 @@ async def dead(
     `before`: the `Dead.order` of the last one of a page, to get the next page.
     """
     limit = whole_number("limit", limit, at_least=1)
-    found = await _dead_topic(log, group, topic)
+    found = await letters_topic(log, group, topic)
     newest: list[Dead] = []
     for partition in found or ():
         letters: list[Dead] = []
@@ -100,17 +108,39 @@ async def redrive(log: Log, group: str, topic: str, *, ids: Collection[str] | No
     """Give a group its dead letters of a topic again, all or those of these ids, as if they had never failed.
 
     They are durable on the retry topic before they are dropped here: if it breaks off, or two do it at once, some come
-    twice. Returns how many there were.
+    twice. Returns how many there were. `InvalidValue` if there is none of one of the ids, and `UnknownTopic` if nobody
+    could read them; nothing is driven again then.
     """
     if isinstance(ids, str):
         raise InvalidValue("ids", ids, "a list of ids, or None for all")
-    found = await _dead_topic(log, group, topic)
+    wanted = None if ids is None else frozenset(ids)
+    found = await letters_topic(log, group, topic)
+    await _check_there(log, found, wanted or frozenset(), f"`shardyard dead list {group} {topic}`")
     if found is None:
         return 0
     home = await home_of(log, group, topic)
-    sender = Sender(log, await made(log, retry_topic(group, home), found, TopicKind.RETRY))
-    wanted = None if ids is None else frozenset(ids)
+    sender = Sender(log, await _retry_topic(log, group, home, found))
     return sum([await _redrive(log, sender, partition, wanted) for partition in found])
+
+
+async def _check_there(log: Log, found: Topic | None, ids: frozenset[str], see: str) -> None:
+    missing = set(ids)
+    for partition in found or ():
+        if missing:
+            missing -= {record.id async for _, record in _backwards(log, partition)}
+    if missing:
+        few = sorted(missing)[:MOST_NAMED]
+        raise InvalidValue("ids", few, f"ids of dead letters that are there, unlike {len(missing)} of these: see {see}")
+
+
+async def _retry_topic(log: Log, group: str, home: str, beside: Topic) -> str:
+    """The retry topic, made if it is missing; `UnknownTopic` if the topic beside which it would be is gone, too."""
+    name = retry_topic(group, home)
+    try:
+        await log.topic(name)
+    except UnknownTopic:
+        await log.topic(home)
+    return await made(log, name, beside, TopicKind.RETRY)
 
 
 async def _redrive(log: Log, sender: Sender, partition: Partition, ids: frozenset[str] | None) -> int:
@@ -145,10 +175,15 @@ async def _redrive(log: Log, sender: Sender, partition: Partition, ids: frozense
 
 
 def _fresh(record: Record) -> Record:
-    """As if it had never failed, but for where it came from."""
-    origin = origin_of(record)
+    """As if it had never failed, but for where it came from, and when."""
+    origin, published = origin_of(record), published_of(record)
     bare = bare_record(record)
-    return bare if origin is None else replace(bare, headers=(*bare.headers, (ORIGIN, origin.encode())))
+    marks: Headers = ()
+    if origin is not None:
+        marks += ((ORIGIN, origin.encode()),)
+    if published is not None:
+        marks += ((PUBLISHED, b"%d" % published),)
+    return replace(bare, headers=bare.headers + marks)
 
 
 def _tombstone_of(offset: int, record: Record) -> int | None:
@@ -157,8 +192,9 @@ def _tombstone_of(offset: int, record: Record) -> int | None:
     return of if of is not None and of < offset else None
 
 
-async def _dead_topic(log: Log, group: str, topic: str) -> Topic | None:
-    """None if nothing died yet; `UnknownTopic` if there is no such topic either."""
+async def letters_topic(log: Log, group: str, topic: str) -> Topic | None:
+    """Where a group's dead letters of a topic are. None if nothing died yet; `UnknownTopic` if there is no such topic
+    either."""
     try:
         return await log.topic(dead_topic(group, await home_of(log, group, topic)))
     except UnknownTopic:
@@ -180,7 +216,10 @@ async def _newest_first(log: Log, partition: Partition) -> AsyncGenerator[Dead, 
 async def _backwards(log: Log, partition: Partition) -> AsyncGenerator[tuple[int, Record], None]:
     """What was not driven again, from the end on: tombstones come before what they stand for."""
     gone: set[tuple[int, str]] = set()
-    span = await log.span(partition)
+    try:
+        span = await log.span(partition)
+    except (UnknownTopic, PartitionOutOfRange):  # it went meanwhile
+        return
     end = span.end
     while end > span.first:
         start = max(end - CHUNK_RECORDS, span.first)
@@ -196,8 +235,9 @@ async def _backwards(log: Log, partition: Partition) -> AsyncGenerator[tuple[int
 def _letter(partition: Partition, offset: int, record: Record, died_at: int, order: tuple[int, int, int]) -> Dead:
     reason = (record.header(ERROR) or b"").decode(errors="replace")
     attempts = number(record.header(ATTEMPT)) or 0
-    bare = replace(bare_record(record), timestamp=record.timestamp)
-    return Dead(partition, offset, bare, reason, attempts, origin_of(record), died_at, order)
+    published = published_of(record)
+    bare = replace(bare_record(record), timestamp=record.timestamp if published is None else published)
+    return Dead(partition, offset, bare, reason, attempts, origin_of(record), published, died_at, order)
 
 
 async def _all(log: Log, partition: Partition, end: int, start: int = 0) -> AsyncIterator[tuple[int, Record]]:
@@ -208,13 +248,15 @@ async def _all(log: Log, partition: Partition, end: int, start: int = 0) -> Asyn
 
 
 async def _batches(log: Log, partition: Partition, end: int, start: int = 0) -> AsyncIterator[Batch]:
-    """The same in batches. What is trimmed away meanwhile is left out."""
+    """The same in batches. What is trimmed away meanwhile, or goes with its partition, is left out."""
     while start < end:
         try:
             batch = await log.read(partition, start, max_records=min(CHUNK_RECORDS, end - start), max_bytes=CHUNK_BYTES)
         except OffsetTrimmed as error:
             start = error.first
             continue
+        except (UnknownTopic, PartitionOutOfRange):
+            return
         if not len(batch):  # the topic was made anew
             return
         yield batch

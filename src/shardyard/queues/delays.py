@@ -43,6 +43,8 @@ T = TypeVar("T")
 
 LADDER_MS = (100, 1_000, 10_000, 60_000, 600_000, 3_600_000, 6 * 3_600_000)
 """The waiting time of each rung."""
+RUNG = "shardyard.delay."
+"""How the names of rungs begin."""
 RUNG_PARTITIONS = 2
 MAX_DELAY_MS = 90 * 24 * 3_600_000
 GROUP = "shardyard.delays"
@@ -75,7 +77,7 @@ class _Ladder:
         self._waits = sorted({whole_number("waiting time of a rung", wait, at_least=1) for wait in waits_ms})
         if not self._waits:
             raise InvalidValue("ladder", waits_ms, "at least one rung")
-        self.topics = [f"shardyard.delay.{_duration(wait)}" for wait in self._waits]
+        self.topics = [f"{RUNG}{_duration(wait)}" for wait in self._waits]
         self.wait_ms = dict(zip(self.topics, self._waits, strict=True))
 
     def rung(self, left_ms: int) -> str:

@@ -36,6 +36,7 @@ from shardyard.queues.marks import (
     DIED,
     ERROR,
     ORIGIN,
+    PUBLISHED,
     bare_record,
     between,
     dead_topic,
@@ -44,6 +45,7 @@ from shardyard.queues.marks import (
     number,
     origin_of,
     original,
+    published_of,
     retry_topic,
 )
 from shardyard.queues.settings import GroupSettings, base
@@ -175,13 +177,15 @@ class Failures:
 
     def _judge(self, group: str, waits: Sequence[float], failure: Failure, record: Record, home: str) -> _Case:
         """Only what came by the retry topic has failed before: elsewhere our headers are a publisher's own."""
-        before, origin = 0, None
+        before, origin, published = 0, None, None
         if original(group, failure.partition.topic) != failure.partition.topic:
             before, origin = number(record.header(ATTEMPT)) or 0, origin_of(record)
+            published = published_of(record)
         due = None
         marks: Headers = (
             (ATTEMPT, b"%d" % (before + 1)),
             (ORIGIN, (origin or f"{failure.partition}/{failure.offset}").encode()),
+            (PUBLISHED, b"%d" % (record.timestamp if published is None else published)),
             (ERROR, failure.reason[:REASON_CHARACTERS].encode(errors="replace")),
         )
         if before < len(waits):

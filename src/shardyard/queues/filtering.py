@@ -1,6 +1,7 @@
-"""Tags, filtered on the server: records that a group does not want never leave it."""
+"""What never leaves the server: records without the tags that a group wants, and headers that it has no use for."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -31,3 +32,11 @@ def _has_any(headers: pa.MapArray, wanted: pa.Array) -> npt.NDArray[np.bool_]:
     offsets = headers.offsets.to_numpy()  # into keys and items, which are those of the whole array also for a slice
     found: npt.NDArray[np.bool_] = seen[offsets[1:]] > seen[offsets[:-1]]
     return found
+
+
+def without_header(batch: Batch, name: str) -> Batch:
+    """The same records, without a header."""
+    column = batch.data.schema.get_field_index("headers")
+    field = batch.data.schema.field(column)
+    rows = [headers and [h for h in headers if h[0] != name] for headers in batch.data["headers"].to_pylist()]
+    return replace(batch, data=batch.data.set_column(column, field, pa.array(rows, field.type)))

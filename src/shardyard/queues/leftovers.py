@@ -12,13 +12,13 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from shardyard.log import Log
+from shardyard.log import Log, Span
 from shardyard.model import OffsetTrimmed, Partition, PartitionOutOfRange, Topic, TopicKind, UnknownTopic
 from shardyard.queues import delays
+from shardyard.queues.closing import spans
 from shardyard.queues.dead import held
 from shardyard.queues.marks import RETRY, Beside, beside, retry_topic
-from shardyard.queues.settings import base
-from shardyard.registry import OwnershipRow, Transaction
+from shardyard.queues.readers import Known
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,33 +37,6 @@ class Leftovers:
 
     going: tuple[str, ...]
     kept: tuple[Kept, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Known:
-    """What the registry knows of those who read."""
-
-    subscribers: Mapping[str, frozenset[str]]
-    """Of a topic: the groups with members that named it."""
-    rows: Mapping[tuple[str, Partition], OwnershipRow]
-
-    def subscribing(self, topics: Iterable[str]) -> list[str]:
-        """The groups that subscribe to one of these, by name."""
-        return sorted({group for topic in topics for group in self.subscribers.get(topic, ())})
-
-    def has_read(self, group: str, topic: str) -> bool:
-        return any(base(of) == group and partition.topic == topic for of, partition in self.rows)
-
-
-def known(tx: Transaction) -> Known:
-    """As things are now."""
-    subscribers: dict[str, frozenset[str]] = {}
-    rows: dict[tuple[str, Partition], OwnershipRow] = {}
-    for group in tx.groups():
-        for topic in {topic for member in tx.members(group.name) for topic in member.topics}:
-            subscribers[topic] = subscribers.get(topic, frozenset()) | {group.name}
-        rows |= {(row.group, row.partition): row for row in tx.ownerships(group.name)}
-    return Known(subscribers, rows)
 
 
 async def beside_topic(log: Log, known: Known, topic: Topic, *, force: bool) -> Leftovers:
@@ -146,34 +119,29 @@ class _Looking:
         has_retry = retry is not None and retry.kind is TopicKind.RETRY
         if not has_retry and not self._known.has_read(of.group, of.topic):
             return False
-        return any([(await self._log.span(partition)).end for partition in topic])
+        return any(span.end for span in (await spans(self._log, topic)).values())
 
     async def _waiting(self, topic: Topic, group: str) -> int:
         """Records that are to be tried again: delayed ones, then those that came meanwhile or before, unread."""
         if self._delayed is None:
             self._delayed = await self._targets()
         unread = 0
-        for partition in topic:
-            start, end = await self._unread(group, partition)
+        for partition, span in (await spans(self._log, topic)).items():
+            start, end = self._unread(group, partition, span)
             unread += end - start
         return self._delayed[topic.name] + unread
 
-    async def _unread(self, group: str, partition: Partition) -> tuple[int, int]:
-        span = await self._log.span(partition)
-        row = self._known.rows.get((group, partition))
-        at = row.committed if row is not None else None
-        start = at.offset if at is not None and at.epoch == span.epoch else 0
+    def _unread(self, group: str, partition: Partition, span: Span) -> tuple[int, int]:
+        start = self._known.offset(group, partition, span.epoch)
         return max(start, span.first), max(span.end, start)
 
     async def _targets(self) -> Counter[str]:
         """How many delayed records there are for each topic. Positions were looked up before: what a scheduler moves
         meanwhile still counts."""
         found: Counter[str] = Counter()
-        for group, rung in self._known.rows:
-            if group != delays.GROUP:
-                continue
+        for rung in [p for name, topic in self.topics.items() if name.startswith(delays.RUNG) for p in topic]:
             try:
-                start, end = await self._unread(group, rung)
+                start, end = self._unread(delays.GROUP, rung, await self._log.span(rung))
                 while start < end:
                     try:
                         batch = await self._log.read(rung, start)

@@ -14,18 +14,21 @@ ATTEMPT = "shardyard-attempt"
 """How often its handling failed so far."""
 ORIGIN = "shardyard-origin"
 """Where it failed first, such as `orders/3/17`."""
+PUBLISHED = "shardyard-published"
+"""Its timestamp where it failed first, in ms since 1970: when it was published."""
 ERROR = "shardyard-error"
 """The text of the last error."""
 DIED = "shardyard-died"
 """When it was given up, in ms since 1970."""
 REDRIVEN = "shardyard-redriven"
 """Of a tombstone: the offset of the dead letter of the same id and partition that was driven again."""
-_OURS = frozenset({ATTEMPT, ORIGIN, ERROR, DIED, REDRIVEN}) | RESERVED
+_OURS = frozenset({ATTEMPT, ORIGIN, PUBLISHED, ERROR, DIED, REDRIVEN}) | RESERVED
 """Whatever a publisher put there is dropped when the record fails: it means something else here."""
 
 MOST_PARTITIONS = 4
 """Of a retry or dead-letter topic."""
 _NUMBER = re.compile(rb"[0-9]{1,15}")
+_TIME = re.compile(rb"[0-9]{1,19}")
 _PLACE = re.compile(rb"[A-Za-z0-9._-]+/[0-9]{1,15}/[0-9]{1,15}")
 RETRY, DEAD = ".retry", ".dead"
 
@@ -129,3 +132,8 @@ def number(value: bytes | None) -> int | None:
 def origin_of(record: Record) -> str | None:
     value = record.header(ORIGIN)
     return value.decode() if value is not None and _PLACE.fullmatch(value) else None
+
+
+def published_of(record: Record) -> int | None:
+    value = record.header(PUBLISHED)
+    return int(value) if value is not None and _TIME.fullmatch(value) else None

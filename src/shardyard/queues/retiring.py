@@ -4,11 +4,12 @@ members of broadcast groups who never came back."""
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from typing import NamedTuple
 
 from shardyard.groups import lease
 from shardyard.log import Log
-from shardyard.model import Clock, Partition, ShardyardError, SystemClock, Topic
+from shardyard.model import Clock, ShardyardError, SystemClock, Topic, UnknownTopic
+from shardyard.queues.closing import closing
+from shardyard.queues.readers import Known, known
 from shardyard.queues.settings import is_departed
 from shardyard.registry import Registry, Transaction
 
@@ -19,14 +20,8 @@ EVERY_SECONDS = 2.0
 LOOK_SECONDS = 60.0
 """Between looks for members who never came back."""
 KEPT_SECONDS = 7 * 24 * 3600.0
-"""How long a member of a broadcast group who is gone can come back and go on where it was."""
-
-
-class _Reader(NamedTuple):
-    """How far a group got on a partition, and whether what it has not read is kept for it."""
-
-    offset: int
-    awaited: bool
+"""How long a member of a broadcast group who is gone can come back and go on where it was. Partitions that were
+contracted away do not wait for it."""
 
 
 class Retiring:
@@ -54,10 +49,11 @@ class Retiring:
 
     async def check_once(self) -> list[Topic]:
         """Drop what is drained; returns the topics it was dropped from."""
-        closing = [t for t in await self._log.topics() if t.open_partitions is not None and not t.sealed]
-        if not closing or not await asyncio.to_thread(self._leads):
+        topics = [t for t in await self._log.topics() if t.open_partitions is not None and not t.sealed]
+        if not topics or not await asyncio.to_thread(self._leads):
             return []
-        return [await self._drop(topic) for topic in closing if await self._is_drained(topic)]
+        dropped = [await self._dropped(topic) for topic in topics]
+        return [topic for topic in dropped if topic is not None]
 
     async def forget_once(self) -> list[str]:
         """Forget the own groups of members of broadcast groups who are gone and did nothing for `KEPT_SECONDS`; returns
@@ -84,30 +80,30 @@ class Retiring:
     def _leads_in(self, tx: Transaction) -> bool:
         return lease.acquire(tx, LEASE, self._holder, 3 * self._every) is not None
 
-    async def _drop(self, topic: Topic) -> Topic:
-        _log.info("topic %s: partitions from %d on are drained and go", topic.name, topic.receiving)
-        return await self._log.drop_partitions(topic.name, topic.receiving)
+    async def _dropped(self, topic: Topic) -> Topic | None:
+        """The topic without its closing partitions; None if one of them is not drained, or they went already."""
+        try:
+            found = await closing(self._log, await asyncio.to_thread(self._known), topic)
+            if not found or not all(partition.drained for partition in found):
+                return None
+            after = await self._log.drop_partitions(topic.name, topic.receiving)
+        except UnknownTopic:
+            return None
+        detail = {
+            "partitions": [partition.partition for partition in found],
+            "records": sum(partition.records for partition in found),
+        }
+        _log.info("topic %s: partitions from %d on are drained, and gone", topic.name, topic.receiving)
+        await asyncio.to_thread(self._note, topic.name, detail)
+        return after
 
-    async def _is_drained(self, topic: Topic) -> bool:
-        """Every group that ever had one of the closing partitions has committed all of it; unread ones stay.
-
-        Members of a broadcast group who are gone are not waited for.
-        """
-        committed = await asyncio.to_thread(self._committed, topic)
-        for index in range(topic.receiving, topic.partitions):
-            partition = Partition(topic.name, index)
-            span = await self._log.span(partition)
-            readers = committed.get(partition, [])
-            is_read = any(reader.offset >= span.end for reader in readers)
-            is_awaited = any(reader.offset < span.end for reader in readers if reader.awaited)
-            if span.first < span.end and (is_awaited or not is_read):
-                return False
-        return True
-
-    def _committed(self, topic: Topic) -> dict[Partition, list[_Reader]]:
-        """How far each group got on each partition of the topic."""
+    def _known(self) -> Known:
         with self._registry.snapshot() as tx:
-            return _readers(tx, topic)
+            return known(tx)
+
+    def _note(self, topic: str, detail: object) -> None:
+        with self._registry.transaction() as tx:
+            tx.audit("broker", "partitions dropped", topic, detail)
 
 
 async def _tried(work: Callable[[], Awaitable[object]]) -> None:
@@ -126,15 +122,3 @@ def _abandoned(tx: Transaction) -> list[str]:
         if is_departed(tx, group.name)
         and max((row.progress_at for row in tx.ownerships(group.name)), default=0.0) + KEPT_SECONDS <= tx.now
     ]
-
-
-def _readers(tx: Transaction, topic: Topic) -> dict[Partition, list[_Reader]]:
-    found: dict[Partition, list[_Reader]] = {}
-    for group in tx.groups():
-        awaited = not is_departed(tx, group.name)
-        for row in tx.ownerships(group.name):
-            if row.partition.topic == topic.name:
-                here = row.committed is not None and row.committed.epoch == topic.epoch
-                offset = row.committed.offset if here and row.committed is not None else 0
-                found.setdefault(row.partition, []).append(_Reader(offset, awaited))
-    return found

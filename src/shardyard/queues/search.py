@@ -1,5 +1,6 @@
 """Finding records of a topic by id, key, trace, tag or time."""
 
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from functools import reduce
 
@@ -104,7 +105,7 @@ async def search(
     `since` is the first millisecond (since 1970) that counts, `until` the first that no longer does. All partitions are
     searched unless one is named, also for a key: when a topic was expanded, its earlier records stayed where they were.
     Of several tags of a record each counts, as for the groups that go by them; of several traces, the last.
-    What is appended during the search is not found.
+    What is appended during the search is not found, nor what goes meanwhile.
     """
     wanted = _Wanted(id, key, trace, tag, since, until)
     limit = whole_number("limit", limit, at_least=1)
@@ -112,18 +113,28 @@ async def search(
         raise TooLarge("limit of a search", limit, MOST_FOUND)
     found: list[Found] = []
     for each in await _partitions(log, topic, partition):
-        span = await log.span(each)
-        offset = span.first if since is None else await log.offset_at(each, since)
-        while offset < span.end:
-            count = min(READ_RECORDS, span.end - offset)
-            try:
-                batch = await log.read(each, offset, epoch=span.epoch, max_records=count)
-            except OffsetTrimmed as error:
-                offset = error.first
-                continue
-            found = sorted(found + _matching(batch, wanted, limit), key=_age)[-limit:]
-            offset = batch.end
+        try:
+            async for batch in _batches(log, each, since):
+                found = sorted(found + _matching(batch, wanted, limit), key=_age)[-limit:]
+        except PartitionOutOfRange:  # contracted away meanwhile
+            if partition is not None:
+                raise
     return found
+
+
+async def _batches(log: Log, partition: Partition, since: int | None) -> AsyncIterator[Batch]:
+    """What there is in a partition, from a time on."""
+    span = await log.span(partition)
+    offset = span.first if since is None else await log.offset_at(partition, since)
+    while offset < span.end:
+        count = min(READ_RECORDS, span.end - offset)
+        try:
+            batch = await log.read(partition, offset, epoch=span.epoch, max_records=count)
+        except OffsetTrimmed as error:
+            offset = error.first
+            continue
+        yield batch
+        offset = batch.end
 
 
 async def _partitions(log: Log, topic: str, named: int | None) -> list[Partition]:

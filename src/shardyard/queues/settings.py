@@ -24,7 +24,9 @@ OF = "~"
 Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 Seconds = Annotated[float, Meta(gt=0)]
 PartitionName = Annotated[str, Meta(pattern="^[^/]+/[0-9]{1,9}$", description="a partition such as orders/3")]
-Address = Annotated[str, Meta(pattern="^https?://", description="an address that begins with http:// or https://")]
+Address = Annotated[
+    str, Meta(pattern=r"^https?://[^/\s]+", description="an address that begins with http:// or https://")
+]
 S = TypeVar("S", bound=Struct)
 
 _TOKEN = re.compile(r"[!-~]{8,}")
@@ -127,16 +129,29 @@ def group_settings(tx: Transaction, group: str) -> GroupSettings:
     return _load(GroupSettings, tx, group_scope(base(group)))
 
 
-def change_topic(tx: Transaction, topic: str, who: str, changes: Mapping[str, Any]) -> TopicSettings:
-    """Change some settings and leave the others. `token` stands for `token_hash`: the token itself is not kept."""
+def check_topic(changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The changes as they are kept, if they may be made: the hash of a token."""
     told = dict(changes)
     if "token" in told:
         token = told.pop("token")
         if token is not None and (not isinstance(token, str) or not _TOKEN.fullmatch(token)):
             raise InvalidValue("token", "***", "at least 8 ASCII characters without spaces, or null to ask for none")
         told["token_hash"] = None if token is None else hashed(token)
-    changed = _changed(topic_settings(tx, topic), told)
-    tx.put_setting(topic_scope(topic), NAME, msgspec.to_builtins(changed), who=who)
+    _changed(TopicSettings(), told)
+    return told
+
+
+def change_topic(
+    tx: Transaction, topic: str, who: str, changes: Mapping[str, Any], limits: Mapping[str, Any] | None = None
+) -> TopicSettings:
+    """Change some settings and leave the others. `token` stands for `token_hash`: the token itself is not kept.
+
+    `limits`: what was set in the log by the same call; it is audited with them.
+    """
+    changed = _changed(topic_settings(tx, topic), check_topic(changes))
+    if changes:
+        tx.put_setting(topic_scope(topic), NAME, msgspec.to_builtins(changed))
+    tx.audit(who, "topic settings changed", topic, _masked({**changes, **(limits or {})}))
     return changed
 
 
@@ -150,16 +165,16 @@ def change_group(tx: Transaction, group: str, who: str, changes: Mapping[str, An
     shared = {name: getattr(changed, name) for name in ("assignor", "max_active", "release_after")}
     if tx.group(group) is None or any(shared[name] != getattr(before, name) for name in shared):
         for part in {group, *those}:
-            configure(tx, part, who, **shared)
-    tx.put_setting(group_scope(group), NAME, msgspec.to_builtins(changed), who=who)
+            configure(tx, part, None, **shared)
+    tx.put_setting(group_scope(group), NAME, msgspec.to_builtins(changed))
     tx.audit(who, "group settings changed", group, _masked(changes))
     return changed
 
 
-def forget(tx: Transaction, scope: str, who: str) -> None:
+def forget(tx: Transaction, scope: str) -> None:
     """What is about is gone: another one of that name begins anew."""
     if tx.setting(scope, NAME) is not None:
-        tx.delete_setting(scope, NAME, who=who)
+        tx.delete_setting(scope, NAME)
 
 
 def _load(kind: type[S], tx: Transaction, scope: str) -> S:
@@ -175,7 +190,8 @@ def _changed(before: S, changes: Mapping[str, Any]) -> S:
 
 
 def _masked(changes: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: masked(name, value) for name, value in changes.items()}
+    """What may be told of the changes; also of a secret that it was taken away."""
+    return {name: None if value is None else masked(name, value) for name, value in changes.items()}
 
 
 def _any(patterns: tuple[str, ...], *names: str) -> bool:

@@ -168,21 +168,19 @@ class MemoryTransaction:
         rows = (self.setting(scope, name) for name in sorted(self._tables.settings[scope].rows))
         return [row for row in rows if row is not None]
 
-    def put_setting(self, scope: str, name: str, value: object, *, who: str) -> SettingRow:
+    def put_setting(self, scope: str, name: str, value: object) -> SettingRow:
         text = to_json("value", value)
         kept = self._tables.settings[scope].rows.get(name)
         version = 1 if kept is None else kept.version + 1
         self._put(self._tables.settings[scope], name, _Setting(text, version))
         self.touch(f"setting/{scope}")
-        self.audit(who, "setting set", f"{scope}/{name}", {"version": version})
         return SettingRow(scope, name, from_json(text), version)
 
-    def delete_setting(self, scope: str, name: str, *, who: str) -> None:
+    def delete_setting(self, scope: str, name: str) -> None:
         kept = self._tables.settings[scope].rows.get(name)
         if kept is not None:
             self._put(self._tables.settings[scope], name, replace(kept, value=None))
         self.touch(f"setting/{scope}")
-        self.audit(who, "setting removed", f"{scope}/{name}")
 
     def audit(self, who: str, action: str, subject: str, detail: object = None) -> None:
         log = self._tables.audit

@@ -154,12 +154,12 @@ class Transaction(Protocol):
         """By name."""
         ...
 
-    def put_setting(self, scope: str, name: str, value: object, *, who: str) -> SettingRow:
-        """Set it, touch `setting/<scope>`, and audit it: without the value, which may be a secret."""
+    def put_setting(self, scope: str, name: str, value: object) -> SettingRow:
+        """Set it, and touch `setting/<scope>`. Who changes a setting audits it: the value may be a secret."""
         ...
 
-    def delete_setting(self, scope: str, name: str, *, who: str) -> None:
-        """Remove it, if it is there, touch `setting/<scope>`, and audit it."""
+    def delete_setting(self, scope: str, name: str) -> None:
+        """Remove it, if it is there, and touch `setting/<scope>`."""
         ...
 
     def audit(self, who: str, action: str, subject: str, detail: object = None) -> None:

@@ -263,19 +263,17 @@ class SqlTransaction:
     def settings(self, scope: str) -> list[SettingRow]:
         return [_setting(row) for row in self._execute(_SETTINGS_IN, {"its_scope": scope})]
 
-    def put_setting(self, scope: str, name: str, value: object, *, who: str) -> SettingRow:
+    def put_setting(self, scope: str, name: str, value: object) -> SettingRow:
         text = to_json("value", value)
         old = self._execute(_SETTING, {"its_scope": scope, "its_name": name}).first()
         version = 1 if old is None else old[3] + 1
         self._put(_PUT_SETTING, {"its_scope": scope, "its_name": name, "its_value": text, "its_version": version})
         self.touch(f"setting/{scope}")
-        self.audit(who, "setting set", f"{scope}/{name}", {"version": version})
         return SettingRow(scope, name, from_json(text), version)
 
-    def delete_setting(self, scope: str, name: str, *, who: str) -> None:
+    def delete_setting(self, scope: str, name: str) -> None:
         self._execute(_DELETE_SETTING, {"its_scope": scope, "its_name": name})
         self.touch(f"setting/{scope}")
-        self.audit(who, "setting removed", f"{scope}/{name}")
 
     def audit(self, who: str, action: str, subject: str, detail: object = None) -> None:
         text = to_json("detail", detail)

@@ -11,8 +11,9 @@ from shardyard.queues.broker import asks
 from shardyard.queues.broker.http import Authorised, answer, caller, takes, told
 from shardyard.queues.broker.members import check_group_name
 from shardyard.queues.broker.topics import delete_topics
-from shardyard.queues.dead import dead
+from shardyard.queues.dead import dead, letters_topic
 from shardyard.queues.dead import redrive as drive_again
+from shardyard.queues.readers import known
 from shardyard.queues.settings import (
     OF,
     GroupSettings,
@@ -124,13 +125,14 @@ async def delete_group(group: str, request: Request, broker: Authorised, force: 
     Its retry and dead-letter topics go with it. Those with records that wait to be tried again, or with dead letters,
     are kept, unless by force; asked again by force, they go.
     """
-    known = await broker.node.desk.look(leftovers.known)
-    left = await leftovers.beside_group(broker.log, known, group, force=force)
+    left = await leftovers.beside_group(broker.log, await broker.node.desk.look(known), group, force=force)
     who = caller(request)
     await broker.node.desk.do(lambda tx: _forget(tx, group, who, is_left=bool(left.going or left.kept)))
     broker.forget_settings()
-    await delete_topics(broker, left.going, who, {"with": f"group {group}"})
-    return answer({"group": group, "also_deleted": left.going, "kept": left.kept})
+    now = await broker.node.desk.look(known)  # somebody may have joined at once
+    going = [topic for topic in left.going if not now.subscribing([topic])]
+    await delete_topics(broker, going, who, {"with": f"group {group}"})
+    return answer({"group": group, "also_deleted": going, "kept": left.kept})
 
 
 def _forget(tx: Transaction, group: str, who: str, *, is_left: bool) -> None:
@@ -144,7 +146,7 @@ def _forget(tx: Transaction, group: str, who: str, *, is_left: bool) -> None:
         raise GroupInUse(group, member.name)
     for part in those:
         tx.delete_group(part)
-    forget(tx, group_scope(group), who)
+    forget(tx, group_scope(group))
     tx.audit(who, "group deleted", group)
 
 
@@ -170,7 +172,9 @@ def _reset(tx: Transaction, group: str, positions: dict[Partition, Position], wh
 
 @router.get("/groups/{group}/dead")
 async def list_dead(group: str, topic: str, broker: Authorised, limit: Limit = 100) -> Response:
-    """Dead letters of a topic, the newest first."""
+    """Dead letters of a topic, the newest first; also of a group or topic that is gone, as far as they were kept."""
+    if await letters_topic(broker.log, group, topic) is None and not await _parts(broker, group):
+        raise UnknownGroup(group)
     found = await dead(broker.log, group, topic, limit=limit)
     return answer(
         [
@@ -179,6 +183,7 @@ async def list_dead(group: str, topic: str, broker: Authorised, limit: Limit = 1
                 "reason": letter.reason,
                 "attempts": letter.attempts,
                 "origin": letter.origin,
+                "published": letter.published,
                 "died_at": letter.died_at,
             }
             for letter in found
@@ -190,6 +195,8 @@ async def list_dead(group: str, topic: str, broker: Authorised, limit: Limit = 1
 async def redrive(group: str, request: Request, broker: Authorised) -> Response:
     """Try dead letters again: those with the ids, or all."""
     asked = await told(request, asks.Redrive)
+    if not await _parts(broker, group):
+        raise UnknownGroup(group)
     if (await broker.group_settings(group)).broadcast:
         raise InvalidCall(f"group {group!r} is a broadcast group: publish its dead letters anew for all of its members")
     count = await drive_again(broker.log, group, asked.topic, ids=asked.ids)

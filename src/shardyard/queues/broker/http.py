@@ -4,7 +4,7 @@ import re
 from typing import Annotated, Any, TypeVar
 
 import msgspec
-from fastapi import Depends, Request, Response
+from fastapi import Depends, Path, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from msgspec import Struct
@@ -90,6 +90,7 @@ def authorised(request: Request) -> Broker:
 
 
 Authorised = Annotated[Broker, Depends(authorised)]
+Index = Annotated[int, Path(ge=0, lt=10**9)]
 
 
 def caller(request: Request) -> str:

@@ -29,10 +29,10 @@ from shardyard.model import (
 from shardyard.queues import wire
 from shardyard.queues.broker import asks
 from shardyard.queues.broker.broker import SETTINGS_SECONDS, Broker
-from shardyard.queues.broker.http import Authorised, answer, authorised, queried, takes, told, wants_arrow
+from shardyard.queues.broker.http import Authorised, Index, answer, authorised, queried, takes, told, wants_arrow
 from shardyard.queues.failures import Failure
-from shardyard.queues.filtering import only_tagged
-from shardyard.queues.marks import ensure_retry_topics, with_retry_topics
+from shardyard.queues.filtering import only_tagged, without_header
+from shardyard.queues.marks import PUBLISHED, ensure_retry_topics, original, with_retry_topics
 from shardyard.queues.settings import OF, GroupSettings, base
 from shardyard.registry import Transaction
 
@@ -217,7 +217,7 @@ def _version(tx: Transaction, group: str) -> str:
 
 
 @router.post("/partitions/{topic}/{index}/fence", status_code=204, openapi_extra=takes(asks.Fence))
-async def fence(group: str, topic: str, index: int, request: Request, broker: Authorised) -> Response:
+async def fence(group: str, topic: str, index: Index, request: Request, broker: Authorised) -> Response:
     """From now on no earlier owner reads."""
     asked = await told(request, asks.Fence)
     await broker.check_owner(group, Partition(topic, index), asked.epoch)
@@ -226,7 +226,7 @@ async def fence(group: str, topic: str, index: int, request: Request, broker: Au
 
 
 @router.get("/partitions/{topic}/{index}/records")
-async def read(group: str, topic: str, index: int, request: Request) -> Response:
+async def read(group: str, topic: str, index: Index, request: Request) -> Response:
     """Read on as the owner of a partition, waiting for records if there are none.
 
     Query: `offset` to read from, `owner` (the epoch of the ownership), `epoch` (of the partition), `wait_seconds` (at
@@ -273,11 +273,16 @@ class _Reading:
             batch = await self._read(offset, 0.0 if paused else step, 1 if paused else settings.max_records)
             settings = await self._broker.group_settings(self._group)  # they may have changed while it waited
             if len(batch) and not settings.is_paused(self._partition):
-                return only_tagged(batch, settings.tags) if settings.tags else batch
+                return self._handed_out(only_tagged(batch, settings.tags) if settings.tags else batch)
             if left <= 0 or self._broker.closing.is_set():
                 return batch.emptied()
             if paused:
                 await _first(self._broker.closing.wait(), asyncio.sleep(step))
+
+    def _handed_out(self, batch: Batch) -> Batch:
+        """Without the time of publishing that a record which is tried again bears: it is kept for when it dies."""
+        is_retry = original(self._group, batch.partition.topic) != batch.partition.topic
+        return without_header(batch, PUBLISHED) if is_retry else batch
 
     async def _read(self, offset: int, wait: float, most: int) -> Batch:
         max_records, max_bytes = self._max

@@ -1,18 +1,20 @@
 """Topics over HTTP: make, describe, resize, set, delete."""
 
 import contextlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from msgspec import UNSET, structs
 
-from shardyard.model import Partition, PartitionOutOfRange, Retention, Topic, TopicInUse, UnknownTopic
+from shardyard.model import Partition, Retention, Topic, TopicInUse, UnknownTopic
 from shardyard.queues import leftovers
 from shardyard.queues.broker import asks
 from shardyard.queues.broker.broker import Broker
-from shardyard.queues.broker.http import Authorised, answer, caller, takes, told
-from shardyard.queues.settings import change_topic, forget, topic_scope
+from shardyard.queues.broker.http import Authorised, Index, answer, caller, takes, told
+from shardyard.queues.closing import closing, spans
+from shardyard.queues.readers import known, leading_to
+from shardyard.queues.settings import change_topic, check_topic, forget, topic_scope
 from shardyard.registry import Transaction
 
 router = APIRouter(prefix="/v1/topics", tags=["topics"])
@@ -55,25 +57,32 @@ async def create_topic(request: Request, broker: Authorised) -> Response:
 
 @router.get("/{name}")
 async def describe_topic(name: str, broker: Authorised) -> Response:
-    """A topic, what is in its partitions, and what is set about it."""
+    """A topic, what is in its partitions, and what is set about it.
+
+    `closing`: its partitions that take no more records, each with the groups that are waited for before it goes.
+    """
     topic = await broker.log.topic(name)
-    spans = []
-    with contextlib.suppress(PartitionOutOfRange):  # partitions that were contracted away go at any time
-        for partition in topic:
-            spans.append(await broker.log.span(partition))  # noqa: PERF401 what came before the error is kept
+    found = await spans(broker.log, topic)
     settings = await broker.topic_settings(name)
     return answer(
         {
-            **shown(topic),
+            **await _resized(broker, topic),
             "token": settings.token_hash is not None,
             "records_per_second": settings.records_per_second,
-            "spans": [{"first": span.first, "end": span.end} for span in spans],
+            "spans": [{"first": span.first, "end": span.end} for span in found.values()],
         }
     )
 
 
+async def _resized(broker: Broker, topic: Topic) -> dict[str, Any]:
+    """A topic as JSON, with its closing partitions."""
+    if topic.open_partitions is None:
+        return {**shown(topic), "closing": []}
+    return {**shown(topic), "closing": await closing(broker.log, await broker.node.desk.look(known), topic)}
+
+
 @router.get("/{name}/partitions/{index}")
-async def describe_partition(name: str, index: int, broker: Authorised) -> Response:
+async def describe_partition(name: str, index: Index, broker: Authorised) -> Response:
     """Which offsets a partition holds."""
     span = await broker.log.span(Partition(name, index))
     return answer({"epoch": span.epoch, "first": span.first, "end": span.end})
@@ -83,16 +92,17 @@ async def describe_partition(name: str, index: int, broker: Authorised) -> Respo
 async def expand_topic(name: str, request: Request, broker: Authorised) -> Response:
     """Raise the number of partitions."""
     topic = await broker.log.expand_topic(name, (await told(request, asks.Resize)).partitions)
-    await _audit(broker, caller(request), "topic expanded", name, {"partitions": topic.partitions})
-    return answer(shown(topic))
+    await _audit(broker, caller(request), "topic expanded", name, {"partitions": topic.receiving})
+    return answer(await _resized(broker, topic))
 
 
 @router.post("/{name}/contract", openapi_extra=takes(asks.Resize))
 async def contract_topic(name: str, request: Request, broker: Authorised) -> Response:
-    """Lower the number of partitions: those beyond take no more records, and go when all groups are done with them."""
+    """Lower the number of partitions: those beyond take no more records, and go when every group that reads the topic
+    is done with them. `closing` of the answer names them, each with the groups that are waited for."""
     topic = await broker.log.contract_topic(name, (await told(request, asks.Resize)).partitions)
     await _audit(broker, caller(request), "topic contracted", name, {"partitions": topic.receiving})
-    return answer(shown(topic))
+    return answer(await _resized(broker, topic))
 
 
 @router.patch("/{name}", openapi_extra=takes(asks.TopicChanges))
@@ -102,15 +112,16 @@ async def set_topic(name: str, request: Request, broker: Authorised) -> Response
     asked = structs.asdict(await told(request, asks.TopicChanges))
     changes = {setting: value for setting, value in asked.items() if value is not UNSET}
     kept = topic.retention
+    limits: dict[str, Any] = {of: changes.pop(of) for of in ("retention_ms", "retention_bytes") if of in changes}
     retention = Retention(
-        changes.pop("retention_ms", kept.age_ms), changes.pop("retention_bytes", kept.bytes_per_partition)
+        limits.get("retention_ms", kept.age_ms), limits.get("retention_bytes", kept.bytes_per_partition)
     )
-    if changes:
-        await broker.node.desk.do(lambda tx: change_topic(tx, name, caller(request), changes))
-        broker.forget_settings()
+    check_topic(changes)  # before anything is changed
     if retention != kept:
         await broker.log.set_retention(name, retention)
-        await _audit(broker, caller(request), "retention changed", name, {"retention": str(retention)})
+    if changes or retention != kept:
+        await broker.node.desk.do(lambda tx: change_topic(tx, name, caller(request), changes, limits))
+        broker.forget_settings()
     return await describe_topic(name, broker)
 
 
@@ -122,11 +133,11 @@ async def delete_topic(name: str, request: Request, broker: Authorised, force: b
     force.
     """
     topic = await broker.log.topic(name)
-    names = _leading_to(name, await broker.log.topics())
-    known = await broker.node.desk.look(leftovers.known)
-    if not force and (groups := known.subscribing(names)):
+    names = leading_to(name, await broker.log.topics())
+    readers = await broker.node.desk.look(known)
+    if not force and (groups := readers.subscribing(names)):
         raise TopicInUse(name, groups)
-    left = await leftovers.beside_topic(broker.log, known, topic, force=force)
+    left = await leftovers.beside_topic(broker.log, readers, topic, force=force)
     who = caller(request)
     await delete_topics(broker, left.going, who, {"with": f"topic {name}"})  # first, so that it can be done again
     await broker.log.delete_topic(name)
@@ -144,21 +155,11 @@ async def delete_topics(broker: Broker, names: Sequence[str], who: str, detail: 
 
 async def _deleted(broker: Broker, name: str, who: str, detail: object) -> None:
     def note(tx: Transaction) -> None:
-        forget(tx, topic_scope(name), who)
+        forget(tx, topic_scope(name))
         tx.audit(who, "topic deleted", name, detail)
 
     await broker.node.desk.do(note)
     broker.forget_settings()
-
-
-def _leading_to(name: str, topics: Iterable[Topic]) -> set[str]:
-    """The topic, and those that moved there: who named one of them shares in it."""
-    found: set[str] = set()
-    more = {name}
-    while more:
-        found |= more
-        more = {topic.name for topic in topics if topic.successor in more} - found
-    return found
 
 
 async def _audit(broker: Broker, who: str, action: str, subject: str, detail: object) -> None:
