@@ -1,12 +1,18 @@
 """The commands that talk to brokers, as a person calls them, with one real broker."""
 
+import contextlib
 import io
 import json
+import logging
+import os
+import pty
 import signal
 import subprocess
 import sys
 import time
+import tty
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -14,7 +20,10 @@ from typing import Any
 import pytest
 
 from shardyard.cli import main
+from shardyard.cli.queues.consume import remarks
 from shardyard.cli.queues.options import ask
+from shardyard.model import Unreachable
+from shardyard.queues.settings import GroupSettings
 from tests.queues.brokers import BrokerProcess
 
 NOBODY = "http://127.0.0.1:1"
@@ -115,20 +124,50 @@ def test_topics_that_shardyard_keeps_for_itself_are_listed_when_asked_for(shell:
     own = {found["name"] for found in shell.json("topics", "list", "--all")}
     own -= {found["name"] for found in shell.json("topics", "list")}
     assert "shardyard.delay.1h" in own
-    assert all(name.startswith("shardyard.") for name in own)
+    assert all(name.startswith("shardyard.") or name.endswith((".retry", ".dead")) for name in own)
+    assert not any(
+        name.endswith((".retry", ".dead")) for name in {found["name"] for found in shell.json("topics", "list")}
+    )
+    assert "shardyard.delays" not in shell("groups", "list")
+    assert "shardyard.delays" in shell("groups", "list", "--all")
+    assert shell.err == ""  # of what is hidden hears who sits at a terminal
+
+
+def test_a_person_hears_of_what_is_hidden(shell: Shell, topic: str, group: str) -> None:
+    shell("consume", group, topic, "--seconds", "0.5")
+    shown = terminal("topics", "list")
+    assert topic in shown
+    assert f"{group}.{topic}.retry" not in shown
+    assert " more, which Shardyard keeps for itself" in shown
+    assert "which Shardyard keeps" not in terminal("topics", "list", "--all")
+
+
+def test_what_is_waited_for_before_a_partition_goes_is_told(shell: Shell, topic: str, group: str) -> None:
+    shell("publish", topic, "a", "b", "--partition", "2")
+    shell("publish", topic, "c", "--partition", "1")
+    shell("consume", group, topic, "--seconds", "1", "--count", "1")
+    shell("groups", "reset", group, topic, "--to", "earliest")
+    shell("topics", "contract", topic, "-p", "1")
+    assert shell.err.splitlines() == [
+        f"{topic}/1 goes when {group} has read 1 more record",
+        f"{topic}/2 goes when {group} has read 2 more records",
+    ]
+    assert f"# closing\npartition\tgoes\n{topic}/1\twhen {group} has read 1 more record\n" in shell(
+        "topics", "show", topic
+    )
 
 
 def test_a_subscribed_topic_is_deleted_by_force_alone(shell: Shell, topic: str, group: str) -> None:
     with consuming(group, topic):
         until(lambda: any(found["group"] == group and found["members"] for found in shell.json("groups", "list")))
-        assert shell.run("topics", "delete", topic) == (2, "")
-        assert f"topic '{topic}' is subscribed to by {group}" in shell.err
+        assert shell.run("topics", "delete", topic) == (1, "")
+        assert f"topic '{topic}' is subscribed to by {group}: stop their members, or delete it by --force" in shell.err
         shell("topics", "delete", topic, "--force")
 
 
 def test_publishers_must_show_the_token_of_a_topic(shell: Shell, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert shell.json("topics", "set", topic, "token=-", stdin=b"open-sesame\n")["token"] is True
-    assert shell.run("publish", topic, "a") == (2, "")
+    assert shell.run("publish", topic, "a") == (1, "")
     assert f"topic '{topic}' asks for a token" in shell.err
     monkeypatch.setenv("SHARDYARD_TOKEN", "open-sesame")
     assert shell.json("publish", topic, "a")["records"] == 1
@@ -152,11 +191,12 @@ def test_values_are_published_and_what_is_printed_is_committed(shell: Shell, top
 
 
 def test_lines_of_standard_input_are_records_in_order(shell: Shell, topic: str, group: str) -> None:
-    values = [b"%d" % n for n in range(1200)] + [b"", b"\xff no text"]
+    values = [b"%d" % n for n in range(1200)] + [b"", b"\xff no text"]  # an empty line is no record
     told = shell.json("publish", topic, "--partition", "1", stdin=b"\n".join(values))
-    assert told["stored"] == [{"partition": 1, "records": 1202, "first": 0, "last": 1201}]
-    printed = shell.lines("consume", group, topic, "--count", "1202")
-    assert [row.get("value") for row in printed] == [*map(str, range(1200)), "", None]
+    assert told["stored"] == [{"partition": 1, "records": 1201, "first": 0, "last": 1200}]
+    printed = shell.lines("consume", group, topic, "--count", "1201")
+    assert shell.err == "1201 printed\n"
+    assert [row.get("value") for row in printed] == [*map(str, range(1200)), None]
     assert printed[-1]["value_base64"] == "/yBubyB0ZXh0"
 
 
@@ -183,6 +223,28 @@ def test_delayed_records_come_later_and_hold_up_nobody(shell: Shell, topic: str,
     assert printed[2]["partition"] == f"{topic}/2"
 
 
+def test_which_records_are_delivered_later_and_when_is_told(shell: Shell, topic: str) -> None:
+    at = datetime.fromtimestamp(time.time() + 3600, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    assert shell("publish", topic, "a", "--id", "new-year", "--deliver-at", at) == ""
+    assert shell.err == f"record new-year is delivered at {at}\n"
+    before = time.time() * 1000
+    told = shell.json("publish", topic, "a", "b", "--delay", "60")
+    assert len({later["id"] for later in told["later"]}) == told["delayed"] == 2
+    assert all(before + 60_000 <= later["deliver_at"] < before + 90_000 for later in told["later"])
+    line = b'{"value": "late", "id": "late", "delay": 60}\n{"value": "due", "deliver_at": 1000}\n'
+    told = shell.json("publish", topic, "--json-lines", stdin=line)
+    assert ([later["id"] for later in told["later"]], told["delayed"]) == (["late"], 1)
+    shell("publish", topic, *map(str, range(12)), "--delay", "60")
+    assert len(shell.err.splitlines()) == 11
+    assert shell.err.endswith("so are 2 more, each at its time\n")
+
+
+def test_a_time_that_is_over_is_now(shell: Shell, topic: str) -> None:
+    told = shell.json("publish", topic, "a", "--deliver-at", "2020-01-01", "--id", "x")
+    assert (told["delayed"], told["later"], len(told["stored"])) == (0, [], 1)
+    assert shell.json("search", topic, "--id", "x")[0]["value"] == "a"
+
+
 def test_consuming_stops_when_its_time_is_over(shell: Shell, topic: str, group: str) -> None:
     begun = time.monotonic()
     assert shell("consume", group, topic, "--seconds", "0.5") == ""
@@ -194,6 +256,22 @@ def test_a_new_group_may_begin_with_what_comes_from_now_on(shell: Shell, topic: 
     shell("consume", group, topic, "--latest", "--seconds", "1")
     shell("publish", topic, "late", "--partition", "0")
     assert [row["value"] for row in shell.lines("consume", group, topic, "--count", "1", "--latest")] == ["late"]
+
+
+def terminal(*arguments: str) -> str:
+    """What a person sees, on 80 columns."""
+    master, slave = pty.openpty()
+    tty.setraw(slave)
+    environment = {**os.environ, "COLUMNS": "80", "TERM": "dumb"}
+    with subprocess.Popen([SHARDYARD, *arguments], stdout=slave, stderr=slave, env=environment) as process:
+        os.close(slave)
+        seen = b""
+        with contextlib.suppress(OSError):  # how a terminal ends
+            while chunk := os.read(master, 65536):
+                seen += chunk
+        os.close(master)
+    assert process.returncode == 0, seen
+    return seen.decode()
 
 
 class consuming:  # noqa: N801 it reads as a word in a with statement
@@ -221,9 +299,21 @@ def test_an_interrupt_leaves_the_group(shell: Shell, topic: str, group: str) -> 
         assert process.stdout.readline().endswith(b"\ta\n")
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=20)
-    assert (process.returncode, out, err) == (0, b"", b"")
+    assert (process.returncode, out, err) == (0, b"", b"1 printed\n")
     assert members(shell, group) == 0
     assert sum(row["committed"] or 0 for row in rows(shell, group, topic).values()) == 1
+
+
+def test_who_has_one_broker_alone_hears_once_what_that_means(capsys: pytest.CaptureFixture[str]) -> None:
+    gone = Unreachable([NOBODY], 4.0, "connection refused")
+    log = logging.getLogger("shardyard.groups")
+    for alone in (True, False):
+        with remarks(alone=alone):
+            for _ in range(2):
+                log.warning("heartbeat of %s put off: %s", "m1", gone)
+        said = capsys.readouterr().err.splitlines()
+        assert said.count(f"heartbeat of m1 put off: {gone}") == 2
+        assert sum("--broker may be repeated" in line for line in said) == (1 if alone else 0)
 
 
 def test_who_reads_may_have_seen_enough(shell: Shell, topic: str, group: str) -> None:
@@ -275,12 +365,18 @@ def test_what_a_command_fails_on_is_tried_again_then_dead_then_driven_again(
     name = letter["record"]["id"]
     assert shell.json("dead", "show", group, topic, name) == letter
     assert f"\nid\t{name}\n" in shell("dead", "show", group, topic, name)
-    assert shell("dead", "list", group, topic).splitlines()[1].startswith(f"{name}\tk\t2\t")
+    row = dict(zip(*(line.split("\t") for line in shell("dead", "list", group, topic).splitlines()), strict=True))
+    assert (row["id"], row["key"], row["value"], row["attempts"]) == (name, "k", "bad", "2")
+    assert row["published"] < row["died"]
+    assert row["published"].endswith("Z")
 
-    assert shell.json("dead", "redrive", group, topic, "another") == {"redriven": 0}
+    assert shell.run("dead", "redrive", group, topic, "another") == (2, "")
+    assert "expected ids of dead letters that are there" in shell.err
     assert shell.json("dead", "redrive", group, topic, name) == {"redriven": 1}
     assert [row["value"] for row in shell.lines("consume", group, topic, "--count", "1")] == ["bad"]
     assert shell.json("dead", "list", group, topic) == []
+    assert shell("dead", "list", group, topic) == ""
+    assert shell.err == "no dead letters\n"
     assert shell.json("dead", "redrive", group, topic, "--all") == {"redriven": 0}
 
 
@@ -313,7 +409,7 @@ def test_settings_of_a_group_are_changed_one_by_one(shell: Shell, group: str) ->
 def test_a_group_may_be_set_before_anybody_joins(shell: Shell, topic: str, group: str) -> None:
     assert "concurrency\t3\n" in shell("groups", "set", group, "concurrency=3")
     assert shell.err == f"group '{group}' has no members yet: the settings will hold when one joins\n"
-    assert shell("groups", "show", group).startswith("setting\tvalue\n")
+    assert shell("groups", "show", group).startswith("# settings\nsetting\tvalue\n")
     assert shell.err == f"group '{group}': nobody has joined yet\n"
     shown = shell.json("groups", "show", group)
     assert (shown["joined"], shown["partitions"], shown["members"]) == (False, [], [])
@@ -327,6 +423,32 @@ def test_a_group_may_be_set_before_anybody_joins(shell: Shell, topic: str, group
     assert shell.err == ""
     shell("groups", "set", group, "concurrency=4")
     assert shell.err == ""
+
+
+def test_a_group_is_shown_as_tables_with_titles(shell: Shell, topic: str, group: str) -> None:
+    shell("publish", topic, "a", "--partition", "0")
+    shell("consume", group, topic, "--count", "1")
+    with consuming(group, topic, "--name", "ann"):
+        until(lambda: rows(shell, group, topic)[2]["owner"] == "ann")
+        partitions, members, settings = shell("groups", "show", group).split("\n\n")
+        shown = terminal("groups", "show", group)
+    title, names, *lines = partitions.splitlines()
+    assert title == "# partitions"
+    assert names.split("\t") == ["partition", "owner", "next_owner", "epoch", "committed", "end", "lag", "stuck_for"]
+    found = {line.split("\t")[0]: line.split("\t")[1:] for line in lines}
+    assert found[f"{topic}/0"][:2] == ["ann", "-"]
+    assert found[f"{topic}/0"][3:] == ["1", "1", "0", "-"]
+    assert found[f"{topic}/1"][3] == "-"
+    assert members.splitlines()[2].split("\t")[:2] == ["ann", topic]
+    assert settings.startswith("# settings\nsetting\tvalue\nbackoff\t1,5,30,120,600\n")
+    assert "epoch" in shown
+    assert "│         - │" in shown, "committed stands on the right, as numbers do"
+    assert not any(word in shown for word in ("next_owner", "stuck_for", "standby", "…"))
+
+
+def test_help_of_a_setting_names_all_there_are(shell: Shell) -> None:
+    said = shell("groups", "set", "--help").partition("Settings:")[2].partition("Options:")[0]
+    assert all(f"\n  {name} " in said for name in GroupSettings.__struct_fields__)
 
 
 def test_a_setting_that_is_misspelt_is_recognised(shell: Shell, group: str) -> None:
@@ -384,6 +506,8 @@ def test_records_are_found_by_what_they_have(shell: Shell, topic: str) -> None:
     assert len(shell.json("search", topic, "--since", "2000-01-01", "--until", "2100-01-01T00:00:00Z")) == 2
     assert shell.json("search", topic, "--until", "2000-01-01") == []
     assert shell("search", topic, "--key", "bob").splitlines()[1].endswith("\tbob\tb")
+    assert shell("search", topic, "--key", "carol") == ""
+    assert shell.err == "nothing found\n"
 
 
 def test_the_audit_log_says_who_changed_what(shell: Shell, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -397,7 +521,7 @@ def test_the_audit_log_says_who_changed_what(shell: Shell, topic: str, monkeypat
 
 
 def test_an_nginx_configuration_names_the_brokers(shell: Shell) -> None:
-    config = shell("nginx-config", "--brokers", "10.0.0.1:7400, 10.0.0.2:7400", "--listen", "127.0.0.1:8080")
+    config = shell("nginx-config", "--brokers", "10.0.0.1:7400, http://10.0.0.2:7400/", "--listen", "127.0.0.1:8080")
     assert "server 10.0.0.1:7400 " in config
     assert "server 10.0.0.2:7400 " in config
     assert "listen 127.0.0.1:8080;" in config
@@ -410,8 +534,9 @@ WRONG = [
     ("topics show nope", "topic 'nope' does not exist"),
     ("topics show a/b", "name is 'a/b': expected letters, digits"),
     ("topics show ..", "name is '..': expected letters, digits"),
-    ("topics create there", "topic 'there' exists already, with"),
     ("topics create new -p 0", "partitions is 0: expected a whole number of at least 1"),
+    ("topics create new --retention-ms -5", "--retention-ms is -5: expected a whole number of at least 1"),
+    ("topics create new --retention-bytes 0", "--retention-bytes is 0: expected a whole number of at least 1"),
     ("topics create a[/]b", "topic name is 'a[/]b': expected letters"),
     ("topics contract there -p 0", "partitions is 0: expected"),
     ("topics expand there -p 1", "partitions is 1: expected"),
@@ -420,10 +545,23 @@ WRONG = [
     ("topics set there token", "setting is 'token': expected NAME=VALUE, with a name of token, "),
     ("topics set there records_per_second=fast", f"records_per_second is 'fast': expected {COUNT}, or none"),
     ("topics set there retention_ms=0", "retention_ms is '0': expected a whole number from 1 to 46116860"),
-    ("topics set there token=short", "token is '***': expected at least 8 ASCII characters"),
+    (
+        "topics set there token=short",
+        "token is '***': expected at least 8 ASCII characters without spaces, or none to ask for none",
+    ),
     ("topics delete nope", "topic 'nope' does not exist"),
     ("publish nope a", "topic 'nope' does not exist"),
-    ("publish there a --delay -1", "--delay is -1.0: expected seconds, at least 0"),
+    ("publish there a --delay -1", "--delay is -1.0: expected seconds, 0 to 7776000 (90 days)"),
+    ("publish there a --delay 99999999", "--delay is 99999999.0: expected seconds, 0 to 7776000 (90 days)"),
+    ("publish there a --delay nan", "--delay is nan: expected seconds, 0 to 7776000"),
+    (
+        "publish there a --deliver-at 2999-01-01",
+        "--deliver-at is '2999-01-01': expected a time within the next 90 days",
+    ),
+    ("publish there a --deliver-at soon", "--deliver-at is 'soon': expected a time such as"),
+    ("publish there a --delay 1 --deliver-at 1", "expected either --delay or --deliver-at"),
+    ("publish there a b --id x", "--id is that of one record: expected one value, got 2"),
+    ("publish there --id x", "--id is that of one record: expected one value, got 0"),
     ("publish there a --partition 99", "there/99 does not exist: 'there' has partitions 0 to"),
     ("publish there a --header x", "--header is 'x': expected NAME=VALUE"),
     ("publish there a --json-lines", "--json-lines takes all but --partition from standard input"),
@@ -452,10 +590,14 @@ WRONG = [
     ("dead list nope nope", "topic 'nope' does not exist"),
     ("dead show idle there x", "ID is 'x': expected that of one of the newest"),
     ("dead redrive idle there", "expected either ids of dead letters, or --all"),
-    ("search there", "search is None: expected at least one of id, key"),
+    ("search there", "expected at least one of --id, --key, --trace, --tag, --since, --until"),
+    ("search there --since 2026-01-02 --until 2026-01-01", "--until is '2026-01-01': expected a time after --since"),
     ("search nope --key a", "topic 'nope' does not exist"),
     ("search there --key \udcff", "'\\udcff' is not text that UTF-8 can hold"),
-    ("topics list --broker localhost", "brokers is ['localhost']: expected addresses such as http://"),
+    ("topics list --broker localhost", "broker is 'localhost': expected an address such as http://127.0.0.1:7400, or"),
+    ("topics list --broker 127.0.0.1:1 --broker ftp://b", "broker is 'ftp://b': expected an address such as http://"),
+    ("topics list --broker http://", "broker is 'http://': expected an address such as http://"),
+    ("topics list --broker http://b:99999", "broker is 'http://b:99999': expected an address such as http://"),
     ("nginx-config --brokers localhost", "brokers is 'localhost': expected addresses such as 127.0.0.1:7400"),
 ]
 
@@ -475,6 +617,25 @@ def test_a_wrong_call_is_told_in_one_line(shell: Shell, call: str, says: str) ->
     assert len(shell.err.splitlines()) == 1
 
 
+def test_what_is_refused_as_things_are_is_no_wrong_call(shell: Shell, topic: str) -> None:
+    assert shell.run("topics", "create", topic) == (1, "")
+    assert shell.err == f"error: topic '{topic}' exists already, with 3 partitions\n"
+
+
+def test_a_host_and_a_port_are_an_address(shell: Shell, broker: str, topic: str) -> None:
+    assert topic in shell("topics", "list", "--broker", broker.removeprefix("http://"))
+
+
+def test_a_broker_whose_port_is_in_use_says_so_in_one_line(shell: Shell, broker: str, tmp_path: Path) -> None:
+    port = broker.rpartition(":")[2]
+    places = ("--log", f"sqlite:///{tmp_path}/log", "--registry", f"sqlite:///{tmp_path}/registry.db")
+    assert shell.run("broker", "--port", port, *places) == (1, "")
+    assert shell.err == f"error: 127.0.0.1:{port} is in use: choose another port by --port (0 takes a free one)\n"
+    assert list(tmp_path.iterdir()) == []
+    assert shell.run("broker", "--host", "nowhere.invalid", *places) == (1, "")
+    assert shell.err.startswith("error: nowhere.invalid:7400 can't be listened on (")
+
+
 def test_a_bad_line_is_named_and_what_went_before_it_too(shell: Shell, topic: str) -> None:
     assert shell.run("publish", topic, "--json-lines", stdin=b'{"value": "a"}\n{"valeu": "b"}\n') == (2, "")
     assert shell.err.startswith("error: line 2: ")
@@ -488,7 +649,10 @@ def test_a_bad_line_is_named_and_what_went_before_it_too(shell: Shell, topic: st
 def test_where_no_broker_is_one_hears_how_to_start_one(shell: Shell, call: str) -> None:
     assert shell.run(*call.split(), "--broker", NOBODY) == (1, "")
     assert shell.err.startswith(f"error: none of {NOBODY} could be reached for 2 s")
-    assert "start one by `shardyard broker`" in shell.err
+    assert (
+        "(connection refused): start one by `shardyard broker`, or name others too: --broker may be repeated"
+        in shell.err
+    )
     assert len(shell.err.splitlines()) == 1
 
 
@@ -503,3 +667,24 @@ def test_where_no_broker_is_one_hears_how_to_start_one(shell: Shell, call: str) 
 )
 def test_help_has_examples(shell: Shell, command: str) -> None:
     assert f"shardyard {command}" in shell(*command.split(), "--help").partition("Examples")[2]
+
+
+def test_examples_stay_on_their_line_and_options_say_what_they_take(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    said = shell("publish", "--help")
+    example = "  shardyard publish orders 'remind me' --delay 3600 --tag reminder --header source=cli\n"
+    assert example in said
+    assert "publish [OPTIONS] TOPIC [VALUE...]\n" in said.replace("TOPIC\n", "TOPIC ")
+    assert "\n  --delay SECONDS " in said
+    assert "\n  --json " in said
+    assert all(len(line) <= 60 for line in said.partition("Arguments:")[2].splitlines())
+
+
+def test_help_says_where_to_begin(shell: Shell) -> None:
+    said = shell("--help")
+    assert all(word in said for word in ("shardyard tour", "SHARDYARD_BROKER", "SHARDYARD_TOKEN", "Exit codes:"))
+    assert shell() == said
+    assert shell.run("topcs") == (2, "")
+    assert "Did you mean 'topics'?" in shell.err

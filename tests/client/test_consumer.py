@@ -3,6 +3,8 @@
 import asyncio
 import contextlib
 import itertools
+import signal
+import socket
 import sys
 import threading
 import time
@@ -72,6 +74,36 @@ def test_only_what_is_done_from_the_front_on_is_committed_and_the_rest_comes_aga
         async with handled.at_work(yard.consumer("m2")):
             await yard.until_done()
         assert sorted(handled.values) == [f"{i}" for i in range(4, 10)]
+
+    tell(story)
+
+
+def test_what_is_done_is_committed_also_when_the_block_ends_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story(yard: Yard) -> None:
+        await yard.topic(partitions=1)
+        await yard.do("POST", RECORDS, {"records": [{"value": value, "key": "k"} for value in "ab"]})
+        begun: list[bytes] = []
+
+        async def handle(message: Message) -> None:
+            begun.append(message.value)
+            if message.value == b"b":
+                await asyncio.Event().wait()
+
+        async with yard.consumer("m1") as consumer:
+            office = consumer._node.office
+            commit, committing = office.commit, asyncio.Event()
+
+            async def slow_commit(*told: Any) -> None:
+                committing.set()
+                await asyncio.sleep(0.05)
+                await commit(*told)
+
+            monkeypatch.setattr(office, "commit", slow_commit)
+            work = asyncio.create_task(consumer.run(handle))
+            await yard.until(lambda: begun == [b"a", b"b"])
+            work.cancel()
+            await committing.wait()
+        assert (await yard.rows())[0]["committed"] == 1
 
     tell(story)
 
@@ -390,6 +422,63 @@ def test_the_blocking_form_iterates_and_runs() -> None:
     tell(story)
     with pytest.raises(InvalidValue):
         BlockingConsumer("nonsense", "billing", ["orders"]).__enter__()
+
+
+BLOCKING = """
+import sys
+from shardyard.client import BlockingConsumer
+
+with BlockingConsumer(sys.argv[1], "billing", ["orders"]) as consumer:
+    consumer.run(lambda message: print(message.value.decode(), flush=True))
+    print("over", flush=True)
+"""
+
+
+def test_an_interrupt_ends_the_blocking_form_which_commits_and_leaves() -> None:
+    async def story(yard: Yard) -> None:
+        await yard.topic(partitions=1)
+        await yard.do("POST", RECORDS, {"records": [{"value": value, "key": "k"} for value in "ab"]})
+        pipe = asyncio.subprocess.PIPE
+        program = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", BLOCKING, yard.urls[0], stdout=pipe, stderr=pipe
+        )
+        try:
+            assert program.stdout is not None
+            assert await program.stdout.readline() == b"a\n"
+            assert await program.stdout.readline() == b"b\n"  # the first one is done by now
+            program.send_signal(signal.SIGINT)
+            async with asyncio.timeout(10):
+                assert await program.communicate() == (b"over\n", b"")
+            assert program.returncode == 0
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                program.kill()
+            await program.wait()
+        assert (await yard.rows())[0]["committed"] in (1, 2)
+        assert (await yard.get("/v1/groups/billing"))["members"] == []
+
+    tell(story)
+
+
+def test_a_consumer_that_nobody_hears_leaving_says_when_others_get_its_partitions(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def story(yard: Yard) -> None:
+        await yard.topic(partitions=1)
+        async with yard.consumer("m1", session_timeout=3.0, patience=0.2):
+            yard.stop(0)
+            await yard.until(lambda: not _listens(yard.urls[0]))
+
+    tell(story)
+    said = "no broker could be told that member m1 of group billing is gone: others get its partitions in 3 s"
+    assert said in [record.getMessage() for record in caplog.records]
+
+
+def _listens(url: str) -> bool:
+    host, _, port = url.removeprefix("http://").partition(":")
+    with contextlib.suppress(OSError), socket.create_connection((host, int(port)), 1.0):
+        return True
+    return False
 
 
 def test_slots_hold_through_cancelled_waits_and_new_counts() -> None:

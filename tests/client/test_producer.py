@@ -1,6 +1,7 @@
 """The producer: order, batches, what it refuses, and that closing loses nothing."""
 
 import asyncio
+import re
 import socket
 from typing import Any
 
@@ -244,5 +245,42 @@ def test_the_blocking_form_does_the_same_from_any_thread() -> None:
         assert sorted(stored) == sorted([i for ids in sent for i in ids] + ["batch"] * 3)
 
     tell(story)
-    with pytest.raises(InvalidValue, match="addresses such as"):
-        BlockingProducer("127.0.0.1:7400")
+    with pytest.raises(InvalidValue, match="an address such as"):
+        BlockingProducer("127.0.0.1")
+
+
+@pytest.mark.parametrize(
+    ("told", "urls"),
+    [
+        ("localhost:7400", ["http://localhost:7400"]),
+        (["127.0.0.1:7400/", "https://b/"], ["http://127.0.0.1:7400", "https://b"]),
+        ("[::1]:7400", ["http://[::1]:7400"]),
+    ],
+)
+def test_a_broker_is_named_by_an_address_or_by_host_and_port(told: str | list[str], urls: list[str]) -> None:
+    async def story() -> None:
+        assert Brokers(told).urls == urls
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("wrong", ["localhost", "", "http://", "ftp://b:1", "b:1/path", "http://b:99999", "b:0", 7400])
+def test_of_several_addresses_the_wrong_one_is_named(wrong: Any) -> None:
+    with pytest.raises(InvalidValue, match=f"broker is {re.escape(repr(wrong))}: expected an address such as"):
+        Brokers(["http://127.0.0.1:7400", wrong])
+    with pytest.raises(InvalidValue, match="at least one address"):
+        Brokers([])
+
+
+def test_why_no_broker_is_reached_is_said_in_few_words() -> None:
+    async def story() -> None:
+        for url, why in ((dead_address(), "connection refused"), ("nowhere.invalid:1", "nobody knows the host")):
+            async with Brokers(url) as brokers:
+                with pytest.raises(Unreachable, match=rf"\({why}[a-z .]*\)$"):
+                    await brokers.get("/healthz", patience=0.0)
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            async with Brokers(f"127.0.0.1:{silent.getsockname()[1]}") as brokers:
+                with pytest.raises(Unreachable, match=r"\(no answer in time\)$"):
+                    await brokers.get("/healthz", patience=0.0, timeout=0.1)
+
+    asyncio.run(story())

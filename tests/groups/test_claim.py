@@ -205,7 +205,7 @@ def test_nothing_is_read_in_vain_while_batches_take_long(monkeypatch: pytest.Mon
             await first.commit()
             second = await desk.next()
             await desk.until(lambda: desk.log.running == 0)
-            assert desk.log.begun == [0, 1, 1], "what was read ahead was too old, and nothing was read ahead of the third"
+            assert desk.log.begun == [0, 1, 1], "what was read ahead was too old, and nothing more was read ahead"
             await second.commit()
             third = await desk.next()
             await desk.read_ahead(5)

@@ -452,7 +452,7 @@ def test_a_leader_killed_in_the_middle_of_a_rebalance_is_followed_by_one_who_end
     async def story(brokers: Brokers, producer: Producer) -> None:
         await make_topic(brokers, "led", 8)
         go = yard.folder / "led.go"
-        first = consumers("led-0", "led", "led", by_batch=True, pause=0.02, max_records=20)
+        first = consumers("led-0", "led", "led", by_batch=True, pause=0.05, max_records=20)  # it is busy for 20 s
         later = [consumers(f"led-{i}", "led", "led", go=str(go), by_batch=True) for i in range(1, 4)]
         load = Load(producer, "led", keys=40)
         await load.send(400)

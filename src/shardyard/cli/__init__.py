@@ -1,9 +1,7 @@
-"""The `shardyard` command.
-
-Exit codes: 0 done, 1 failed, 2 the call was wrong (and nothing was changed or printed on standard output).
-"""
+"""The `shardyard` command."""
 
 import sys
+from collections.abc import Mapping
 
 import typer
 from rich.console import Console
@@ -11,14 +9,66 @@ from rich.markup import escape
 
 from shardyard import __version__
 from shardyard.cli import broker, check, compare, demo, pipeline, place, queues, tour
-from shardyard.model import InvalidCall, ShardyardError
-
-app = typer.Typer(
-    name="shardyard",
-    help="Every message on the right partition, every partition with the right owner.",
-    rich_markup_mode="rich",
-    pretty_exceptions_enable=False,
+from shardyard.cli.help import Group, Rows, with_this_help
+from shardyard.cli.queues.options import DEFAULT_BROKER
+from shardyard.model import (
+    Closing,
+    GroupInUse,
+    InvalidCall,
+    MemberExists,
+    Moved,
+    NotAllowed,
+    PartitionTaken,
+    ShardyardError,
+    TopicExists,
+    TopicInUse,
+    WrongToken,
 )
+
+AS_THINGS_ARE = (
+    Closing,
+    GroupInUse,
+    MemberExists,
+    Moved,
+    NotAllowed,
+    PartitionTaken,
+    TopicExists,
+    TopicInUse,
+    WrongToken,
+)
+"""Refused for what is there; the call itself is fine."""
+
+_HELP = """Every message on the right partition, every partition with the right owner.
+
+Begin with `shardyard tour`, which shows what there is, or with a work queue:
+
+  shardyard broker
+
+  shardyard topics create orders
+
+  shardyard publish orders hello
+
+  shardyard consume billing orders
+
+Each command has --help, with examples."""
+
+
+class _Root(Group):
+    def sections(self) -> Mapping[str, Rows]:
+        return {
+            "Environment": [
+                ("SHARDYARD_BROKER", f"Where brokers are, separated by commas, if not {DEFAULT_BROKER}."),
+                ("SHARDYARD_TOKEN", "The token that a broker asks for, and that commands show."),
+            ],
+            "Exit codes": [
+                ("0", "Done."),
+                ("1", "Failed, or refused as things are: it exists, is in use, asks for a token, can't be reached."),
+                ("2", "The call was wrong. Nothing was changed, or printed on standard output."),
+            ],
+        }
+
+
+app = typer.Typer(name="shardyard", cls=_Root, help=_HELP, rich_markup_mode="rich", pretty_exceptions_enable=False)
 app.command("broker", rich_help_panel=queues.PANEL)(broker.broker)
 queues.register(app)
 app.command("place", rich_help_panel="Placement")(place.place)
@@ -27,6 +77,7 @@ app.command("compare", rich_help_panel="Placement")(compare.compare)
 app.add_typer(pipeline.app, rich_help_panel="All of the data, on Spark")
 app.command("tour", rich_help_panel="See it work")(tour.tour)
 app.command("demo", rich_help_panel="See it work")(demo.demo)
+with_this_help(app)
 
 
 def _show_version(asked: bool) -> None:
@@ -49,8 +100,12 @@ def main() -> None:
     try:
         app()
     except ShardyardError as error:
-        Console(stderr=True).print(f"[bold red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
-        sys.exit(2 if isinstance(error, InvalidCall) else 1)
+        _say_error(error)
+        sys.exit(2 if isinstance(error, InvalidCall) and not isinstance(error, AS_THINGS_ARE) else 1)
     except OSError as error:
-        Console(stderr=True).print(f"[bold red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
+        _say_error(error)
         sys.exit(1)
+
+
+def _say_error(error: Exception) -> None:
+    Console(stderr=True).print(f"[bold red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)

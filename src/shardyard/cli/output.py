@@ -46,10 +46,20 @@ def print_table(rows: Sequence[Row], title: str | None = None, *, header: bool =
         return
     table = Table(title=title, title_justify="left", title_style="bold")
     for column in columns:
-        table.add_column(column, justify="left" if isinstance(rows[0][column], str) else "right")
+        is_text = any(isinstance(row[column], str) and row[column] for row in rows)
+        table.add_column(column, justify="left" if is_text else "right", overflow="fold")  # nothing is cut off
     for line in cells:
         table.add_row(*map(Text, line))  # as it is: a key may look like markup
     Console().print(table)
+
+
+def print_tables(tables: Mapping[str, Sequence[Row]]) -> None:
+    """Several tables by their titles, without those that are empty. In a pipe each begins with a line `# TITLE`, and an
+    empty line is between two."""
+    for number, (title, rows) in enumerate((title, rows) for title, rows in tables.items() if rows):
+        if not sys.stdout.isatty():
+            sys.stdout.write(f"{chr(10) if number else ''}# {title}\n")
+        print_table(rows, title)
 
 
 def print_blocks(blocks: Iterable[Sequence[Row]], *, json: bool) -> None:
@@ -67,7 +77,16 @@ def print_blocks(blocks: Iterable[Sequence[Row]], *, json: bool) -> None:
         print_table(block, header=sys.stdout.isatty())
 
 
+def say(text: str) -> None:
+    """A remark: not on standard output, which is for data."""
+    sys.stderr.write(f"{text}\n")
+
+
 def _cell(value: object) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return str(value).lower()
     if isinstance(value, float):
         return f"{value:.0f}" if value.is_integer() or abs(value) >= 1000 else f"{value:.4g}"
     return str(value).replace("\t", "\\t").replace("\n", "\\n")

@@ -65,7 +65,7 @@ def place(
     hash_name: HashName = None,
     partitioner: PartitionerName = "modulus",
     key_type: Annotated[
-        KeyType, typer.Option("--type", help="What a key is: text, a number, or bytes in hex.")
+        KeyType, typer.Option("--type", metavar="text|int|hex", help="What a key is: text, a number, or bytes in hex.")
     ] = KeyType.TEXT,
     json: Json = False,
 ) -> None:

@@ -113,5 +113,9 @@ class BlockingConsumer:
             yield BlockingBatch(self._loop, self._loop.wait(next_of(batches)))
 
     def run(self, handler: Handler, *, concurrency: int | None = None) -> None:
-        """Until an interrupt, or an error."""
-        self._loop.wait(self._consumer.run(handler, concurrency=concurrency))
+        """Until Ctrl-C, or an error. After Ctrl-C it returns: what is done is committed, the rest comes again to
+        whoever gets the partitions. Iterating raises `KeyboardInterrupt`, as a loop of one's own would."""
+        try:
+            self._loop.wait(self._consumer.run(handler, concurrency=concurrency))
+        except KeyboardInterrupt:
+            self._loop.wait(self._consumer.stop())

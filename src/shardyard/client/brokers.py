@@ -2,12 +2,14 @@
 
 import asyncio
 import io
+import os
 import random
+import re
 import time
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 import aiohttp
 import msgspec
@@ -23,6 +25,7 @@ TURN_SECONDS = 5.0
 """The same for what can be asked of another broker at no cost, if there is one."""
 LARGE_BYTES = 512 * 1024
 """From which on a body is written in parts, so that other calls get their turn."""
+_HOST_AND_PORT = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):[0-9]+/?")
 _BROKEN = (aiohttp.ClientError, ConnectionError, TimeoutError, OSError)
 
 
@@ -44,11 +47,11 @@ class Brokers:
     """
 
     def __init__(self, urls: str | Sequence[str], *, token: str | None = None, patience: float = 30.0) -> None:
-        """`patience`: seconds after which a call that gets no good answer gives up."""
-        told = [urls] if isinstance(urls, str) else list(urls)
-        if not told or not all(isinstance(u, str) and u.startswith(("http://", "https://")) for u in told):
-            raise InvalidValue("brokers", urls, "addresses such as http://127.0.0.1:7400")
-        self.urls = [url.rstrip("/") for url in told]
+        """`urls`: such as http://127.0.0.1:7400, or 127.0.0.1:7400. `patience`: seconds after which a call that gets no
+        good answer gives up."""
+        self.urls = [_address(url) for url in ([urls] if isinstance(urls, str) else urls)]
+        if not self.urls:
+            raise InvalidValue("brokers", urls, "at least one address such as http://127.0.0.1:7400")
         self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
         self._patience = patience
         self._at = random.randrange(len(self.urls))
@@ -129,7 +132,7 @@ class Brokers:
             except _BROKEN as error:
                 if self._at == at:  # else another call has turned to the next one already
                     self._turn()
-                failed: ShardyardError = Unreachable(self.urls, patience, str(error) or type(error).__name__)
+                failed: ShardyardError = Unreachable(self.urls, patience, _reason(error))
             except RetryLater as error:
                 failed = error
             if time.monotonic() >= until:
@@ -183,6 +186,32 @@ class Brokers:
             if response.status < 400:
                 return content
             raise _refusal(response.status, content)
+
+
+def _address(url: str) -> str:
+    """As it is called. A host and a port are enough."""
+    whole = f"http://{url}" if isinstance(url, str) and _HOST_AND_PORT.fullmatch(url) else url
+    try:
+        parts = urlsplit(whole)
+        right = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except (AttributeError, TypeError, ValueError):  # it is no text, or its port is none
+        right = False
+    if not right:
+        raise InvalidValue("broker", url, "an address such as http://127.0.0.1:7400, or a host and a port")
+    return whole.rstrip("/")
+
+
+def _reason(error: Exception) -> str:
+    """Why a broker could not be reached, in few words."""
+    if isinstance(error, aiohttp.ClientConnectorDNSError):
+        return f"nobody knows the host {error.host}"
+    if isinstance(error, aiohttp.ClientConnectorError) and error.os_error.errno:
+        return os.strerror(error.os_error.errno).lower()
+    if isinstance(error, TimeoutError):
+        return "no answer in time"
+    if isinstance(error, aiohttp.ServerDisconnectedError):
+        return "it hung up"
+    return str(error) or type(error).__name__
 
 
 def path(*names: object) -> str:

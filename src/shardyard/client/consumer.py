@@ -60,6 +60,7 @@ class Consumer:
             start=start,
             max_records=max_records,
         )
+        self._session_timeout = session_timeout
         self._stack = AsyncExitStack()
         self._work: set[asyncio.Task[None]] = set()
 
@@ -84,13 +85,16 @@ class Consumer:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for task in self._work:
-            task.cancel()
-        await asyncio.gather(*self._work, return_exceptions=True)
+        await self.stop()
         try:
             await self._stack.aclose()
-        except RetryLater as gone:  # nobody is there to hear that it leaves; its session ends by itself
-            _log.warning("left without a word: %s", gone)
+        except RetryLater:
+            _log.warning(
+                "no broker could be told that member %s of group %s is gone: others get its partitions in %g s",
+                self.member.name,
+                self.member.group,
+                self._session_timeout,
+            )
 
     def __aiter__(self) -> AsyncIterator[OwnedBatch]:
         return self.member.__aiter__()
@@ -116,10 +120,15 @@ class Consumer:
                 self._work.add(task)
                 task.add_done_callback(lambda done: self._finished(done, broken))
         finally:
-            for task in self._work:
-                task.cancel()
-            await asyncio.gather(*self._work, return_exceptions=True)
+            await self.stop()
             caller.close()
+
+    async def stop(self) -> None:
+        """End the handling that is under way, after a `run` that was cancelled; what is done of it is committed."""
+        for task in self._work:
+            if not task.cancelling():  # one that is told twice would not commit
+                task.cancel()
+        await asyncio.gather(*self._work, return_exceptions=True)
 
     def _finished(self, task: "asyncio.Task[None]", broken: "asyncio.Future[None]") -> None:
         self._work.discard(task)

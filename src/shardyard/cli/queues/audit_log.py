@@ -2,8 +2,8 @@
 
 from typing import Annotated
 
-from shardyard.cli.output import Count, Json, dumps, print_json, print_table
-from shardyard.cli.queues.options import Brokers, ask, shown_time
+from shardyard.cli.output import Count, Json, dumps
+from shardyard.cli.queues.options import Brokers, ask, print_listed, shown_time
 
 
 def audit_log(
@@ -21,7 +21,5 @@ def audit_log(
       shardyard audit-log --limit 20 --before 480 --json
     """
     found = ask(brokers, "GET", "/v1/audit", limit=limit, before=before)
-    if json:
-        print_json(found)
-    else:
-        print_table([{**row, "at": shown_time(row["at"] * 1000), "detail": dumps(row["detail"])} for row in found])
+    rows = [{**row, "at": shown_time(row["at"] * 1000), "detail": dumps(row["detail"])} for row in found]
+    print_listed(found if json else rows, "changes", json=json)

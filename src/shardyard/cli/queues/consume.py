@@ -2,18 +2,19 @@
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
 import sys
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import msgspec
 import typer
 
-from shardyard.cli.output import Count
-from shardyard.cli.queues.options import Brokers, Group, addresses, ask, checked, say, token, told_plainly
-from shardyard.model import Fenced, InvalidCall, InvalidValue, Partition, Record, whole_number
+from shardyard.cli.output import Count, say
+from shardyard.cli.queues.options import Brokers, Group, Text, addresses, ask, checked, token, told_plainly
+from shardyard.model import Fenced, InvalidCall, InvalidValue, Partition, Record, Unreachable, whole_number
 
 if TYPE_CHECKING:
     from shardyard.client import Consumer, Message
@@ -29,9 +30,11 @@ ENDING_SECONDS = 5.0
 
 def consume(
     group: Group,
-    topics: Annotated[list[str], typer.Argument(metavar="TOPIC...", show_default=False)],
+    topics: Annotated[
+        list[str], typer.Argument(metavar="TOPIC...", help="What the member subscribes to.", show_default=False)
+    ],
     count: Annotated[int | None, Count("--count", "-n", help="Stop after so many records.")] = None,
-    seconds: Annotated[float | None, typer.Option("--seconds", help="Stop after so long.")] = None,
+    seconds: Annotated[float | None, Text("--seconds", metavar="SECONDS", help="Stop after so long.")] = None,
     command: Annotated[
         str | None,
         typer.Option("--exec", metavar="CMD", help="Run this for each record, with its value on standard input."),
@@ -42,15 +45,17 @@ def consume(
     latest: Annotated[
         bool, typer.Option("--latest", help="A new group begins with what comes from now on, not with what is there.")
     ] = False,
-    name: Annotated[str | None, typer.Option("--name", help="Of this member. Default: one is made up.")] = None,
+    name: Annotated[str | None, Text("--name", metavar="NAME", help="Of this member. Default: one is made up.")] = None,
     brokers: Brokers = None,
     json: Annotated[bool, typer.Option("--json", help="Print a JSON object a line.")] = False,
 ) -> None:
     """Join a group and print its records as they come; what is printed is committed. Ctrl-C leaves the group.
 
-    Prints partition, offset, key and value, separated by tabs. With --exec a record is done when the command exits with
-    0; otherwise it is tried again later, as the group has it set, and is a dead letter in the end. The command finds
-    SHARDYARD_TOPIC, _PARTITION, _OFFSET, _ID, _ATTEMPT and, if it is text, _KEY in its environment.
+    Prints partition, offset, key and value, separated by tabs; in the end, on standard error, how many.
+
+    With --exec a record is done when the command exits with 0; otherwise it is tried again later, as the group has it
+    set, and is a dead letter in the end. The command finds SHARDYARD_TOPIC, _PARTITION, _OFFSET, _ID, _ATTEMPT and, if
+    it is text, _KEY in its environment.
 
     Examples:
 
@@ -73,11 +78,37 @@ def consume(
     ask(brokers, "GET", "/healthz")  # complain at once if nobody is there
     options: dict[str, Any] = {"name": name, "start": "latest" if latest else "earliest"}
     stop = _Stop(count, seconds)
+    urls = addresses(brokers)
     try:
-        with told_plainly():
-            asyncio.run(_consume(addresses(brokers), group, topics, options, stop, command, concurrency, json=json))
+        with told_plainly(), remarks(alone=len(urls) == 1):
+            asyncio.run(_consume(urls, group, topics, options, stop, command, concurrency, json=json))
     except BrokenPipeError:  # who read has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+@contextlib.contextmanager
+def remarks(*, alone: bool) -> Iterator[None]:
+    """What the consumer warns of meanwhile is said. `alone`: there is but one broker."""
+    log, remarks = logging.getLogger("shardyard"), _Remarks(alone=alone)
+    log.addHandler(remarks)
+    try:
+        yield
+    finally:
+        log.removeHandler(remarks)
+
+
+class _Remarks(logging.Handler):
+    """Warnings, for people; once also what it means to have but one broker."""
+
+    def __init__(self, *, alone: bool) -> None:
+        super().__init__(logging.WARNING)
+        self._alone = alone
+
+    def emit(self, record: logging.LogRecord) -> None:
+        say(record.getMessage())
+        if self._alone and isinstance(record.args, tuple) and any(isinstance(arg, Unreachable) for arg in record.args):
+            self._alone = False
+            say("no other broker is named (--broker may be repeated): it goes on when this one is back")
 
 
 class _Stop:
@@ -130,26 +161,31 @@ async def _consume(
         if sys.stderr.isatty():
             say(f"joined group {group!r} as {consumer.member.name!r}; records follow as they come")
         if command is None:
-            await _print(consumer, stop, json=json)
+            printed = await _print(consumer, stop, json=json)
+            say(f"{printed} printed")
         else:
             commands = _Commands(command, stop)
             await stop.or_(consumer.run(commands.handle, concurrency=concurrency))
             say(f"{commands.done} done, {commands.failed} failed")
 
 
-async def _print(consumer: "Consumer", stop: _Stop, *, json: bool) -> None:
+async def _print(consumer: "Consumer", stop: _Stop, *, json: bool) -> int:
+    """How many."""
     from shardyard.client.consumer import next_of  # noqa: PLC0415 slow to import
 
     line = _json_line if json else _line
     batches = consumer.__aiter__()
+    printed = 0
     while stop.left != 0 and (batch := await stop.or_(next_of(batches))) is not None:
         rows = list(zip(batch.offsets(), batch.records(), strict=True))[: stop.left]
         await asyncio.to_thread(_write, b"".join(line(record, batch.partition, offset) for offset, record in rows))
         whole = len(rows) == len(batch)
         with contextlib.suppress(Fenced):  # it has gone to another member, who prints it again
             await batch.commit(None if whole else rows[-1][0] + 1)
+        printed += len(rows)
         if stop.left is not None:
             stop.left -= len(rows)
+    return printed
 
 
 def _write(lines: bytes) -> None:

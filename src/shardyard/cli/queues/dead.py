@@ -5,13 +5,15 @@ from typing import Annotated, Any
 import typer
 
 from shardyard.cli.output import Count, Json, print_json, print_table
-from shardyard.cli.queues.options import Brokers, Group, Topic, ask, checked, shown_time
+from shardyard.cli.queues.options import Brokers, Group, Topic, ask, checked, print_listed, shown_time
 from shardyard.model import InvalidCall, InvalidValue
 
 app = typer.Typer(name="dead", help="Look at records that a group gave up, and try them again.", no_args_is_help=True)
 
 MOST = 10_000
 """Dead letters that a broker lists at once."""
+VALUE_CHARACTERS = 40
+"""Of a value in a list."""
 
 
 @app.command("list")
@@ -22,24 +24,23 @@ def list_dead(
     brokers: Brokers = None,
     json: Json = False,
 ) -> None:
-    """List a group's dead letters of a topic, the newest first.
+    """List a group's dead letters of a topic, the newest first. `dead show` has the whole value.
 
     Examples:
 
       shardyard dead list billing orders
     """
     found = _found(brokers, group, topic, limit)
-    if json:
-        print_json(found)
-    else:
-        print_table([_row(letter) for letter in found])
+    print_listed(found if json else [_row(letter) for letter in found], "dead letters", json=json)
 
 
 @app.command("show")
 def show(
     group: Group,
     topic: Topic,
-    record: Annotated[str, typer.Argument(metavar="ID", show_default=False)],
+    record: Annotated[
+        str, typer.Argument(metavar="ID", help="The record's id, as `dead list` has it.", show_default=False)
+    ],
     brokers: Brokers = None,
     json: Json = False,
 ) -> None:
@@ -57,7 +58,8 @@ def show(
     if json:
         print_json(letter)
         return
-    told = _row(letter) | letter["record"] | {"headers": letter["record"].get("headers", {})}
+    record_shown = {name: value for name, value in letter["record"].items() if name != "timestamp"}
+    told = _row(letter) | record_shown
     print_table([{"field": name, "value": value} for name, value in told.items() if value != {}])
 
 
@@ -65,7 +67,10 @@ def show(
 def redrive(
     group: Group,
     topic: Topic,
-    records: Annotated[list[str] | None, typer.Argument(metavar="[ID...]", show_default=False)] = None,
+    records: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[ID...]", help="Their ids, as `dead list` has them.", show_default=False),
+    ] = None,
     every: Annotated[bool, typer.Option("--all", help="All there are.")] = False,
     brokers: Brokers = None,
     json: Json = False,
@@ -95,11 +100,18 @@ def _found(brokers: list[str] | None, group: str, topic: str, limit: int) -> lis
 
 def _row(letter: dict[str, Any]) -> dict[str, Any]:
     record = letter["record"]
+    published = letter["published"]
     return {
         "id": record["id"],
-        "key": record.get("key", ""),
+        "key": record.get("key", record.get("key_base64")),
+        "value": _short(record.get("value", record.get("value_base64", ""))),
         "attempts": letter["attempts"],
         "reason": letter["reason"],
-        "origin": letter["origin"] or "",
+        "origin": letter["origin"],
+        "published": None if published is None else shown_time(published),
         "died": shown_time(letter["died_at"]),
     }
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= VALUE_CHARACTERS else f"{text[: VALUE_CHARACTERS - 1]}…"

@@ -1,22 +1,29 @@
 """`shardyard groups`: who owns what and how far they got; settings, pauses, resets."""
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
 
-from shardyard.cli.output import Count, Json, print_json, print_table
+from shardyard.cli.help import Command, Rows
+from shardyard.cli.output import Count, Json, Row, print_json, print_table, print_tables, say
 from shardyard.cli.queues.options import (
+    OWN,
+    TIME,
     Brokers,
     Group,
     Session,
     Settings,
+    Text,
     Topic,
     ask,
     changes,
     checked,
-    say,
+    print_listed,
+    settings_help,
+    shown_setting,
     time_ms,
 )
 from shardyard.cli.queues.topics import say_deleted
@@ -32,6 +39,8 @@ Partitions = Annotated[
     list[str] | None,
     typer.Option("--partition", metavar="TOPIC/INDEX", help="Only this one; may be given several times."),
 ]
+STUCK_SECONDS = 5.0
+"""Without progress, of which a person hears."""
 
 
 class To(StrEnum):
@@ -40,23 +49,30 @@ class To(StrEnum):
 
 
 @app.command("list")
-def list_groups(brokers: Brokers = None, json: Json = False) -> None:
+def list_groups(
+    every: Annotated[bool, typer.Option("--all", help="Also those that Shardyard keeps for itself.")] = False,
+    brokers: Brokers = None,
+    json: Json = False,
+) -> None:
     """List the groups, with the number of their members and their lag.
 
     Examples:
 
       shardyard groups list
+
+      shardyard groups list --all --json
     """
     found = ask(brokers, "GET", "/v1/groups")
-    if json:
-        print_json(found)
-    else:
-        print_table(found)
+    shown = [row for row in found if every or not row["group"].startswith(OWN)]
+    print_listed(shown, "groups", len(found) - len(shown), json=json)
 
 
 @app.command("show")
 def show(group: Group, brokers: Brokers = None, json: Json = False) -> None:
     """Show a group: each partition with owner, epoch, committed, end and lag; the members; the settings.
+
+    Also the next owner of a partition that moves, and for how many seconds (stuck_for) an owner has not got ahead. On a
+    terminal that, and what is the same for all members, is left out where there is nothing to say.
 
     A group that is set before anybody joined has settings alone (in --json: joined is false).
 
@@ -70,22 +86,29 @@ def show(group: Group, brokers: Brokers = None, json: Json = False) -> None:
     if json:
         print_json(found)
         return
-    print_table([_row(row) for row in found["partitions"]], "partitions")
+    print_tables(
+        {
+            "partitions": _telling([_row(row, group) for row in found["partitions"]]),
+            "members": _telling([_member(member) for member in found["members"]]),
+            "settings": _settings(found["settings"]),
+        }
+    )
     if not found["joined"]:
         say(f"group {group!r}: nobody has joined yet")
-    members = [{**member, "topics": ",".join(member["topics"])} for member in found["members"]]
-    print_table(members, "members")
-    _print_settings(found["settings"])
 
 
-@app.command("set")
+class _Set(Command):
+    def sections(self) -> Mapping[str, Rows]:
+        from shardyard.queues.settings import GroupSettings  # noqa: PLC0415 slow to import
+
+        return {"Settings": settings_help(GroupSettings)}
+
+
+@app.command("set", cls=_Set)
 def set_group(group: Group, settings: Settings, brokers: Brokers = None, json: Json = False) -> None:
     """Change settings; those that are not named stay. It takes effect at once, for all members.
 
-    A group may be set before its first member joins.
-
-    backoff (seconds before each further attempt), tags, allow, deny (lists such as a,b), broadcast, concurrency,
-    max_records, handler_seconds, lag_alarm, webhook, assignor, max_active, release_after. none takes a setting away.
+    A group may be set before its first member joins. docs/queues.md says what each setting does.
 
     Examples:
 
@@ -104,7 +127,7 @@ def set_group(group: Group, settings: Settings, brokers: Brokers = None, json: J
     if json:
         print_json(told)
     else:
-        _print_settings(told)
+        print_table(_settings(told))
     if not joined:
         say(f"group {group!r} has no members yet: the settings will hold when one joins")
 
@@ -157,10 +180,12 @@ def resume(group: Group, partitions: Partitions = None, brokers: Brokers = None,
 def reset(
     group: Group,
     topic: Topic,
-    to: Annotated[To | None, typer.Option("--to", help="The first record there is, or the end.")] = None,
+    to: Annotated[
+        To | None, typer.Option("--to", metavar="earliest|latest", help="The first record there is, or the end.")
+    ] = None,
     offset: Annotated[int | None, Count("--offset", help="An offset.")] = None,
     time: Annotated[
-        str | None, typer.Option("--time", help="The first record from then on, such as 2026-01-31T12:00:00Z.")
+        str | None, Text("--time", metavar="TIME", help=f"The first record from then on, such as {TIME}.")
     ] = None,
     partitions: Annotated[list[int] | None, Count("--partition", help="Only this one; may be given several times.")] = (
         None
@@ -219,16 +244,54 @@ def _path(group: str) -> str:
     return f"/v1/groups/{checked(group)}"
 
 
-def _row(row: dict[str, Any]) -> dict[str, object]:
-    """What people look for; the rest is in --json."""
-    place = f"{row['topic']}/{row['partition']}"
-    owner = row["owner"] if row["next_owner"] is None else f"{row['owner'] or ''} -> {row['next_owner']}"
-    told = {"partition": place, "owner": owner, "committed": row["committed"], "end": row["end"], "lag": row["lag"]}
-    return {name: _text(value) for name, value in told.items()}
+def _row(row: dict[str, Any], group: str) -> dict[str, object]:
+    of = {} if row["group"] == group else {"group": row["group"]}  # of a broadcast group each member has its own
+    return of | {
+        "partition": f"{row['topic']}/{row['partition']}",
+        "owner": row["owner"],
+        "next_owner": row["next_owner"],
+        "epoch": row["epoch"],
+        "committed": row["committed"],
+        "end": row["end"],
+        "lag": row["lag"],
+        "stuck_for": row["stuck_for"] if row["stuck_for"] >= STUCK_SECONDS else None,
+    }
 
 
-def _print_settings(settings: dict[str, Any]) -> None:
-    print_table([{"setting": name, "value": _text(value)} for name, value in settings.items()], "settings")
+def _member(member: dict[str, Any]) -> dict[str, object]:
+    """Its retry topics go without saying."""
+    from shardyard.queues.marks import beside  # noqa: PLC0415 slow to import
+
+    return {
+        "member": member["member"],
+        "topics": ",".join(topic for topic in member["topics"] if beside(topic) is None),
+        "weight": member["weight"],
+        "static": member["static"],
+        "session_timeout": member["session_timeout"],
+        "standby": member["standby"],
+    }
+
+
+_USUAL: dict[str, object] = {
+    "next_owner": None,
+    "stuck_for": None,
+    "weight": 1,
+    "static": False,
+    "session_timeout": 10.0,
+    "standby": False,
+}
+"""Of which people need not hear. A program in a pipe gets the same columns always."""
+
+
+def _telling(rows: list[dict[str, object]]) -> list[Row]:
+    """On a terminal, without the columns that say nothing."""
+    dull = {name for name, usual in _USUAL.items() if all(row.get(name, usual) == usual for row in rows)}
+    dull = dull if sys.stdout.isatty() else set()
+    return [{name: value for name, value in row.items() if name not in dull} for row in rows]
+
+
+def _settings(settings: dict[str, Any]) -> list[Row]:
+    return [{"setting": name, "value": shown_setting(value)} for name, value in settings.items()]
 
 
 def _print_paused(group: str, settings: dict[str, Any], *, json: bool) -> None:
@@ -236,10 +299,4 @@ def _print_paused(group: str, settings: dict[str, Any], *, json: bool) -> None:
     if json:
         print_json(row)
     else:
-        print_table([{name: _text(value) for name, value in row.items()}])
-
-
-def _text(value: object) -> object:
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return ",".join(map(str, value))
-    return "" if value is None else value
+        print_table([{**row, "paused_partitions": shown_setting(row["paused_partitions"])}])

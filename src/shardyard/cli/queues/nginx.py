@@ -10,7 +10,10 @@ def nginx_config(
     brokers: Annotated[
         str,
         typer.Option(
-            "--brokers", metavar="HOST:PORT,...", help="The brokers to spread calls over.", show_default=False
+            "--brokers",
+            metavar="HOST:PORT,...",
+            help="The brokers to spread calls over; http:// may stand before each.",
+            show_default=False,
         ),
     ],
     listen: Annotated[
@@ -32,4 +35,5 @@ def nginx_config(
     """
     from shardyard.queues.nginx import nginx_config as config  # noqa: PLC0415 slow to import
 
-    sys.stdout.write(config([each.strip() for each in brokers.split(",") if each.strip()], listen))
+    named = [each.strip().removeprefix("http://").removesuffix("/") for each in brokers.split(",") if each.strip()]
+    sys.stdout.write(config(named, listen))

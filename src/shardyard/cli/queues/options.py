@@ -14,6 +14,8 @@ from typing import Annotated, Any, Self, TypeVar
 import msgspec
 import typer
 
+from shardyard.cli.help import Rows
+from shardyard.cli.output import Row, print_json, print_table, say
 from shardyard.model import InvalidCall, InvalidValue, RetryLater, Unreachable
 
 T = TypeVar("T")
@@ -21,6 +23,8 @@ T = TypeVar("T")
 DEFAULT_BROKER = "http://127.0.0.1:7400"
 PATIENCE_SECONDS = 2.0
 """For which brokers may be out of reach before a person hears of it."""
+OWN = "shardyard."
+"""How the names of topics and groups begin that Shardyard keeps for itself."""
 _NAME = re.compile(r"(?!\.+$)[A-Za-z0-9._~-]+")
 
 Brokers = Annotated[
@@ -29,13 +33,25 @@ Brokers = Annotated[
         "--broker",
         "-b",
         metavar="URL",
-        help=f"A broker; may be given several times. Default: SHARDYARD_BROKER, or {DEFAULT_BROKER}.",
+        help="A broker, such as http://10.0.0.5:7400 or 10.0.0.5:7400; may be given several times. "
+        f"Default: SHARDYARD_BROKER, or {DEFAULT_BROKER}.",
         show_default=False,
     ),
 ]
-Topic = Annotated[str, typer.Argument(metavar="TOPIC", show_default=False)]
-Group = Annotated[str, typer.Argument(metavar="GROUP", show_default=False)]
-Settings = Annotated[list[str], typer.Argument(metavar="NAME=VALUE...", show_default=False)]
+Topic = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic's name.", show_default=False)]
+Group = Annotated[str, typer.Argument(metavar="GROUP", help="The group's name.", show_default=False)]
+Settings = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="NAME=VALUE...", help="What to set. A list is written a,b; none takes it away.", show_default=False
+    ),
+]
+TIME = "2026-01-31T12:00:00Z, or ms since 1970"
+
+
+def Text(*names: str, metavar: str, help: str) -> Any:  # noqa: A002, N802 it stands where typer.Option would
+    """An option that takes a text, or a number that is no whole one."""
+    return typer.Option(*names, metavar=metavar, help=help, show_default=False)
 
 
 def addresses(brokers: Sequence[str] | None) -> list[str]:
@@ -61,7 +77,8 @@ def told_plainly() -> Iterator[None]:
     try:
         yield
     except Unreachable as error:
-        raise RetryLater(f"{error}: start one by `shardyard broker`, or name another by --broker") from None
+        more = "name others too: --broker may be repeated" if len(error.brokers) == 1 else "name others by --broker"
+        raise RetryLater(f"{error}: start one by `shardyard broker`, or {more}") from None
     except UnicodeEncodeError as error:
         raise InvalidCall(f"{error.object!r} is not text that UTF-8 can hold") from None
 
@@ -140,6 +157,43 @@ def changes(kind: type[msgspec.Struct], told: Sequence[str]) -> dict[str, Any]:
     return found
 
 
+def print_listed(rows: Sequence[Row], what: str, hidden: int = 0, *, json: bool) -> None:
+    """A list, and a remark if there is nothing on it. On a terminal also on how many are hidden."""
+    if json:
+        print_json(rows)
+    else:
+        print_table(rows)
+        if not rows:
+            say(f"no {what}")
+    if hidden and sys.stderr.isatty():
+        say(f"--all shows {hidden} more, which Shardyard keeps for itself")
+
+
+def settings_help(kind: type[msgspec.Struct]) -> Rows:
+    """The settings there are, with what they take and what they are by default."""
+    from shardyard.queues.expected import in_words  # noqa: PLC0415 slow to import
+
+    return [
+        (field.name, f"{in_words(field.type, 'none')}{_by_default(field.default)}")
+        for field in msgspec.structs.fields(kind)
+    ]
+
+
+def _by_default(value: object) -> str:
+    if value is msgspec.UNSET:
+        return ""
+    return f" [default: {shown_setting(value) or 'empty'}]"
+
+
+def shown_setting(value: object) -> str:
+    """A setting as it is written: a list 1,5,30; nothing none."""
+    if isinstance(value, list | tuple):
+        return ",".join(map(shown_setting, value))
+    if isinstance(value, float):
+        return f"{value:g}"
+    return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
 def time_ms(name: str, text: str | None) -> int | None:
     """A time as milliseconds since 1970."""
     if text is None or text.isdecimal():
@@ -154,8 +208,3 @@ def time_ms(name: str, text: str | None) -> int | None:
 
 def shown_time(ms: float) -> str:
     return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-def say(text: str) -> None:
-    """A remark: not on standard output, which is for data."""
-    sys.stderr.write(f"{text}\n")

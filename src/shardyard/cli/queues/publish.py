@@ -3,7 +3,8 @@
 import io
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -11,8 +12,8 @@ import typer
 from rich.console import Console
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
-from shardyard.cli.output import Count, Json, print_json, print_table
-from shardyard.cli.queues.options import Brokers, Session, Topic, ask, checked, say
+from shardyard.cli.output import Count, Json, print_json, print_table, say
+from shardyard.cli.queues.options import TIME, Brokers, Session, Text, Topic, ask, checked, shown_time, time_ms
 from shardyard.model import TAG, TRACE, Headers, InvalidCall, InvalidValue, Record, ShardyardError, TooLarge
 
 if TYPE_CHECKING:
@@ -23,21 +24,37 @@ CHUNK_BYTES = 1024 * 1024
 MOST_LINE_BYTES = 4 * 1024 * 1024
 PATIENCE_SECONDS = 30.0
 """For which brokers may be out of reach meanwhile."""
+MOST_LATER = 1_000
+"""Delayed records that are told one by one in --json; people are told of a few."""
+FEW = 10
 
 
 def publish(
     topic: Topic,
     values: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[VALUE...]", help="One record each. Without any: standard input, one a line."),
+        typer.Argument(
+            metavar="[VALUE...]",
+            help="One record each. Without any: standard input, one a line; empty lines are skipped.",
+        ),
     ] = None,
-    key: Annotated[str | None, typer.Option("--key", "-k", help="Of all of them. Default: dealt in turn.")] = None,
-    tag: Annotated[str | None, typer.Option("--tag", help="By which groups choose what they get.")] = None,
-    trace: Annotated[str | None, typer.Option("--trace", help="A trace id, to search for.")] = None,
+    key: Annotated[
+        str | None, Text("--key", "-k", metavar="KEY", help="Of all of them. Default: dealt in turn.")
+    ] = None,
+    record_id: Annotated[
+        str | None, Text("--id", metavar="ID", help="Of the one record. Default: one is made up.")
+    ] = None,
+    tag: Annotated[str | None, Text("--tag", metavar="TAG", help="By which groups choose what they get.")] = None,
+    trace: Annotated[str | None, Text("--trace", metavar="ID", help="A trace id, to search for.")] = None,
     headers: Annotated[
-        list[str] | None, typer.Option("--header", metavar="NAME=VALUE", help="May be given several times.")
+        list[str] | None, Text("--header", metavar="NAME=VALUE", help="May be given several times.")
     ] = None,
-    delay: Annotated[float | None, typer.Option("--delay", help="Seconds until they are delivered.")] = None,
+    delay: Annotated[
+        float | None, Text("--delay", metavar="SECONDS", help="Until they are delivered, up to 90 days.")
+    ] = None,
+    deliver_at: Annotated[
+        str | None, Text("--deliver-at", metavar="TIME", help=f"When they are delivered, such as {TIME}.")
+    ] = None,
     partition: Annotated[int | None, Count("--partition", help="The partition they go to, whatever their key.")] = None,
     json_lines: Annotated[
         bool, typer.Option("--json-lines", help="Lines are JSON, as `consume --json` prints them.")
@@ -45,9 +62,10 @@ def publish(
     brokers: Brokers = None,
     json: Json = False,
 ) -> None:
-    """Publish records; done when they are durable. Says how many went where.
+    """Publish records; done when they are durable. Says how many went where, and which are delivered later.
 
-    A line of --json-lines has a value (or value_base64), and may have key, id, tag, trace, headers, and delay.
+    A line of --json-lines has a value (or value_base64), and may have key, id, tag, trace, headers, and delay (seconds)
+    or deliver_at (ms since 1970).
 
     Examples:
 
@@ -57,14 +75,17 @@ def publish(
 
       shardyard publish orders 'remind me' --delay 3600 --tag reminder --header source=cli
 
+      shardyard publish orders 'happy new year' --id greeting-2027 --deliver-at 2027-01-01T00:00:00Z
+
       echo '{"value": "hello", "key": "alice", "delay": 5}' | shardyard publish orders --json-lines
     """
     checked(topic)
-    alone = (values, key, tag, trace, headers, delay)
+    alone = (values, key, record_id, tag, trace, headers, delay, deliver_at)
     if json_lines and any(option is not None for option in alone):
         raise InvalidCall("--json-lines takes all but --partition from standard input: expected no value, key or such")
-    if delay is not None and not 0 <= delay < 2**40:
-        raise InvalidValue("--delay", delay, "seconds, at least 0")
+    if record_id is not None and len(values or ()) != 1:
+        raise InvalidCall(f"--id is that of one record: expected one value, got {len(values or ())}")
+    due = _due(delay, deliver_at)
     if partition is not None and partition < 0:
         raise InvalidValue("--partition", partition, "a whole number of at least 0")
     marks = _headers(tag, trace, headers or [])
@@ -72,16 +93,24 @@ def publish(
     with Session(brokers, PATIENCE_SECONDS) as session:
         publishing = _Publishing(session, topic, partition)
         if values:
-            batches: Iterable[list[Posted]] = _posted(_batches(map(os.fsencode, values)), key, marks, delay)
+            batches: Iterable[list[Posted]] = _posted(_batches(map(os.fsencode, values)), key, marks, due, record_id)
+        elif json_lines:
+            batches = _parsed(_lines())
         else:
-            batches = _parsed(_lines()) if json_lines else _posted(_lines(), key, marks, delay)
+            filled = ([line for line in lines if line] for lines in _lines())
+            batches = _posted(filled, key, marks, due)
         publishing.all(batches)
     if json:
-        print_json({"records": publishing.count, "delayed": publishing.delayed, "stored": publishing.rows()})
+        counts = {"records": publishing.count, "delayed": publishing.delayed}
+        print_json(counts | {"stored": publishing.rows(), "later": publishing.later})
         return
     print_table(publishing.rows())
-    if publishing.delayed:
-        say(f"{publishing.delayed} are delivered later")
+    for later in publishing.later[:FEW]:
+        say(f"record {later['id']} is delivered at {shown_time(later['deliver_at'])}")
+    if publishing.delayed > FEW:
+        say(f"so are {publishing.delayed - FEW} more, each at its time")
+    if not publishing.count:
+        say("nothing to publish")
 
 
 class _Publishing:
@@ -91,6 +120,8 @@ class _Publishing:
         from shardyard.client import Producer  # noqa: PLC0415 slow to import
 
         self.count = self.delayed = 0
+        self.later: list[dict[str, Any]] = []
+        """Ids and times of the first delayed ones."""
         self._session = session
         self._producer = Producer(session.brokers)
         self._topic = topic
@@ -133,6 +164,9 @@ class _Publishing:
         path, query = f"/v1/topics/{self._topic}/records", {"partition": self._partition}
         told = self._session.wait(self._session.brokers.call("POST", path, body, kind, query=query)).json()
         self.delayed += told["delayed"]
+        late = sorted(later, key=_time)[len(later) - told["delayed"] :]  # what is due already is stored
+        room = MOST_LATER - len(self.later)
+        self.later += [{"id": posted.record.id, "deliver_at": posted.due} for posted in late[:room]]
         stored: list[dict[str, Any]] = told["stored"]
         return stored
 
@@ -146,6 +180,29 @@ class _Publishing:
     def rows(self) -> list[dict[str, int]]:
         """How many went to each partition, and the first and last of their offsets."""
         return [self._parts[index] for index in sorted(self._parts)]
+
+
+def _due(delay: float | None, deliver_at: str | None) -> Callable[[], int | None]:
+    """When what is published now is delivered, in ms since 1970; None: at once."""
+    from shardyard.log.batch import now_ms  # noqa: PLC0415 slow to import
+    from shardyard.queues.delays import MAX_DELAY_MS  # noqa: PLC0415
+
+    most = MAX_DELAY_MS // 1000
+    if delay is not None and deliver_at is not None:
+        raise InvalidCall("expected either --delay or --deliver-at")
+    if delay is not None:
+        if not 0 <= delay <= most:
+            raise InvalidValue("--delay", delay, f"seconds, 0 to {most} (90 days)")
+        wait = round(delay * 1000)
+        return lambda: now_ms() + wait
+    at = time_ms("--deliver-at", deliver_at)
+    if at is not None and at > now_ms() + MAX_DELAY_MS:
+        raise InvalidValue("--deliver-at", deliver_at, "a time within the next 90 days")
+    return lambda: at
+
+
+def _time(posted: "Posted") -> int:
+    return posted.due or 0
 
 
 def _headers(tag: str | None, trace: str | None, told: list[str]) -> Headers:
@@ -178,15 +235,21 @@ def _lines() -> Iterator[list[bytes]]:
 
 
 def _posted(
-    batches: Iterable[list[bytes]], key: str | None, headers: Headers, delay: float | None
+    batches: Iterable[list[bytes]],
+    key: str | None,
+    headers: Headers,
+    due: Callable[[], int | None],
+    record_id: str | None = None,
 ) -> Iterator[list["Posted"]]:
-    from shardyard.log.batch import now_ms  # noqa: PLC0415 slow to import
-    from shardyard.queues.wire import Posted  # noqa: PLC0415
+    from shardyard.queues.wire import Posted  # noqa: PLC0415 slow to import
 
     key_bytes = None if key is None else os.fsencode(key)
     for batch in batches:
-        due = None if delay is None else now_ms() + round(delay * 1000)
-        yield [Posted(Record.new(value, key_bytes, headers), due) for value in batch]
+        at = due()
+        records = [Record.new(value, key_bytes, headers) for value in batch]
+        if record_id is not None:
+            records = [replace(record, id=record_id) for record in records]
+        yield [Posted(record, at) for record in records]
 
 
 def _parsed(batches: Iterable[list[bytes]]) -> Iterator[list["Posted"]]:
