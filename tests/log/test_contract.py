@@ -41,6 +41,7 @@ from shardyard.model import (
     Moved,
     OffsetBeyondEnd,
     OffsetTrimmed,
+    Outdated,
     Partition,
     PartitionOutOfRange,
     Position,
@@ -785,6 +786,32 @@ async def test_both_paths_can_take_turns(log: Log) -> None:
     found = await contents(log, T0)
     assert sorted(r.id for r in found) == sorted(r.id for some in rows for r in some)
     assert [found[at + 1 : at + 6] for at in range(0, 48, 6)] == [ODD] * 8
+
+
+@awaited
+async def test_what_was_placed_on_another_state_of_a_topic_is_refused(log: Log) -> None:
+    before = await log.create_topic("t", 2)
+    stamp = Stamp("p", 1)
+    first = await log.append(T0, records(0), stamp=stamp, placed_on=before)
+    expanded = await log.expand_topic("t", 4)
+    with pytest.raises(Outdated, match="receives in 4 partitions"):
+        await log.append(T0, records(1), stamp=Stamp("p", 2), placed_on=before)
+    again = await log.append(T0, records(0), stamp=stamp, placed_on=before)
+    assert (again.first, again.duplicate) == (first.first, True), "what is stored already is not placed any more"
+    await log.append(T0, records(1), stamp=Stamp("p", 2), placed_on=expanded)
+    await log.contract_topic("t", 2)
+    with pytest.raises(Outdated):
+        await log.append(T0, records(2), placed_on=expanded)
+    with pytest.raises(Closing):
+        await log.append(Partition("t", 3), records(2), placed_on=expanded)
+    await log.append(T0, records(2), placed_on=before)  # it is as it was
+    assert await contents(log, T0) == records(0, 1, 2)
+    await log.delete_topic("t")
+    anew = await log.create_topic("t", 2)
+    with pytest.raises(Outdated):
+        await log.append(T0, records(3), placed_on=before)
+    await log.append(T0, records(3), placed_on=anew)
+    assert await contents(log, T0) == records(3)
 
 
 @awaited

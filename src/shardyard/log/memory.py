@@ -171,6 +171,7 @@ class MemoryLog(Log):
         *,
         stamp: Stamp | None = None,
         fence: Fence | None = None,
+        placed_on: Topic | None = None,
     ) -> Appended:
         if isinstance(records, pa.RecordBatch):
             data = check_batch(records, self._limits, now_ms())
@@ -186,7 +187,7 @@ class MemoryLog(Log):
         if stamp is not None and stamp.sequence in known:
             check_same_batch(stamp, known[stamp.sequence][1], len(data))
         else:
-            check_receives(partition, topic.sealed, topic.successor, topic.receiving)
+            check_receives(partition, topic.sealed, topic.successor, topic.epoch, topic.receiving, placed_on)
         if fence is not None:
             self._fences[fence.name] = fence.epoch
         if stamp is not None:

@@ -15,6 +15,7 @@ from shardyard.model import (
     Moved,
     OffsetBeyondEnd,
     OffsetTrimmed,
+    Outdated,
     Partition,
     Position,
     Record,
@@ -143,11 +144,16 @@ def check_open(topic: str, sealed: bool, successor: str | None) -> None:
         raise Sealed(topic)
 
 
-def check_receives(partition: Partition, sealed: bool, successor: str | None, receiving: int) -> None:
-    """Refuse an append to a topic that is sealed or has moved, or to a partition that is closing; for engines."""
+def check_receives(
+    partition: Partition, sealed: bool, successor: str | None, epoch: int, receiving: int, placed_on: Topic | None
+) -> None:
+    """Refuse an append to a topic that is sealed, has moved or is another than was thought, or to a partition that is
+    closing; for engines."""
     check_open(partition.topic, sealed, successor)
     if partition.index >= receiving:
         raise Closing(partition, receiving)
+    if placed_on is not None and (placed_on.epoch, placed_on.receiving) != (epoch, receiving):
+        raise Outdated(partition.topic, receiving)
 
 
 def expanded(topic: Topic, partitions: int) -> Topic:
@@ -307,14 +313,16 @@ class Log(ABC):
         *,
         stamp: Stamp | None = None,
         fence: Fence | None = None,
+        placed_on: Topic | None = None,
     ) -> Appended:
         """Append a batch, all or nothing, behind everything appended before. Returns when it is durable.
 
         Records may be given as an Arrow batch with the columns of `SCHEMA`: nothing then touches them one by one.
         A record with the timestamp 0 gets the time of the call. A batch that was stored before under the same stamp
         is not stored again. `SequenceTooOld` if its sequence lies `SEQUENCE_WINDOW` or more behind the producer's last.
-        Any other batch is refused with `Sealed` or `Moved` if the topic is, with `Closing` if the partition is; nothing
-        was stored under its stamp then.
+        Any other batch is refused with `Sealed` or `Moved` if the topic is, with `Closing` if the partition is, with
+        `Outdated` if the partition was chosen by a state of the topic (`placed_on`) with other partitions than it has
+        now; nothing was stored under its stamp then.
         """
 
     @abstractmethod

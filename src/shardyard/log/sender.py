@@ -6,6 +6,7 @@ import random
 import uuid
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -19,6 +20,7 @@ from shardyard.model import (
     Clock,
     Closing,
     Moved,
+    Outdated,
     Partition,
     PartitionOutOfRange,
     RetryLater,
@@ -28,8 +30,6 @@ from shardyard.model import (
 
 T = TypeVar("T")
 
-LOOK_SECONDS = 2.0
-"""How long to go by what was last known of the topic."""
 FIRST_WAIT_SECONDS = 0.01
 LONGEST_WAIT_SECONDS = 0.2
 _ANY = Limits(record_bytes=2**62, batch_bytes=2**62, batch_records=2**62)
@@ -44,8 +44,8 @@ class Sender:
 
     **Order.** Sends that are awaited one after another keep the order of each key, also over a move: what the old topic
     took comes first. Those under way at once have none between them. When the topic is expanded or contracted, keys
-    that get another partition go on there, each sender in its own time within `LOOK_SECONDS`: where order matters, move
-    it instead.
+    that get another partition go on there, for all senders from the same moment on, while what came before may not be
+    read yet: where order matters, move it instead.
 
     **Once.** Each part of a send that goes to a partition has a stamp, so what is tried again is stored once. There is
     one exception: where the partition is dropped before it is tried again, it goes to another one in any case.
@@ -54,13 +54,12 @@ class Sender:
     def __init__(self, log: Log, topic: str, *, patience: float = 30.0, clock: Clock | None = None) -> None:
         """`patience`: seconds for which a send tries again what the log refuses for now."""
         self.topic: Topic | None = None
-        """Where it sends to; None before the first send."""
+        """Where it sends to, as last known; None before the first send, and when it is to be looked up again."""
         self._log = log
         self._name = topic
         self._patience = patience
         self._clock = clock or SystemClock()
         self._producer = uuid.uuid4().hex
-        self._look_at = self._clock.monotonic()
         self._looking = asyncio.Lock()
         self._turn = random.randrange(2**16)  # many senders of a few records each shall not all begin with partition 0
         self._sequences: defaultdict[Partition, int] = defaultdict(int)
@@ -84,7 +83,7 @@ class Sender:
             topic = await self._current(until)
             parts = split(rows, dealt(topic, rows, self._turns))
             outcomes = await asyncio.gather(
-                *(self._append(Partition(topic.name, index), part, until, fence) for index, part in parts),
+                *(self._append(topic, index, part, until, fence) for index, part in parts),
                 return_exceptions=True,  # the others are finished first: a later send must not overtake them
             )
             for outcome in outcomes:
@@ -96,30 +95,32 @@ class Sender:
         return stored
 
     async def _current(self, until: float) -> Topic:
-        """The topic to send to, looked up now and then, and when it turned out to be another one than was thought."""
+        """The topic to send to, looked up when it turned out to be another one than was thought."""
         async with self._looking:  # one at a time, so that old news never replace new ones
-            now = self._clock.monotonic()
-            if self.topic is None or now >= self._look_at:
+            if self.topic is None:
                 topic = await self._patiently(lambda: self._log.topic(self._name), until)
                 while (successor := topic.successor) is not None:
                     self._name = successor
                     topic = await self._patiently(lambda: self._log.topic(self._name), until)
-                self.topic, self._look_at = topic, now + LOOK_SECONDS
+                self.topic = topic
             return self.topic
 
     def _turns(self, count: int) -> npt.NDArray[np.int64]:
         self._turn += count
         return np.arange(self._turn - count, self._turn)
 
-    async def _append(self, partition: Partition, part: Rows, until: float, fence: Fence | None) -> Appended | None:
-        """None if it has to go elsewhere: the topic has moved, or has fewer partitions than was thought."""
+    async def _append(self, topic: Topic, index: int, part: Rows, until: float, fence: Fence | None) -> Appended | None:
+        """None if it has to be placed anew: the topic has moved, or has other partitions than was thought."""
+        partition = Partition(topic.name, index)
         async with self._stamp(partition) as stamp:
+            append = partial(self._log.append, partition, part, stamp=stamp, fence=fence, placed_on=topic)
             try:
-                return await self._patiently(lambda: self._log.append(partition, part, stamp=stamp, fence=fence), until)
-            except (Moved, Closing, PartitionOutOfRange) as error:
-                if isinstance(error, Moved) and self._name == partition.topic:
+                return await self._patiently(append, until)
+            except (Moved, Closing, PartitionOutOfRange, Outdated) as error:
+                if isinstance(error, Moved) and self._name == topic.name:
                     self._name = error.successor
-                self._look_at = self._clock.monotonic()
+                if self.topic is topic:  # else it was looked up since
+                    self.topic = None
                 return None
 
     @contextlib.asynccontextmanager

@@ -111,6 +111,15 @@ class Closing(InvalidCall):
         self.receiving = receiving
 
 
+class Outdated(InvalidCall):
+    """Raised when records were placed on a topic that is no longer as it was: resized, or made anew."""
+
+    def __init__(self, topic: str, receiving: int) -> None:
+        super().__init__(f"topic {topic!r} has changed, and receives in {receiving} partitions: place the records anew")
+        self.topic = topic
+        self.receiving = receiving
+
+
 class OffsetTrimmed(InvalidCall):
     """Raised when an offset was trimmed away; `first` is the first one that is still there."""
 

@@ -18,6 +18,7 @@ from shardyard.model import (
     Closing,
     InvalidValue,
     Moved,
+    Outdated,
     OverQuota,
     Partition,
     PartitionOutOfRange,
@@ -36,7 +37,8 @@ patience with this broker."""
 AGAIN_SECONDS = 0.05
 WHOLE_FROM_RECORDS = 100
 """From this size on a stamped batch without keys is not taken apart: the turn is the batch's, not the record's."""
-MOST_SENDERS = 1000
+MOST_KNOWN = 1000
+"""Topics."""
 _LIMITS = Limits()
 
 
@@ -51,8 +53,8 @@ class Publisher:
         self._log = log
         self._delays = delays
         self._clock = clock or SystemClock()
-        self._senders: dict[tuple[str, int], Sender] = {}
-        """By topic and its epoch."""
+        self._senders: dict[str, Sender] = {}
+        self._known: dict[str, Topic] = {}
         self._turn = random.randrange(2**16)  # several brokers shall not all begin with the same partition
 
     async def publish(
@@ -110,12 +112,13 @@ class Publisher:
             return await self._append_stamped(topic, rows, stamp, fence, turn)
         if len(records) == 1 and fence is None and (one := await self._append_one(topic, records)) is not None:
             return [one]
-        named = (topic, (await self._log.topic(topic)).epoch)  # one that was made anew is another
-        if (sender := self._senders.get(named)) is None:
-            if len(self._senders) >= MOST_SENDERS:
-                self._senders.clear()
-            sender = self._senders[named] = Sender(self._log, topic, patience=PATIENCE_SECONDS)
-        return await sender.send(records, fence=fence)
+        if (sender := self._senders.get(topic)) is None:
+            await self._topic(topic)  # what does not exist is not kept
+            sender = self._senders[topic] = Sender(self._log, topic, patience=PATIENCE_SECONDS)
+        stored = await sender.send(records, fence=fence)
+        if sender.topic is not None and sender.topic.name != topic:
+            self._senders.pop(topic, None)
+        return stored
 
     async def _append_pinned(
         self, name: str, rows: pa.RecordBatch, partition: int, stamp: Stamp | None, fence: Fence | None
@@ -125,7 +128,7 @@ class Publisher:
             try:
                 return await self._patiently(partial(self._log.append, where, rows, stamp=stamp, fence=fence))
             except Moved:
-                continue
+                self._known.pop(name, None)
 
     async def _append_stamped(
         self, name: str, rows: pa.RecordBatch, stamp: Stamp, fence: Fence | None, turn: int | None
@@ -140,20 +143,22 @@ class Publisher:
             first = zlib.crc32(stamp.producer.encode()) + (stamp.sequence if turn is None else turn)
             parts = split(rows, dealt(topic, rows, partial(_turns, first, 1 if turn is None else 0)))
             appends = [
-                partial(self._log.append, Partition(topic.name, place), part, stamp=mark, fence=fence)
+                partial(self._log.append, Partition(topic.name, place), part, stamp=mark, fence=fence, placed_on=topic)
                 for place, part in parts
             ]
             outcomes = await asyncio.gather(*map(self._patiently, appends), return_exceptions=True)
             elsewhere: list[Rows] = []
             for (_, part), outcome in zip(parts, outcomes, strict=True):
-                if isinstance(outcome, Closing | Moved | PartitionOutOfRange):
+                if isinstance(outcome, Closing | Moved | Outdated | PartitionOutOfRange):
                     elsewhere.append(part)
                 elif isinstance(outcome, BaseException):
                     raise outcome
                 else:
                     stored.append(outcome)
             rows = join(elsewhere)
-            rest += "-rest"
+            if elsewhere:
+                self._known.pop(name, None)
+                rest += "-rest" if len(elsewhere) < len(parts) else ""
         return stored
 
     async def _patiently(self, append: Callable[[], Awaitable[Appended]]) -> Appended:
@@ -177,16 +182,23 @@ class Publisher:
         else:
             index = partitioner_named(topic.partitioner, topic.receiving, topic.hash).place(record.key)
         try:
-            return await self._log.append(Partition(topic.name, index), [record])
-        except (Moved, Closing, PartitionOutOfRange, RetryLater):
+            return await self._log.append(Partition(topic.name, index), [record], placed_on=topic)
+        except (Moved, Closing, Outdated, PartitionOutOfRange, RetryLater):
+            self._known.pop(name, None)
             return None
 
     async def _topic(self, name: str) -> Topic:
-        """The topic, or where it goes on. Not as it was a moment ago: where a record goes, and under which stamp, must
-        not depend on what a broker knows."""
-        topic = await self._log.topic(name)
-        while topic.successor is not None:
-            topic = await self._log.topic(topic.successor)
+        """The topic, or where it goes on, as last known: the log refuses what was placed by another state of it."""
+        topic = self._known.get(name)
+        if topic is None:
+            topic = await self._log.topic(name)
+            while topic.successor is not None:
+                topic = await self._log.topic(topic.successor)
+            if len(self._known) >= MOST_KNOWN:
+                self._known.clear()
+                self._senders.clear()
+            if topic.name == name:  # one that moved may be made anew
+                self._known[name] = topic
         return topic
 
 

@@ -152,7 +152,7 @@ class SqliteLog(Log):
         await self._change(lambda db: store.delete_topic(db, name))
 
     async def topic(self, name: str) -> Topic:
-        return await self._look_at_once(lambda db: store.topic(db, name))
+        return await self._look(lambda db: store.topic(db, name))
 
     async def topics(self) -> list[Topic]:
         return await self._look(store.topics)
@@ -166,6 +166,7 @@ class SqliteLog(Log):
         *,
         stamp: Stamp | None = None,
         fence: Fence | None = None,
+        placed_on: Topic | None = None,
     ) -> Appended:
         if isinstance(records, pa.RecordBatch):
             records = check_batch(records, self._limits, now_ms())
@@ -177,7 +178,7 @@ class SqliteLog(Log):
         while self._writer.waiting_bytes > WAITING_BYTES:  # noqa: ASYNC110 the room is made by another thread
             await asyncio.sleep(ROOM_SECONDS)
         self._open()
-        appended: Appended = await self._writer.do(Append(partition, records, size, stamp, fence))
+        appended: Appended = await self._writer.do(Append(partition, records, size, stamp, fence, placed_on))
         return appended
 
     async def read(

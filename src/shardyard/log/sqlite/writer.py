@@ -14,7 +14,7 @@ from shardyard.log.port import Appended, Fence, Stamp, check_partition, check_re
 from shardyard.log.sqlite import store
 from shardyard.log.sqlite.checkpoints import Checkpoints
 from shardyard.log.sqlite.files import PAGE_BYTES, Durability, connect, translate
-from shardyard.model import Busy, Partition, Position, Record, ShardyardError
+from shardyard.model import Busy, Partition, Position, Record, ShardyardError, Topic
 from shardyard.model.together import Outcome, Together
 
 GROUP_BYTES = 32 * 1024 * 1024
@@ -35,6 +35,7 @@ class Append:
     size: int
     stamp: Stamp | None
     fence: Fence | None
+    placed_on: Topic | None
 
 
 @dataclass(slots=True)
@@ -151,7 +152,8 @@ def _append(db: sqlite3.Connection, tails: dict[Partition, _Tail], request: Appe
     if request.stamp and known:
         check_same_batch(request.stamp, known[1], len(request.records))
     else:
-        check_receives(request.partition, found.sealed, found.successor, found.receiving)
+        marks = (found.sealed, found.successor, found.epoch, found.receiving)
+        check_receives(request.partition, *marks, request.placed_on)
     if request.fence is not None and fence_rises:
         store.raise_fence(db, request.fence)
     if known:
