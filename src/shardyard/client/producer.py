@@ -2,7 +2,9 @@
 
 import asyncio
 import contextlib
-import itertools
+import math
+import random
+import time
 import uuid
 from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
@@ -21,6 +23,8 @@ from shardyard.queues import wire
 MOST_RECORDS = 500
 MOST_BYTES = 1024 * 1024
 """Of what `send` puts into one request."""
+FLOWING_SECONDS = 0.1
+"""After a request of `send`, within which the next one follows it."""
 UNDER_WAY = 16
 """Batches of `publish` on one topic at once."""
 _LIMITS = Limits()
@@ -33,10 +37,19 @@ class _Lane:
     waiting: list[tuple[Record, asyncio.Future[None]]] = field(default_factory=list)
     sending: asyncio.Task[None] | None = None
     sequence: int = 0
-    turns: "itertools.count[int]" = field(default_factory=itertools.count)
+    turn: int = 0
+    sent_at: float = -math.inf
     under_way: dict[int, asyncio.Event] = field(default_factory=dict)
     """By sequence, the oldest first."""
     room: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(UNDER_WAY))
+
+    def deal(self, count: int) -> dict[str, int]:
+        """Records without a key go round the partitions. Where request follows request, each has one of them, by chance:
+        if requests took turns, small and large ones in alternation would meet the same ones again and again."""
+        if count > 1 and time.monotonic() - self.sent_at < FLOWING_SECONDS:
+            return {"turn": random.getrandbits(31), "together": 1}
+        turn, self.turn = self.turn, self.turn + count
+        return {"turn": turn}
 
     @contextlib.asynccontextmanager
     async def stamp(self) -> AsyncIterator[int]:
@@ -148,11 +161,11 @@ class Producer:
             return await self._post(topic, rows, lane, partition)
 
     async def _post(
-        self, topic: str, rows: pa.RecordBatch, lane: _Lane, partition: int | None = None, *, turn: int | None = None
+        self, topic: str, rows: pa.RecordBatch, lane: _Lane, partition: int | None = None, **dealing: int
     ) -> list[dict[str, Any]]:
-        """`turn`: those without a key shall stay together, on the partition whose turn it is."""
+        """`dealing`: how those without a key are dealt, as the broker takes it."""
         async with lane.stamp() as sequence:
-            query = {"producer": self._name, "sequence": sequence, "partition": partition, "turn": turn}
+            query = {"producer": self._name, "sequence": sequence, "partition": partition, **dealing}
             headers = {"Content-Type": wire.ARROW}
             told = await self._brokers.call(
                 "POST",
@@ -176,16 +189,13 @@ class Producer:
 
     async def _drain(self, topic: str, lane: _Lane) -> None:
         """Send what waits, request after request, until nothing does."""
-        flowing = False
         while lane.waiting:
             if self._linger and len(lane.waiting) < MOST_RECORDS:
                 await asyncio.sleep(self._linger)
             batch = _fitting(lane.waiting)
             del lane.waiting[: len(batch)]
-            # Where records come faster than requests, partitions take turns by requests, not by records.
-            turn = next(lane.turns) if flowing else None
             try:
-                await self._post(topic, _rows([record for record, _ in batch]), lane, turn=turn)
+                await self._post(topic, _rows([record for record, _ in batch]), lane, **lane.deal(len(batch)))
             except BaseException as error:
                 for _, done in batch:
                     if not done.done():
@@ -196,7 +206,7 @@ class Producer:
                 for _, done in batch:
                     if not done.done():
                         done.set_result(None)
-            flowing = True
+            lane.sent_at = time.monotonic()
 
 
 def _fitting(waiting: Sequence[tuple[Record, "asyncio.Future[None]"]]) -> list[tuple[Record, "asyncio.Future[None]"]]:

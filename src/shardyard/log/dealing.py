@@ -10,13 +10,12 @@ import pyarrow as pa
 from shardyard.model import Record, Topic
 
 Rows: TypeAlias = Sequence[Record] | pa.RecordBatch
+Turns: TypeAlias = Callable[[int], npt.NDArray[np.int64]]
+"""Gives the next so many turns."""
 
 
-def dealt(topic: Topic, rows: Rows, turns: Callable[[int], npt.NDArray[np.int64]]) -> npt.NDArray[Any]:
-    """The partition of each row: that of its key; without one, or where keys have no say, whose turn it is.
-
-    `turns`: the next so many.
-    """
+def dealt(topic: Topic, rows: Rows, turns: Turns) -> npt.NDArray[Any]:
+    """The partition of each row: that of its key; without one, or where keys have no say, whose turn it is."""
     keys = rows.column("key") if isinstance(rows, pa.RecordBatch) else pa.array([r.key for r in rows], pa.binary())
     if topic.hash is None or keys.null_count == len(keys):
         return turns(len(keys)) % topic.receiving

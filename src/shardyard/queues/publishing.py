@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from shardyard.log import SCHEMA, Appended, Fence, Limits, Log, Sender, Stamp, from_records
 from shardyard.log.batch import check_batch, check_records, now_ms, to_records
-from shardyard.log.dealing import Rows, dealt, join, split
+from shardyard.log.dealing import Rows, Turns, dealt, join, split
 from shardyard.model import (
     Clock,
     Closing,
@@ -66,18 +66,19 @@ class Publisher:
         stamp: Stamp | None = None,
         fence: Fence | None = None,
         turn: int | None = None,
+        together: bool = False,
     ) -> list[Appended]:
         """Durable when it returns; delayed records are not in the answer: they have no place yet.
 
-        `turn`: deal stamped records without a key all to the partition whose turn this is. Many are dealt so anyway, by
-        their sequence.
+        `turn`: which partition is the first to be dealt stamped records without a key; by default their sequence says.
+        `together`: it is dealt all of them, as it is anyway if there are many.
         """
-        if stamp is not None and turn is None and len(posted) >= WHOLE_FROM_RECORDS:
-            turn = stamp.sequence
+        together = together or len(posted) >= WHOLE_FROM_RECORDS
+        turns = None if stamp is None else partial(_turns, _first(stamp, turn), 0 if together else 1)
         if isinstance(posted, pa.RecordBatch):
-            one_part = partition is not None or (stamp is not None and turn is not None and _is_keyless(posted))
+            one_part = partition is not None or (stamp is not None and together and _is_keyless(posted))
             rows = posted if one_part else check_batch(posted, _LIMITS, now_ms())  # else the log checks it
-            return await self._append(topic, rows, partition, stamp, fence, turn)
+            return await self._append(topic, rows, partition, stamp, fence, turns)
         now = now_ms()
         check_records([p.record for p in posted], _LIMITS)
         for p in posted:
@@ -93,7 +94,7 @@ class Publisher:
             await self._log.topic(topic)
             dues = [p.due or 0 for p in later]
             await self._delays.put(topic, [p.record for p in later], dues, partition=partition)
-        return await self._append(topic, at_once, partition, stamp, fence, turn) if at_once else []
+        return await self._append(topic, at_once, partition, stamp, fence, turns) if at_once else []
 
     async def _append(
         self,
@@ -102,14 +103,14 @@ class Publisher:
         partition: int | None,
         stamp: Stamp | None,
         fence: Fence | None,
-        turn: int | None,
+        turns: Turns | None,
     ) -> list[Appended]:
         if partition is not None:
             rows = records if isinstance(records, pa.RecordBatch) else from_records(records, now_ms())
             return [await self._append_pinned(topic, rows, partition, stamp, fence)]
-        if stamp is not None:
+        if stamp is not None and turns is not None:
             rows = records if isinstance(records, pa.RecordBatch) else from_records(records, now_ms())
-            return await self._append_stamped(topic, rows, stamp, fence, turn)
+            return await self._append_stamped(topic, rows, stamp, fence, turns)
         if len(records) == 1 and fence is None and (one := await self._append_one(topic, records)) is not None:
             return [one]
         if (sender := self._senders.get(topic)) is None:
@@ -131,7 +132,7 @@ class Publisher:
                 self._known.pop(name, None)
 
     async def _append_stamped(
-        self, name: str, rows: pa.RecordBatch, stamp: Stamp, fence: Fence | None, turn: int | None
+        self, name: str, rows: pa.RecordBatch, stamp: Stamp, fence: Fence | None, turns: Turns
     ) -> list[Appended]:
         """Each part under a stamp that says over how many partitions it was dealt, and whether it is all of what falls
         to its partition: a retry that is dealt otherwise is another batch, and at worst comes twice."""
@@ -140,8 +141,7 @@ class Publisher:
         while len(rows):
             topic = await self._topic(name)
             mark = Stamp(f"{stamp.producer}/{topic.name}/{topic.receiving}{rest}", stamp.sequence)
-            first = zlib.crc32(stamp.producer.encode()) + (stamp.sequence if turn is None else turn)
-            parts = split(rows, dealt(topic, rows, partial(_turns, first, 1 if turn is None else 0)))
+            parts = split(rows, dealt(topic, rows, turns))
             appends = [
                 partial(self._log.append, Partition(topic.name, place), part, stamp=mark, fence=fence, placed_on=topic)
                 for place, part in parts
@@ -200,6 +200,11 @@ class Publisher:
             if topic.name == name:  # one that moved may be made anew
                 self._known[name] = topic
         return topic
+
+
+def _first(stamp: Stamp, turn: int | None) -> int:
+    """Producers begin with different partitions."""
+    return zlib.crc32(stamp.producer.encode()) + (stamp.sequence if turn is None else turn)
 
 
 def _turns(first: int, step: int, count: int) -> npt.NDArray[np.int64]:

@@ -26,7 +26,8 @@ async def publish(topic: str, request: Request) -> Response:
     """Publish one record, or several as `{"records": [...]}`; answered when they are durable.
 
     Query: `partition` pins them to one; `producer` and `sequence` make a retry of the same batch harmless; with
-    them, `turn` (a number that counts up) keeps records without a key together on the partition whose turn it is.
+    them, `turn` (a number that counts up) says which partition is the first to be dealt records without a key, and
+    `together=1` that it is dealt all of them.
     """
     broker = broker_of(request)
     settings = await broker.topic_settings(topic)
@@ -37,9 +38,8 @@ async def publish(topic: str, request: Request) -> Response:
     partition, stamp = _options(request)
     broker.take_quota(topic, len(posted), settings)
     fence = await _fence(request, broker)
-    stored = await broker.publisher.publish(
-        topic, posted, partition=partition, stamp=stamp, fence=fence, turn=_whole(request, "turn")
-    )
+    dealing: Any = {"turn": _whole(request, "turn"), "together": bool(_whole(request, "together"))}
+    stored = await broker.publisher.publish(topic, posted, partition=partition, stamp=stamp, fence=fence, **dealing)
     return answer({"stored": [_shown(part) for part in stored], "delayed": len(posted) - sum(p.count for p in stored)})
 
 
