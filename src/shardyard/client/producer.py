@@ -44,8 +44,8 @@ class _Lane:
     room: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(UNDER_WAY))
 
     def deal(self, count: int) -> dict[str, int]:
-        """Records without a key go round the partitions. Where request follows request, each has one of them, by chance:
-        if requests took turns, small and large ones in alternation would meet the same ones again and again."""
+        """Records without a key go round the partitions. Where request follows request, each has one of them, by
+        chance: if requests took turns, small and large ones in alternation would meet the same ones again and again."""
         if count > 1 and time.monotonic() - self.sent_at < FLOWING_SECONDS:
             return {"turn": random.getrandbits(31), "together": 1}
         turn, self.turn = self.turn, self.turn + count
