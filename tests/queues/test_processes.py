@@ -463,8 +463,9 @@ def test_a_leader_killed_in_the_middle_of_a_rebalance_is_followed_by_one_who_end
         go.touch()
 
         async def has_begun() -> bool:
-            """a partition is to have another owner"""
-            return any(row["next_owner"] is not None for row in await rows(brokers, "led", "led"))
+            """a partition is to have another owner, or has one already"""
+            found = await rows(brokers, "led", "led")
+            return any(row["next_owner"] is not None or row["owner"] not in (None, "led-0") for row in found)
 
         await until(has_begun)
         leader.kill()
