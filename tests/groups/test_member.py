@@ -449,6 +449,7 @@ def test_a_release_that_meets_a_busy_registry_is_tried_again(
             await yard.until_shared(4)
             async with yard.member("m2"):
                 await yard.until_shared(2, 2)
+                assert next(refusals, None) is None, "it was refused as often as it could be"
 
     tell(story)
 

@@ -103,6 +103,10 @@ def cut(
     return data.slice(start, min(max_records, max(fitting, at_least)))
 
 
+ANY_SIZE = Limits(record_bytes=2**62, batch_bytes=2**62, batch_records=2**62)
+"""For who leaves it to the log to say how much is too much."""
+
+
 def now_ms() -> int:
     return time.time_ns() // 1_000_000
 

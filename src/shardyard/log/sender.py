@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from shardyard.log.batch import Limits, check_batch, check_records, now_ms
+from shardyard.log.batch import ANY_SIZE, check_batch, check_records, now_ms
 from shardyard.log.dealing import Rows, dealt, join, split
 from shardyard.log.port import SEQUENCE_WINDOW, Appended, Fence, Log, Stamp
 from shardyard.model import (
@@ -32,8 +32,6 @@ T = TypeVar("T")
 
 FIRST_WAIT_SECONDS = 0.01
 LONGEST_WAIT_SECONDS = 0.2
-_ANY = Limits(record_bytes=2**62, batch_bytes=2**62, batch_records=2**62)
-"""How much is too much, only the log knows."""
 
 
 class Sender:
@@ -74,9 +72,9 @@ class Sender:
         other parts may be stored; a record that is wrong in itself is refused before anything is.
         """
         if isinstance(records, pa.RecordBatch):
-            rows: Rows = check_batch(records, _ANY, now_ms()) if len(records) else ()
+            rows: Rows = check_batch(records, ANY_SIZE, now_ms()) if len(records) else ()
         else:
-            rows = check_records(records, _ANY)[0] if not isinstance(records, Sequence) or records else ()
+            rows = check_records(records, ANY_SIZE)[0] if not isinstance(records, Sequence) or records else ()
         until = self._clock.monotonic() + self._patience
         stored: list[Appended] = []
         while len(rows):

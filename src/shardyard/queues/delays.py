@@ -18,8 +18,8 @@ from typing import Any, TypeVar
 import pyarrow as pa
 
 from shardyard.groups import Member, Node, OwnedBatch
-from shardyard.log import Fence, Limits, Log, Sender
-from shardyard.log.batch import check_int64, check_records, check_text
+from shardyard.log import Fence, Log, Sender
+from shardyard.log.batch import ANY_SIZE, check_int64, check_records, check_text
 from shardyard.model import (
     Clock,
     Fenced,
@@ -66,8 +66,6 @@ LOOK_SECONDS = 1.0
 TRIM_SECONDS = 5.0
 """How often, at most, what has left a rung's partition is trimmed away."""
 REASON_BYTES = 500
-_ANY = Limits(record_bytes=2**62, batch_bytes=2**62, batch_records=2**62)
-"""How much is too much, only the log knows."""
 
 
 class _Ladder:
@@ -202,7 +200,7 @@ class Delays:
         there is no such target; nothing is stored then. When the log refuses a part, or it is cancelled, others may be
         stored. Put again, they come twice.
         """
-        rows, _ = check_records(records, _ANY)
+        rows, _ = check_records(records, ANY_SIZE)
         for record in rows:
             if taken := [name for name, _ in record.headers if name in RESERVED]:
                 raise InvalidValue("header", taken[0], "another name: this one is reserved")

@@ -89,6 +89,11 @@ def hashed(token: str) -> str:
     return hashlib.sha256(token.encode()).hexdigest()
 
 
+def sharing(settings: GroupSettings) -> dict[str, Any]:
+    """What of it the rebalancer goes by."""
+    return {name: getattr(settings, name) for name in ("assignor", "max_active", "release_after")}
+
+
 def topic_scope(topic: str) -> str:
     return f"topic/{topic}"
 
@@ -162,7 +167,7 @@ def change_group(tx: Transaction, group: str, who: str, changes: Mapping[str, An
     those = parts(tx, group)
     if changed.broadcast != before.broadcast and any(tx.members(part) for part in those):
         raise InvalidValue("broadcast", changed.broadcast, "no change while the group has members")
-    shared = {name: getattr(changed, name) for name in ("assignor", "max_active", "release_after")}
+    shared = sharing(changed)
     if tx.group(group) is None or any(shared[name] != getattr(before, name) for name in shared):
         for part in {group, *those}:
             configure(tx, part, None, **shared)

@@ -33,7 +33,7 @@ from shardyard.queues.broker.http import Authorised, Index, answer, authorised, 
 from shardyard.queues.failures import Failure
 from shardyard.queues.filtering import only_tagged, without_header
 from shardyard.queues.marks import PUBLISHED, ensure_retry_topics, original, with_retry_topics
-from shardyard.queues.settings import OF, GroupSettings, base
+from shardyard.queues.settings import OF, GroupSettings, base, sharing
 from shardyard.registry import Transaction
 
 router = APIRouter(prefix="/v1/groups/{group}", tags=["members"])
@@ -87,10 +87,10 @@ async def _check_there(broker: Broker, topics: list[str], named: Iterable[Partit
 
 def _configured(tx: Transaction, group: str, settings: GroupSettings) -> None:
     """A new group begins as its settings say."""
-    shared = {name: getattr(settings, name) for name in ("assignor", "max_active", "release_after")}
+    shared = sharing(settings)
     row = tx.group(group)
     if row is not None and any(getattr(row, name) != value for name, value in shared.items()):
-        configure(tx, group, "broker", **shared)
+        configure(tx, group, None, **shared)  # who set it was audited then
 
 
 def _for_members(settings: GroupSettings) -> GroupSettings:
