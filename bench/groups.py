@@ -22,9 +22,10 @@ from typing import Any, NamedTuple
 
 from bench.figures import filesystem, milliseconds, sync_seconds, use_cores
 
-from shardyard.groups import Member, Node, OwnedBatch
-from shardyard.groups.lease import REBALANCER
-from shardyard.log import Log, SqliteLog
+from shardyard.groups import Node, OwnedBatch, Reader
+from shardyard.groups.rebalancer import REBALANCER
+from shardyard.log import Log
+from shardyard.log.sqlite import SqliteLog
 from shardyard.model import Fenced, Partition, Record
 from shardyard.registry import Registry, open_registry
 
@@ -75,7 +76,7 @@ async def _work(connection: Connection, folder: Path, names: list[str], session:
             while (command := await loop.run_in_executor(listening, connection.recv)) == "join":
                 async with contextlib.AsyncExitStack() as stack:
                     for name in names:
-                        member = Member(
+                        member = Reader(
                             GROUP, [TOPIC], node=node, name=name, session_timeout=session, drain=10, max_records=1
                         )
                         await stack.enter_async_context(member)
@@ -88,7 +89,7 @@ async def _work(connection: Connection, folder: Path, names: list[str], session:
     connection.send(events)
 
 
-async def consume(member: Member, interval: float, events: list[Event]) -> None:
+async def consume(member: Reader, interval: float, events: list[Event]) -> None:
     """Work on a record of each partition at once, for `interval` seconds each."""
 
     async def handle(batch: OwnedBatch) -> None:

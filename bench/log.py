@@ -22,7 +22,7 @@ from typing import Any
 
 from bench.figures import filesystem, milliseconds, percentile, rate, sync_seconds, table, use_cores
 from bench.servers import find_nats, find_redis, nats_server, redis_server
-from bench.systems import BATCH_RECORDS, PARTITIONS, RECORD_BYTES, VALUES, Place, System
+from bench.systems import BATCH_RECORDS, PARTITIONS, RECORD_BYTES, VALUES, Host, System
 
 ROUNDS = 3
 SECONDS = 2.0
@@ -106,7 +106,7 @@ async def singles(system: System) -> tuple[float, list[float]]:
 # A reader in another process
 
 
-def reader(connection: Connection, place: Place) -> None:
+def reader(connection: Connection, place: Host) -> None:
     """Follow the log, and tell when each of our records was seen; then how much it costs to wait for nothing."""
 
     async def run() -> None:
@@ -131,7 +131,7 @@ def reader(connection: Connection, place: Place) -> None:
     asyncio.run(run())
 
 
-async def follow(system: System, place: Place, figures: Figures) -> None:
+async def follow(system: System, place: Host, figures: Figures) -> None:
     """Send records now and then while another process reads them."""
     spawn = multiprocessing.get_context("spawn")
     here, there = spawn.Pipe()
@@ -174,7 +174,7 @@ async def best(rounds: int, work: Callable[[], Awaitable[float]]) -> float:
     return max([await work() for _ in range(rounds)])
 
 
-async def measure(place: Place, rounds: int) -> Figures:
+async def measure(place: Host, rounds: int) -> Figures:
     figures = Figures()
     async with place.open() as system:
         figures.append = await best(rounds, lambda: append(system))
@@ -194,19 +194,19 @@ async def measure(place: Place, rounds: int) -> Figures:
 
 
 @contextlib.contextmanager
-def place_of(name: str, folder: Path, redis: Path | None, nats: Path | None) -> Iterator[Place | None]:
+def place_of(name: str, folder: Path, redis: Path | None, nats: Path | None) -> Iterator[Host | None]:
     """Where the named system runs while the block does; None if it is not to be had."""
     with contextlib.ExitStack() as stack:
         match name.split():
             case ["ours", "process"]:
-                yield Place("ours", str(folder), "process")
+                yield Host("ours", str(folder), "process")
             case ["ours", "power"]:
-                yield Place("ours", str(folder), "power")
+                yield Host("ours", str(folder), "power")
             case ["Redis", policy] if redis:
-                yield Place("redis", str(stack.enter_context(redis_server(redis, folder, policy))))
+                yield Host("redis", str(stack.enter_context(redis_server(redis, folder, policy))))
             case ["NATS", policy] if nats:
                 interval = None if policy == "default" else policy
-                yield Place("nats", str(stack.enter_context(nats_server(nats, folder, interval))))
+                yield Host("nats", str(stack.enter_context(nats_server(nats, folder, interval))))
             case _:
                 yield None
 

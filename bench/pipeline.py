@@ -18,8 +18,9 @@ from bench.figures import percentile
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 as everybody calls it
 
-from shardyard.log import SCHEMA, Sender, open_log
+from shardyard.log import Sender, open_log
 from shardyard.model import Partition
+from shardyard.model.batch import SCHEMA
 from shardyard.pipeline.lake.ingest import ingest
 from shardyard.pipeline.placing import placement_column
 from shardyard.pipeline.reshard.reshard import reshard

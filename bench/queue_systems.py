@@ -63,7 +63,7 @@ class System(AsyncExitStack, ABC):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Host:
     """Where to find a system, for another process too."""
 
     kind: str

@@ -22,7 +22,7 @@ from typing import Any
 
 import uvloop
 from bench.figures import filesystem, milliseconds, percentile, rate, sync_seconds, table, use_cores
-from bench.queue_systems import BATCH_RECORDS, PARTITIONS, PREFETCH, RECORD_BYTES, VALUES, Place, System
+from bench.queue_systems import BATCH_RECORDS, PARTITIONS, PREFETCH, RECORD_BYTES, VALUES, Host, System
 from bench.servers import find_rabbitmq, find_redis, our_broker, rabbitmq_server, redis_server
 
 ROUNDS = 3
@@ -135,7 +135,7 @@ WORK: dict[str, Callable[..., Awaitable[Any]]] = {
 }
 
 
-def worker(connection: Connection, place: Place) -> None:
+def worker(connection: Connection, place: Host) -> None:
     """Do what is asked for, one after the other, until told to stop; then the system is closed."""
 
     async def run() -> None:
@@ -150,7 +150,7 @@ def worker(connection: Connection, place: Place) -> None:
 class Worker:
     """A process that publishes or consumes, as the one who measures sees it."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Host) -> None:
         spawn = multiprocessing.get_context("spawn")
         self._connection, there = spawn.Pipe()
         self._process = spawn.Process(target=worker, args=(there, place), daemon=True)
@@ -185,7 +185,7 @@ class Worker:
 # All of it for each system
 
 
-def measure(place: Place, rounds: int) -> Figures:
+def measure(place: Host, rounds: int) -> Figures:
     asyncio.run(_create(place))
     figures = Figures()
     with contextlib.ExitStack() as stack:
@@ -208,22 +208,22 @@ def measure(place: Place, rounds: int) -> Figures:
     return figures
 
 
-async def _create(place: Place) -> None:
+async def _create(place: Host) -> None:
     async with place.open() as system:
         await system.create()
 
 
 @contextlib.contextmanager
-def place_of(name: str, folder: Path) -> Iterator[Place | None]:
+def place_of(name: str, folder: Path) -> Iterator[Host | None]:
     """Where the named system runs while the block does; None if it is not to be had."""
     with contextlib.ExitStack() as stack:
         match name:
             case "ours":
-                yield Place("ours", stack.enter_context(our_broker(folder)))
+                yield Host("ours", stack.enter_context(our_broker(folder)))
             case "RabbitMQ" if rabbitmq := find_rabbitmq():
-                yield Place("rabbitmq", str(stack.enter_context(rabbitmq_server(rabbitmq, folder))))
+                yield Host("rabbitmq", str(stack.enter_context(rabbitmq_server(rabbitmq, folder))))
             case "Redis" if server := find_redis():
-                yield Place("redis", str(stack.enter_context(redis_server(server, folder, "always"))))
+                yield Host("redis", str(stack.enter_context(redis_server(server, folder, "always"))))
             case _:
                 yield None
 

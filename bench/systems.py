@@ -22,8 +22,9 @@ import redis
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 from redis import asyncio as aioredis
 
-from shardyard.log import SCHEMA, Durability, SqliteLog
+from shardyard.log.sqlite import Durability, SqliteLog
 from shardyard.model import Partition, Record, TopicExists
+from shardyard.model.batch import SCHEMA
 
 PARTITIONS = 16
 BATCH_RECORDS = 500
@@ -77,7 +78,7 @@ class System(AsyncExitStack, ABC):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Host:
     """Where to find a system, for another process too."""
 
     kind: str

@@ -18,7 +18,7 @@ from shardyard.client import BlockingConsumer, Consumer, Message
 from shardyard.client.handling import Slots
 from shardyard.model import InvalidCall, InvalidValue, Partition, Record, UnknownTopic
 from tests.client.test_producer import dead_address
-from tests.queues.yard import Handled, Yard, running, tell
+from tests.queues.setup import Handled, Yard, running, tell
 
 RECORDS = "/v1/topics/orders/records"
 
@@ -90,15 +90,15 @@ def test_what_is_done_is_committed_also_when_the_block_ends_meanwhile(monkeypatc
                 await asyncio.Event().wait()
 
         async with yard.consumer("m1") as consumer:
-            office = consumer._node.office
-            commit, committing = office.commit, asyncio.Event()
+            coordinator = consumer._node.coordinator
+            commit, committing = coordinator.commit, asyncio.Event()
 
             async def slow_commit(*told: Any) -> None:
                 committing.set()
                 await asyncio.sleep(0.05)
                 await commit(*told)
 
-            monkeypatch.setattr(office, "commit", slow_commit)
+            monkeypatch.setattr(coordinator, "commit", slow_commit)
             work = asyncio.create_task(consumer.run(handle))
             await yard.until(lambda: begun == [b"a", b"b"])
             work.cancel()

@@ -9,9 +9,17 @@ import pytest
 
 from shardyard.client import BlockingProducer, Brokers, Producer
 from shardyard.client.brokers import Answer
-from shardyard.log import SEQUENCE_WINDOW
-from shardyard.model import Closed, InvalidValue, Record, TooLarge, UnknownTopic, Unreachable, WrongToken
-from tests.queues.yard import Yard, tell
+from shardyard.model import (
+    SEQUENCE_WINDOW,
+    Closed,
+    InvalidValue,
+    Record,
+    TooLarge,
+    UnknownTopic,
+    Unreachable,
+    WrongToken,
+)
+from tests.queues.setup import Yard, tell
 
 
 def dead_address() -> str:

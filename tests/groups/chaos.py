@@ -26,9 +26,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shardyard.groups import Member, Node, status
-from shardyard.log import SqliteLog, Stamp
-from shardyard.model import Fenced, Partition, Record, RetryLater
+from shardyard.groups import Node, Reader, status
+from shardyard.log.sqlite import SqliteLog
+from shardyard.model import Fenced, Partition, Record, RetryLater, Stamp
 from shardyard.placement import Modulus
 from shardyard.registry import open_registry
 
@@ -116,7 +116,7 @@ async def consume(folder: Path, name: str) -> None:
     async with (
         _log(folder) as log,
         Node(log, registry, name=name) as node,
-        Member(GROUP, [TOPIC], node=node, name=name, session_timeout=SESSION_SECONDS, max_records=50) as member,
+        Reader(GROUP, [TOPIC], node=node, name=name, session_timeout=SESSION_SECONDS, max_records=50) as member,
     ):
         async for batch in member:
             for offset, record in enumerate(batch.records(), batch.first):

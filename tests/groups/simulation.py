@@ -14,10 +14,12 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from shardyard.groups import lease, protocol, resetting
-from shardyard.groups.protocol import Decision, Holding
+from shardyard.groups import position_reset, protocol
+from shardyard.groups.protocol import Decision, Grant
+from shardyard.groups.rebalancer import REBALANCER
 from shardyard.model import Fenced, MemberExists, Partition, PartitionTaken, Position, Topic, TopicKind
-from shardyard.registry import MemoryRegistry
+from shardyard.registry import lease
+from shardyard.registry.memory import MemoryRegistry
 
 GROUP = "g"
 STEPS = 80
@@ -54,9 +56,9 @@ class SimMember:
     manual: tuple[Partition, ...] | None
     session: float
     epoch: int | None = None
-    holdings: dict[Partition, Holding] = field(default_factory=dict)
+    holdings: dict[Partition, Grant] = field(default_factory=dict)
     asleep_until: int = 0
-    late: list[tuple[int, dict[Partition, Holding]]] = field(default_factory=list)
+    late: list[tuple[int, dict[Partition, Grant]]] = field(default_factory=list)
     """Answers that arrive at a later step."""
 
 
@@ -161,7 +163,7 @@ class History:
         positions = {p: Position(1, max(0, known[p] + self.random.randint(-20, 20))) for p in chosen}
         with self.registry.transaction() as tx:
             before = {row.partition: row for row in tx.ownerships(GROUP)}
-            resetting.reset(tx, GROUP, positions, "test")
+            position_reset.reset(tx, GROUP, positions, "test")
             after = {row.partition: row for row in tx.ownerships(GROUP)}
         self.say(f"positions are reset: {', '.join(f'{p} to {to.offset}' for p, to in positions.items())}")
         for partition, row in before.items():
@@ -273,7 +275,7 @@ class History:
         known = self.committed.get(partition, Position(1, 0)).offset
         self.commit(member, partition, holding, Position(1, max(since, known) + self.random.randint(0, 5)))
 
-    def commit(self, member: SimMember, partition: Partition, holding: Holding, position: Position) -> None:
+    def commit(self, member: SimMember, partition: Partition, holding: Grant, position: Position) -> None:
         epoch = member.epoch if member.epoch is not None else -1
         with self.registry.transaction() as tx:
             row = tx.ownership(GROUP, partition)
@@ -294,7 +296,7 @@ class History:
         assert not too_late, f"{member.name} committed {partition} under an epoch from before its reset"
         assert position >= self.committed.get(partition, position), "a committed position went back"
         self.committed[partition] = position
-        member.holdings[partition] = Holding(holding.epoch, position, holding.revoked)
+        member.holdings[partition] = Grant(holding.epoch, position, holding.revoked)
 
     def release(self, member: SimMember) -> None:
         revoked = {p: h.epoch for p, h in member.holdings.items() if h.revoked}
@@ -321,7 +323,7 @@ class History:
             return
         if not (faults and candidate.token is not None and self.chance(0.2)):  # else with the token of long ago
             with self.registry.transaction() as tx:
-                candidate.token = lease.acquire(tx, lease.REBALANCER, candidate.name, 0.8)
+                candidate.token = lease.acquire(tx, REBALANCER, candidate.name, 0.8)
         if candidate.token is None:
             return
         if faults and self.chance(0.1):
@@ -330,8 +332,8 @@ class History:
             return
         try:
             with self.registry.transaction() as tx:
-                lease.check(tx, lease.REBALANCER, candidate.token)
-                holder = tx.lease(lease.REBALANCER)
+                lease.check(tx, REBALANCER, candidate.token)
+                holder = tx.lease(REBALANCER)
                 assert holder is not None
                 assert holder.holder == candidate.name, "a stale leader passed the check"
                 decision = protocol.rebalance(tx, GROUP, self.topics)
@@ -347,7 +349,7 @@ class History:
         assert candidate.token is not None
         try:
             with self.registry.transaction() as tx:
-                lease.check(tx, lease.REBALANCER, candidate.token)
+                lease.check(tx, REBALANCER, candidate.token)
                 protocol.rebalance(tx, GROUP, self.topics)
                 raise Stopped
         except (Stopped, Fenced):

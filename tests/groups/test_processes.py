@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from shardyard.log import SqliteLog
+from shardyard.log.sqlite import SqliteLog
 from shardyard.model import Partition, Record
 from tests.groups import chaos
 

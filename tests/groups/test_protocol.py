@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from shardyard.groups import lease, protocol
-from shardyard.groups.rebalancer import rebalance_all
+from shardyard.groups import protocol
+from shardyard.groups.rebalancer import REBALANCER, rebalance_all
 from shardyard.model import (
     CommitBehind,
     Fenced,
@@ -21,7 +21,10 @@ from shardyard.model import (
     TopicKind,
     UnknownGroup,
 )
-from shardyard.registry import MemberRow, MemoryRegistry, OwnershipRow, Registry, SqliteStore, SqlRegistry
+from shardyard.registry import MemberRow, OwnershipRow, Registry, lease
+from shardyard.registry.memory import MemoryRegistry
+from shardyard.registry.sql import SqlRegistry
+from shardyard.registry.sqlite import SqliteStore
 from tests.groups.simulation import VirtualClock
 
 GROUP = "billing"
@@ -42,7 +45,7 @@ class Yard:
         self.epochs[name] = row.epoch
         return row
 
-    def heartbeat(self, name: str, progress: tuple[Partition, ...] = ()) -> dict[Partition, protocol.Holding]:
+    def heartbeat(self, name: str, progress: tuple[Partition, ...] = ()) -> dict[Partition, protocol.Grant]:
         with self.registry.transaction() as tx:
             return protocol.heartbeat(tx, GROUP, name, self.epochs[name], progress)
 
@@ -281,12 +284,12 @@ def test_a_member_that_hangs_is_put_out_when_the_group_says_so(yard: Yard) -> No
 def test_a_leader_that_was_followed_can_no_longer_write(yard: Yard) -> None:
     yard.join("a")
     with yard.registry.transaction() as tx:
-        first = lease.acquire(tx, lease.REBALANCER, "node1", 1.0)
-        assert lease.acquire(tx, lease.REBALANCER, "node2", 1.0) is None
+        first = lease.acquire(tx, REBALANCER, "node1", 1.0)
+        assert lease.acquire(tx, REBALANCER, "node2", 1.0) is None
     assert first is not None
     yard.clock.time += 2
     with yard.registry.transaction() as tx:
-        second = lease.acquire(tx, lease.REBALANCER, "node2", 1.0)
+        second = lease.acquire(tx, REBALANCER, "node2", 1.0)
     assert second is not None
     assert second > first
     with pytest.raises(Fenced, match="node2 has it now"):
@@ -301,7 +304,7 @@ def test_a_lease_is_kept_given_up_and_not_prolonged_by_a_clock_that_goes_back(ya
         token = lease.acquire(tx, "x", "node1", 1.0)
         assert token == lease.acquire(tx, "x", "node1", 1.0)
         assert token is not None
-        lease.give_up(tx, "x", token)
+        lease.release(tx, "x", token)
         assert lease.acquire(tx, "x", "node2", 1.0) == token + 1
     yard.clock.time -= 3600
     with yard.registry.transaction() as tx:

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from shardyard.groups import lease, protocol, resetting
+from shardyard.groups import position_reset, protocol
 from shardyard.model import Partition, Position
-from shardyard.registry import GroupRow, OwnershipRow, Transaction
+from shardyard.registry import GroupRow, OwnershipRow, Transaction, lease
 from tests.groups.simulation import run_history
 
 HISTORIES = 2_000
@@ -83,7 +83,7 @@ def test_a_rebalancer_that_hands_over_without_a_new_epoch_would_be_noticed(monke
 
 
 def test_a_reset_without_a_new_epoch_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    reset = resetting.reset
+    reset = position_reset.reset
 
     def without_epoch(tx: Transaction, group: str, positions: Mapping[Partition, Position], who: str) -> None:
         before = {row.partition: row.epoch for row in tx.ownerships(group)}
@@ -91,12 +91,12 @@ def test_a_reset_without_a_new_epoch_would_be_noticed(monkeypatch: pytest.Monkey
         rows = [row for row in tx.ownerships(group) if row.partition in before]
         tx.put_ownerships(replace(row, epoch=before[row.partition]) for row in rows)
 
-    monkeypatch.setattr(resetting, "reset", without_epoch)
+    monkeypatch.setattr(position_reset, "reset", without_epoch)
     _fails_somewhere("under an epoch from before its reset")
 
 
 def test_a_reset_that_forgets_its_position_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    reset = resetting.reset
+    reset = position_reset.reset
 
     def without_position(tx: Transaction, group: str, positions: Mapping[Partition, Position], who: str) -> None:
         before = {row.partition: row.committed for row in tx.ownerships(group)}
@@ -104,5 +104,5 @@ def test_a_reset_that_forgets_its_position_would_be_noticed(monkeypatch: pytest.
         rows = [row for row in tx.ownerships(group) if row.partition in before]
         tx.put_ownerships(replace(row, committed=before[row.partition]) for row in rows)
 
-    monkeypatch.setattr(resetting, "reset", without_position)
+    monkeypatch.setattr(position_reset, "reset", without_position)
     _fails_somewhere("a commit was lost or invented")

@@ -18,9 +18,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from shardyard.log import SCHEMA, SqliteLog, Stamp
-from shardyard.log.sqlite import checkpoints, maintenance
-from shardyard.model import Partition, Record
+from shardyard.log.sqlite import SqliteLog, checkpoints, maintenance
+from shardyard.model import Partition, Record, Stamp
+from shardyard.model.batch import SCHEMA
 
 PRODUCERS = [f"p{i}" for i in range(6)]
 PARTITIONS = 3

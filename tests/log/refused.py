@@ -6,8 +6,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from shardyard.log import SCHEMA, SEQUENCE_WINDOW, Fence, Limits, Log, Stamp
+from shardyard.log import Log
 from shardyard.model import (
+    SEQUENCE_WINDOW,
+    Fence,
     Fenced,
     InvalidValue,
     OffsetBeyondEnd,
@@ -18,11 +20,14 @@ from shardyard.model import (
     Retention,
     SequenceTooOld,
     ShardyardError,
+    Stamp,
     TooLarge,
     TopicExists,
     UnknownTopic,
     WrongEpoch,
 )
+from shardyard.model.batch import SCHEMA
+from shardyard.model.limits import Limits
 from tests.log.samples import T0, arrow, record, records
 
 LIMITS = Limits(record_bytes=1000, batch_bytes=10_000, batch_records=50, topic_name=20)
@@ -74,7 +79,10 @@ REFUSED: dict[str, tuple[Callable[[Log], Awaitable[Any]], type[ShardyardError]]]
         lambda log: log.create_topic("u", 1, partitioner="jump", hash_="murmur2"),
         InvalidValue,
     ),
-    "create: dealt, hash": (lambda log: log.create_topic("u", 1, partitioner="round_robin", hash_="md5"), InvalidValue),
+    "create: round-robin, hash": (
+        lambda log: log.create_topic("u", 1, partitioner="round_robin", hash_="md5"),
+        InvalidValue,
+    ),
     "seal: unknown": (lambda log: log.seal_topic("u"), UnknownTopic),
     "unseal: unknown": (lambda log: log.unseal_topic("u"), UnknownTopic),
     "move: unknown": (lambda log: log.move_topic("u", "t"), UnknownTopic),

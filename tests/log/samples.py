@@ -7,8 +7,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from shardyard.log import SCHEMA, Log
+from shardyard.log import Log
 from shardyard.model import Partition, Record
+from shardyard.model.batch import SCHEMA
 
 PATIENCE = 20.0
 """Seconds that a test waits for what must come soon."""

@@ -18,24 +18,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardyard.log import (
-    SCHEMA,
-    SEQUENCE_WINDOW,
-    Appended,
-    Batch,
-    Fence,
-    Limits,
-    Log,
-    MemoryLog,
-    Span,
-    SqliteLog,
-    Stamp,
-)
+from shardyard.log import Log
+from shardyard.log.memory import MemoryLog
+from shardyard.log.sqlite import SqliteLog
 from shardyard.model import (
+    SEQUENCE_WINDOW,
     TAG,
     TRACE,
+    Appended,
     Closed,
     Closing,
+    Fence,
     Fenced,
     InvalidValue,
     Moved,
@@ -50,6 +43,8 @@ from shardyard.model import (
     Sealed,
     SequenceTooOld,
     ShardyardError,
+    Span,
+    Stamp,
     TooLarge,
     Topic,
     TopicExists,
@@ -57,6 +52,8 @@ from shardyard.model import (
     UnknownTopic,
     WrongEpoch,
 )
+from shardyard.model.batch import SCHEMA, Batch
+from shardyard.model.limits import Limits
 from tests.log.refused import LIMITS, REFUSED
 from tests.log.samples import PATIENCE, T0, T1, arrow, awaited, contents, record, records
 

@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 
-from shardyard.log import SqliteLog, Stamp
-from shardyard.model import Partition, Record
+from shardyard.log.sqlite import SqliteLog
+from shardyard.model import Partition, Record, Stamp
 from tests.log import crasher
 from tests.log.crasher import PARTITIONS, PRODUCERS, batch, home
 

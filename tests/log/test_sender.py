@@ -10,20 +10,26 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from shardyard.log import SEQUENCE_WINDOW, Appended, Fence, Limits, Log, MemoryLog, Sender, SqliteLog, Stamp
+from shardyard.log import Log, Sender
+from shardyard.log.memory import MemoryLog
+from shardyard.log.sqlite import SqliteLog
 from shardyard.model import (
+    SEQUENCE_WINDOW,
+    Appended,
     Busy,
+    Fence,
     InvalidValue,
-    ManualClock,
     Partition,
     Record,
     Sealed,
-    SystemClock,
+    Stamp,
     TooLarge,
     Topic,
     UnknownTopic,
 )
+from shardyard.model.limits import Limits
 from shardyard.placement import partitioner_named
+from shardyard.runtime.clock import ManualClock, SystemClock
 from tests.log.samples import arrow, awaited, contents
 
 Path_ = Callable[[Sequence[Record]], Any]
@@ -95,7 +101,7 @@ async def everything(log: Log, topic: str) -> dict[int, list[Record]]:
     return {p.index: await contents(log, p) for p in await log.topic(topic)}
 
 
-# Place and order ---------------------------------------------------------------------------------------------------
+# Placement and order ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -128,8 +134,8 @@ async def test_records_without_a_key_are_dealt_in_turn_and_those_beside_them_kee
     for at in range(0, len(rows), 5):
         await sender.send(path(rows[at : at + 5]))
     found = await everything(log, "t")
-    dealt = [sum(r.key is None for r in some) for some in found.values()]
-    assert sorted(dealt) == [2, 2, 3, 3]
+    distributed = [sum(r.key is None for r in some) for some in found.values()]
+    assert sorted(distributed) == [2, 2, 3, 3]
     place = partitioner_named("modulus", 4).place
     assert all(r.key is None or place(r.key) == index for index, some in found.items() for r in some)
     assert sorted((r for some in found.values() for r in some), key=lambda r: r.id) == sorted(rows, key=lambda r: r.id)

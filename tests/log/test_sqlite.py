@@ -20,13 +20,15 @@ from typing import Any
 
 import pytest
 
-from shardyard.log import Fence, Log, MemoryLog, Span, SqliteLog, Stamp, open_log
-from shardyard.log.sqlite import checkpoints, files, maintenance, store
+from shardyard.log import Log, open_log
+from shardyard.log.memory import MemoryLog
+from shardyard.log.sqlite import SqliteLog, checkpoints, files, maintenance, store
 from shardyard.log.sqlite.files import connect
 from shardyard.model import (
     Busy,
     Closing,
     Damaged,
+    Fence,
     Fenced,
     InvalidValue,
     Moved,
@@ -39,6 +41,8 @@ from shardyard.model import (
     Retention,
     Sealed,
     ShardyardError,
+    Span,
+    Stamp,
     Topic,
     TopicKind,
     UnknownTopic,
@@ -324,10 +328,10 @@ async def test_a_log_of_the_first_version_is_upgraded_with_all_that_it_holds(fol
         assert await contents(log, T0) == records(0, 1)
         assert (await log.append(T0, records(0, 1), stamp=Stamp("p", 3))).duplicate
         await log.append(T1, records(2))
-        dealt = await log.create_topic("u", 1, partitioner="round_robin")
+        distributed = await log.create_topic("u", 1, partitioner="round_robin")
         moved = await log.move_topic("t", "u")
     async with quiet(folder) as log:
-        assert await log.topics() == [moved, dealt]
+        assert await log.topics() == [moved, distributed]
     await quiet(tmp_path / "new").close()
     for pragma in ("table_info(topics)", "user_version"):
         assert sql(folder, f"PRAGMA {pragma}") == sql(tmp_path / "new", f"PRAGMA {pragma}")

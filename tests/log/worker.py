@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from shardyard.log import SqliteLog, Stamp
-from shardyard.model import Partition, Record
+from shardyard.log.sqlite import SqliteLog
+from shardyard.model import Partition, Record, Stamp
 
 T0 = Partition("t", 0)
 IDLE_SECONDS = 1.0

@@ -7,8 +7,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from shardyard.log import SCHEMA
 from shardyard.model import Partition, Record, Topic
+from shardyard.model.batch import SCHEMA
 from shardyard.pipeline.blocking import blocking
 from shardyard.placement import partitioner_named
 

@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardyard.log import Span
-from shardyard.model import InvalidValue
+from shardyard.model import InvalidValue, Span
 from shardyard.pipeline.source import offsets
 from shardyard.pipeline.source.offsets import DataLost, Extent, Offsets, Range, TopicOffsets
 

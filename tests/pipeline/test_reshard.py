@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from shardyard.groups import Member, Node
+from shardyard.groups import Node, Reader
 from shardyard.log import Sender, open_log
 from shardyard.model import (
     Busy,
@@ -177,7 +177,7 @@ async def consume(log: str, registry: str, topic: str, count: int, seen: list[st
         async with (
             open_log(log) as opened,
             Node(opened, rows) as node,
-            Member("billing", [topic], node=node, max_records=7) as member,
+            Reader("billing", [topic], node=node, max_records=7) as member,
         ):
             async for batch in member:
                 seen.extend(record.id for record in batch.records())
@@ -265,7 +265,7 @@ def test_a_reshard_that_dies_at_any_step_is_finished_by_the_next_run(
         "append": "shardyard.pipeline.source.staging.Staging.finish",
         "check": "shardyard.pipeline.reshard.reshard.checksum",
         "seal": "shardyard.log.sqlite.engine.SqliteLog.seal_topic",
-        "carry": "shardyard.pipeline.reshard.reshard.carry_over",
+        "carry": "shardyard.pipeline.reshard.reshard.transfer_positions",
         "move": "shardyard.log.sqlite.engine.SqliteLog.move_topic",
         "forget": "shardyard.pipeline.reshard.reshard.forget",
     }

@@ -11,7 +11,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 as everybody calls it
 
-from shardyard.log import SqliteLog
+from shardyard.log.sqlite import SqliteLog
 from shardyard.model import InvalidValue, Record
 from shardyard.pipeline.blocking import blocking
 from shardyard.pipeline.source.staging import Manifest, Staging, commit, folder_of

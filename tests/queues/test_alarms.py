@@ -13,12 +13,16 @@ import pytest
 from aiohttp import web
 
 from shardyard.groups import reset
-from shardyard.log import MemoryLog
-from shardyard.model import Busy, Fenced, InvalidValue, ManualClock, Partition, Position, Record
+from shardyard.log.memory import MemoryLog
+from shardyard.model import Busy, Fenced, InvalidValue, Partition, Position, Record
 from shardyard.queues import alarms as module
 from shardyard.queues.alarms import Alarms
 from shardyard.queues.settings import change_group
-from shardyard.registry import MemoryRegistry, Registry, SqliteStore, SqlRegistry
+from shardyard.registry import Registry
+from shardyard.registry.memory import MemoryRegistry
+from shardyard.registry.sql import SqlRegistry
+from shardyard.registry.sqlite import SqliteStore
+from shardyard.runtime.clock import ManualClock
 
 GROUP, TOPIC = "billing", "orders"
 PATIENCE_SECONDS = 20.0

@@ -12,14 +12,16 @@ import pyarrow as pa
 import pytest
 
 from shardyard.groups import To, resolve
-from shardyard.log import SCHEMA, MemoryLog, Span
-from shardyard.model import Partition, PartitionOutOfRange, Record
-from shardyard.queues import wire
-from shardyard.queues.broker import http
-from shardyard.queues.broker.app import serving
+from shardyard.log.memory import MemoryLog
+from shardyard.model import Partition, PartitionOutOfRange, Record, Span
+from shardyard.model.batch import SCHEMA
 from shardyard.queues.delays import GROUP
-from shardyard.registry import MemoryRegistry, OwnershipRow
-from tests.queues.yard import Handled, Told, Yard, running, tell
+from shardyard.registry import OwnershipRow
+from shardyard.registry.memory import MemoryRegistry
+from shardyard.server import http
+from shardyard.server.app import serving
+from shardyard.wire import records as wire
+from tests.queues.setup import Handled, Told, Yard, running, tell
 
 RECORDS = "/v1/topics/orders/records"
 
@@ -400,7 +402,7 @@ def test_a_contracted_topic_takes_records_on_what_stays_and_what_goes_is_drained
             await asyncio.sleep(2.2)  # longer than it takes to look for what is drained
             assert (await yard.get("/v1/topics/orders"))["partitions"] == 6, "nobody has read it"
             refused = await yard.ask("POST", RECORDS, {"value": "x"}, partition=5)
-            assert (refused.status, refused.code) == (400, "closing")
+            assert (refused.status, refused.code) == (409, "closing")
             async with handled.at_work(yard.consumer("m1")), handled.at_work(yard.consumer("m2")):
                 await asyncio.gather(*(producer.send("orders", value, key=value) for value in sent[100:]))
 

@@ -14,8 +14,10 @@ from typing import Any, cast
 import pytest
 
 from shardyard.groups import Node, status
-from shardyard.groups import member as member_module
-from shardyard.log import Limits, Log, MemoryLog, Sender, SqliteLog
+from shardyard.groups import reader as reader_module
+from shardyard.log import Log, Sender
+from shardyard.log.memory import MemoryLog
+from shardyard.log.sqlite import SqliteLog
 from shardyard.model import (
     Busy,
     InvalidValue,
@@ -26,6 +28,7 @@ from shardyard.model import (
     UnknownGroup,
     UnknownTopic,
 )
+from shardyard.model.limits import Limits
 from shardyard.queues import delays as delays_module
 from shardyard.queues.delays import (
     DUE,
@@ -38,7 +41,8 @@ from shardyard.queues.delays import (
     Delays,
     Scheduler,
 )
-from shardyard.registry import MemoryRegistry, Registry, open_registry
+from shardyard.registry import Registry, open_registry
+from shardyard.registry.memory import MemoryRegistry
 
 TOPIC = "orders"
 PARTITIONS = 3
@@ -355,7 +359,7 @@ def test_schedulers_share_the_rungs_and_one_that_ends_leaves_nothing_behind(tell
 def test_a_long_wait_is_no_old_work_and_gives_its_partition_up_at_once(
     tell: Callable[[Story], None], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(member_module, "OLD_WORK_SECONDS", 0.5)
+    monkeypatch.setattr(reader_module, "OLD_WORK_SECONDS", 0.5)
 
     async def story(yard: Yard) -> None:
         rows = [Record(f"r{i}", b"k%d" % i, b"") for i in range(20)]
@@ -459,14 +463,14 @@ def test_a_registry_that_is_busy_for_a_while_costs_no_record(
 
     async def story(yard: Yard) -> None:
         async with yard.scheduler():
-            commit, refused = yard.node.office.commit, iter(range(3))
+            commit, refused = yard.node.coordinator.commit, iter(range(3))
 
             async def refusing(*args: Any) -> None:
                 if next(refused, None) is not None:
                     raise Busy("the registry", 1.0)
                 await commit(*args)
 
-            monkeypatch.setattr(yard.node.office, "commit", refusing)
+            monkeypatch.setattr(yard.node.coordinator, "commit", refusing)
             await yard.delays.put(TOPIC, records("a"), yard.delays.due_in(30))
             await yard.delivered(1)
             await yard.delays.put(TOPIC, records("b"), yard.delays.due_in(30))

@@ -9,23 +9,26 @@ from typing import Any
 
 import pytest
 
-from shardyard.groups import Member, OwnedBatch
-from shardyard.log import Fence, Limits, MemoryLog, Span
+from shardyard.groups import OwnedBatch, Reader
+from shardyard.log.memory import MemoryLog
 from shardyard.model import (
+    Fence,
     Fenced,
     Headers,
     InvalidValue,
     OffsetBeyondEnd,
     Partition,
     Record,
+    Span,
     TooLarge,
     TopicKind,
     UnknownTopic,
 )
-from shardyard.queues.dead import Dead, dead, held, redrive
+from shardyard.model.limits import Limits
+from shardyard.queues.dead_letters import Dead, dead, held, redrive
 from shardyard.queues.delays import Delays, Scheduler
 from shardyard.queues.failures import Failure, Failures, Fate
-from shardyard.queues.marks import (
+from shardyard.queues.retry_topics import (
     ATTEMPT,
     DIED,
     ERROR,
@@ -39,7 +42,7 @@ from shardyard.queues.marks import (
     retry_topic,
 )
 from shardyard.queues.settings import GroupSettings
-from tests.groups.test_member import PATIENCE_SECONDS, TOPIC, Yard, a_yard
+from tests.groups.test_reader import PATIENCE_SECONDS, TOPIC, Yard, a_yard
 from tests.log.samples import contents
 
 GROUP = "billing"
@@ -159,7 +162,7 @@ def test_a_record_climbs_the_ladder_and_dies_while_others_pass(tell: Callable[[S
 
         await ward.send("before", "bad", "after", headers=(("tag", b"x"),))
         topics = await ensure_retry_topics(ward.log, GROUP, [TOPIC])
-        member = Member(GROUP, topics, node=ward.yard.node, session_timeout=2.0)
+        member = Reader(GROUP, topics, node=ward.yard.node, session_timeout=2.0)
         began = time.time() * 1000
         async with ward.scheduling(), member, asyncio.timeout(PATIENCE_SECONDS):
             async for batch in member:
@@ -488,7 +491,7 @@ def test_all_are_driven_again_and_delivered_on_the_retry_topic(tell: Callable[[S
         assert await ward.all_of(DEAD) == [], "their room is given back"
         topics = await ensure_retry_topics(ward.log, GROUP, [TOPIC])
         got: dict[str, Record] = {}
-        member = Member(GROUP, [t for t in topics if t != TOPIC], node=ward.yard.node, session_timeout=2.0)
+        member = Reader(GROUP, [t for t in topics if t != TOPIC], node=ward.yard.node, session_timeout=2.0)
         async with member, asyncio.timeout(PATIENCE_SECONDS):
             async for batch in member:
                 got |= {record.id: record for record in batch.records()}

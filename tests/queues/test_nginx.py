@@ -20,8 +20,8 @@ import pytest
 from shardyard.client import Brokers, Consumer, Message, Producer
 from shardyard.log import open_log
 from shardyard.model import InvalidValue, Record
-from shardyard.queues.broker.http import MOST_BYTES
-from shardyard.queues.nginx import nginx_config
+from shardyard.server.http import MOST_BYTES
+from shardyard.server.nginx import nginx_config
 from tests.log.samples import contents
 from tests.queues.brokers import BrokerProcess
 

@@ -6,15 +6,15 @@ from typing import Any
 import pytest
 
 from shardyard.client import Message
-from shardyard.log import MemoryLog, Stamp, from_records
-from shardyard.log.batch import now_ms
-from shardyard.model import Partition, Record
+from shardyard.log.memory import MemoryLog
+from shardyard.model import Partition, Record, Stamp
+from shardyard.model.batch import from_records, now_ms
 from shardyard.placement import partitioner_named
-from shardyard.queues import wire
 from shardyard.queues.delays import Delays
 from shardyard.queues.publishing import Publisher
+from shardyard.wire import records as wire
 from tests.log.samples import contents
-from tests.queues.yard import Handled, Yard, running, tell
+from tests.queues.setup import Handled, Yard, running, tell
 
 P0 = Partition("orders", 0)
 

@@ -9,12 +9,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from shardyard.log import SEQUENCE_WINDOW, from_records
-from shardyard.model import OverQuota, Record
+from shardyard.model import SEQUENCE_WINDOW, OverQuota, Record
+from shardyard.model.batch import from_records
 from shardyard.placement import partitioner_named
-from shardyard.queues import wire
 from shardyard.queues.publishing import Quota
-from tests.queues.yard import Yard, tell
+from shardyard.wire import records as wire
+from tests.queues.setup import Yard, tell
 
 RECORDS = "/v1/topics/orders/records"
 
@@ -205,7 +205,7 @@ def test_a_publish_finds_its_way_when_the_topic_is_contracted_or_goes_on_as_anot
         assert len((await yard.records())[0]) == 1 + 6
         body = msgspec.json.encode({"value": "g"})
         told = await yard.ask("POST", RECORDS, body=body, partition=3)
-        assert (told.status, told.code) == (400, "closing")
+        assert (told.status, told.code) == (409, "closing")
 
     tell(story)
 

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardyard.log import Batch, Log, MemoryLog, Span, SqliteLog
-from shardyard.log.batch import to_records
+from shardyard.log import Log
+from shardyard.log.memory import MemoryLog
+from shardyard.log.sqlite import SqliteLog
 from shardyard.model import (
     TAG,
     TRACE,
@@ -18,10 +19,12 @@ from shardyard.model import (
     Partition,
     PartitionOutOfRange,
     Record,
+    Span,
     TooLarge,
     UnknownTopic,
     WrongEpoch,
 )
+from shardyard.model.batch import Batch, to_records
 from shardyard.queues import search as module
 from shardyard.queues.search import Found, search
 

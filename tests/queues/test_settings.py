@@ -9,11 +9,11 @@ import pytest
 
 from shardyard.client import Message
 from shardyard.model import Headers, InvalidValue, NotAllowed, Partition
-from shardyard.queues import wire
-from shardyard.queues.marks import PUBLISHED
+from shardyard.queues.retry_topics import PUBLISHED
 from shardyard.queues.settings import GroupSettings, change_group, change_topic, group_settings, parts, topic_settings
-from shardyard.registry import MemoryRegistry
-from tests.queues.yard import Handled, Yard, running, tell
+from shardyard.registry.memory import MemoryRegistry
+from shardyard.wire import errors
+from tests.queues.setup import Handled, Yard, running, tell
 
 RECORDS = "/v1/topics/orders/records"
 
@@ -68,7 +68,7 @@ def test_a_refusal_does_not_tell_the_webhook(wrong: dict[str, Any], says: str) -
     with MemoryRegistry() as registry, registry.transaction() as tx:
         with pytest.raises(InvalidValue, match=f"^{re.escape(says)}: expected ") as refused:
             change_group(tx, "g", "ann", {"webhook": "https://ann:sesame@hooks.example", **wrong})
-        assert "sesame" not in str(wire.error_body(refused.value))
+        assert "sesame" not in str(errors.error_body(refused.value))
 
 
 COUNT = "a whole number from 1 to 2147483647"

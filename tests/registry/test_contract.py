@@ -8,21 +8,22 @@ from pathlib import Path
 
 import pytest
 
-from shardyard.model import Busy, Closed, InvalidValue, ManualClock, Partition, Position
+from shardyard.model import Busy, Closed, InvalidValue, Partition, Position
 from shardyard.registry import (
     AuditRow,
     GroupRow,
     LeaseRow,
     MemberRow,
-    MemoryRegistry,
     OwnershipRow,
     Registry,
     SettingRow,
-    SqliteStore,
-    SqlRegistry,
     Transaction,
     open_registry,
 )
+from shardyard.registry.memory import MemoryRegistry
+from shardyard.registry.sql import SqlRegistry
+from shardyard.registry.sqlite import SqliteStore
+from shardyard.runtime.clock import ManualClock
 
 PATIENCE = 10.0
 """Seconds that a test waits for what must come soon."""

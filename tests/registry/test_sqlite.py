@@ -25,7 +25,9 @@ from shardyard.model import (
     ShardyardError,
     WrongSchemaVersion,
 )
-from shardyard.registry import GroupRow, OwnershipRow, Registry, SqliteStore, SqlRegistry, open_registry, schema
+from shardyard.registry import GroupRow, OwnershipRow, Registry, open_registry, schema
+from shardyard.registry.sql import SqlRegistry
+from shardyard.registry.sqlite import SqliteStore
 
 PATIENCE = 20.0
 """Seconds that a test waits for what must come soon."""

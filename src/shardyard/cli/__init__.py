@@ -11,32 +11,8 @@ from shardyard import __version__
 from shardyard.cli import broker, check, compare, demo, pipeline, place, queues, tour
 from shardyard.cli.help import Group, Rows, with_this_help
 from shardyard.cli.queues.options import DEFAULT_BROKER
-from shardyard.model import (
-    Closing,
-    GroupInUse,
-    InvalidCall,
-    MemberExists,
-    Moved,
-    NotAllowed,
-    PartitionTaken,
-    ShardyardError,
-    TopicExists,
-    TopicInUse,
-    WrongToken,
-)
-
-AS_THINGS_ARE = (
-    Closing,
-    GroupInUse,
-    MemberExists,
-    Moved,
-    NotAllowed,
-    PartitionTaken,
-    TopicExists,
-    TopicInUse,
-    WrongToken,
-)
-"""Refused for what is there; the call itself is fine."""
+from shardyard.model import ShardyardError
+from shardyard.wire.errors import exit_code_of
 
 _HELP = """Every message on the right partition, every partition with the right owner.
 
@@ -101,7 +77,7 @@ def main() -> None:
         app()
     except ShardyardError as error:
         _say_error(error)
-        sys.exit(2 if isinstance(error, InvalidCall) and not isinstance(error, AS_THINGS_ARE) else 1)
+        sys.exit(exit_code_of(error))
     except OSError as error:
         _say_error(error)
         sys.exit(1)

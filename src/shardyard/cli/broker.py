@@ -52,7 +52,7 @@ def broker(
 async def _serve(
     log_url: str, registry_url: str, host: str, port: int, token: str | None, trusted: Sequence[str]
 ) -> None:
-    from shardyard.queues.broker.app import BACKLOG, serving  # noqa: PLC0415 a web server, which other commands do not need
+    from shardyard.server.app import BACKLOG, serving  # noqa: PLC0415 a web server, which other commands do not need
 
     with _listening(host, port, BACKLOG) as listening, open_registry(registry_url) as registry:
         async with (

@@ -12,7 +12,7 @@ from typing import Annotated
 from rich.console import Console
 
 from shardyard.cli.output import Count, Json, Row, print_json, print_table
-from shardyard.groups import Member, Node, status
+from shardyard.groups import Node, Reader, status
 from shardyard.log import Log, open_log
 from shardyard.model import InvalidValue, Partition, Record, whole_number
 from shardyard.placement import Modulus, plan
@@ -117,7 +117,7 @@ class _Yard:
         await asyncio.gather(task, return_exceptions=not done)
 
     async def consume(self, name: str) -> None:
-        async with Member(GROUP, [TOPIC], node=self.node, name=name) as member:
+        async with Reader(GROUP, [TOPIC], node=self.node, name=name) as member:
             async for batch in member:
                 for record in batch.records():
                     self.got[(record.key or b"").decode()].append(int(record.value))

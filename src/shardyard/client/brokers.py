@@ -15,7 +15,8 @@ import aiohttp
 import msgspec
 
 from shardyard.model import InvalidCall, InvalidValue, RetryLater, ShardyardError, Unreachable
-from shardyard.queues import wire
+from shardyard.wire import errors
+from shardyard.wire import records as wire
 
 FIRST_WAIT_SECONDS = 0.05
 LONGEST_WAIT_SECONDS = 2.0
@@ -219,14 +220,10 @@ def path(*names: object) -> str:
     return "/v1/" + "/".join(quote(str(name), safe="") for name in names)
 
 
-class _Refused(msgspec.Struct):
-    error: wire.ErrorBody
-
-
 def _refusal(status: int, content: bytes) -> Exception:
     """What was refused; a proxy's own error counts as a broker that can't be reached."""
     try:
-        return wire.error_of(msgspec.json.decode(content, type=_Refused).error)
+        return errors.error_of(msgspec.json.decode(content, type=errors.ErrorResponse).error)
     except msgspec.DecodeError:
         if status >= 500:
             return ConnectionError(f"status {status}")

@@ -11,9 +11,9 @@ from typing import Any, Self
 
 from shardyard.client.brokers import Brokers
 from shardyard.client.handling import Caller, Handler, Handling, Slots
-from shardyard.client.remote import RemoteNode
-from shardyard.groups import Member, OwnedBatch
-from shardyard.groups.claim import Start
+from shardyard.client.remote import RemoteHost
+from shardyard.groups import OwnedBatch, Reader
+from shardyard.groups.partition_reader import Start
 from shardyard.model import InvalidCall, Partition, RetryLater
 
 _log = logging.getLogger(__name__)
@@ -24,7 +24,7 @@ class Consumer:
 
     `run` calls a handler for each record, several at once, those of one key in order. A record whose handler raises is
     tried again later, and is a dead letter when that did not help; others are not held up by it. Iterating gives whole
-    batches instead, to be committed by hand; see `Member`. How often to try, how many at once, tags and the like are
+    batches instead, to be committed by hand; see `Reader`. How often to try, how many at once, tags and the like are
     set on the group, and take effect while it runs.
     """
 
@@ -44,11 +44,11 @@ class Consumer:
         max_records: int = 500,
         patience: float = 30.0,
     ) -> None:
-        """As of `Member`; `patience`: seconds for which brokers may be out of reach."""
+        """As of `Reader`; `patience`: seconds for which brokers may be out of reach."""
         self._brokers = brokers if isinstance(brokers, Brokers) else Brokers(brokers, token=token, patience=patience)
         self._own = not isinstance(brokers, Brokers)
-        self._node = RemoteNode(self._brokers, f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}")
-        self.member = Member(
+        self._node = RemoteHost(self._brokers, f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}")
+        self.member = Reader(
             group,
             topics,
             node=self._node,
@@ -72,7 +72,7 @@ class Consumer:
     @property
     def settings(self) -> dict[str, Any]:
         """What is set on the group, as last heard."""
-        return self._node.office.settings
+        return self._node.coordinator.settings
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:  # what was opened is closed if joining fails
@@ -108,7 +108,7 @@ class Consumer:
             raise InvalidCall("the consumer runs already")
         slots = Slots(concurrency or self.settings["concurrency"])
         if concurrency is None:
-            self._node.office.heard = lambda settings: slots.set(settings["concurrency"])
+            self._node.coordinator.heard = lambda settings: slots.set(settings["concurrency"])
         caller = Caller(handler, lambda: self.settings["handler_seconds"])
         broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         try:
@@ -136,7 +136,7 @@ class Consumer:
             broken.set_exception(error)
 
     async def _fail(self, failures: Sequence[tuple[Partition, int, int, str]]) -> None:
-        await self._node.office.fail(self.member.seat, failures)
+        await self._node.coordinator.fail(self.member.seat, failures)
 
 
 async def _or_broken(batches: AsyncIterator[OwnedBatch], broken: "asyncio.Future[None]") -> OwnedBatch:

@@ -14,7 +14,7 @@ from shardyard.client.threads import Threads
 from shardyard.groups import OwnedBatch
 from shardyard.model import Fenced, Partition, PartitionOutOfRange, Record, RetryLater, ShardyardError, UnknownTopic
 from shardyard.queues.failures import REASON_CHARACTERS
-from shardyard.queues.marks import ATTEMPT, ORIGIN
+from shardyard.queues.retry_topics import ATTEMPT, ORIGIN
 
 _log = logging.getLogger(__name__)
 

@@ -15,10 +15,10 @@ from typing import Any, Self
 import pyarrow as pa
 
 from shardyard.client.brokers import Brokers, path
-from shardyard.log import SEQUENCE_WINDOW, Limits, from_records
-from shardyard.log.batch import check_records, now_ms
-from shardyard.model import TAG, TRACE, Closed, Headers, InvalidValue, Record
-from shardyard.queues import wire
+from shardyard.model import SEQUENCE_WINDOW, TAG, TRACE, Closed, Headers, InvalidValue, Record
+from shardyard.model.batch import from_records, now_ms
+from shardyard.model.limits import Limits, check_records
+from shardyard.wire import records as wire
 
 MOST_RECORDS = 500
 MOST_BYTES = 1024 * 1024
@@ -163,7 +163,7 @@ class Producer:
     async def _post(
         self, topic: str, rows: pa.RecordBatch, lane: _Lane, partition: int | None = None, **dealing: int
     ) -> list[dict[str, Any]]:
-        """`dealing`: how those without a key are dealt, as the broker takes it."""
+        """`dealing`: how those without a key are distributed, as the broker takes it."""
         async with lane.stamp() as sequence:
             query = {"producer": self._name, "sequence": sequence, "partition": partition, **dealing}
             headers = {"Content-Type": wire.ARROW}

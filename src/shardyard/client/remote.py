@@ -11,20 +11,23 @@ from typing import Any
 import pyarrow as pa
 
 from shardyard.client.brokers import ANSWER_SECONDS, Brokers, path
-from shardyard.groups.office import Application, Changes, Office, Seat
-from shardyard.groups.protocol import Holding
-from shardyard.log import Appended, Batch, Fence, Span, Stamp, from_records
-from shardyard.log.batch import now_ms
+from shardyard.groups.coordinator import Changes, GroupCoordinator, JoinRequest, MemberIdentity
+from shardyard.groups.protocol import Grant
 from shardyard.model import (
+    Appended,
+    Fence,
     MemberExists,
     Partition,
     Position,
     Record,
     RetryLater,
+    Span,
+    Stamp,
     Topic,
     TopicKind,
 )
-from shardyard.queues import wire
+from shardyard.model.batch import Batch, from_records, now_ms
+from shardyard.wire import records as wire
 
 _log = logging.getLogger(__name__)
 
@@ -37,8 +40,8 @@ NAME_AGAIN_SECONDS = 0.5
 """Before asking again for a name that is taken."""
 
 
-class RemoteOffice(Office):
-    """`Office`, through brokers."""
+class RemoteCoordinator(GroupCoordinator):
+    """`GroupCoordinator`, through brokers."""
 
     def __init__(self, brokers: Brokers) -> None:
         self._brokers = brokers
@@ -51,7 +54,7 @@ class RemoteOffice(Office):
         self._beat = 0.0
         """Seconds that a broker has to answer a heartbeat: if it hangs, another is asked before the session is over."""
 
-    async def join(self, application: Application, since: int | None) -> Seat:
+    async def join(self, application: JoinRequest, since: int | None) -> MemberIdentity:
         asks = {
             "name": application.name,
             "topics": list(application.topics),
@@ -67,9 +70,9 @@ class RemoteOffice(Office):
         self._beat = min(max(application.session_timeout / 5, LEAST_BEAT_SECONDS), self._brokers.turn_seconds)
         told = await self._joined(application, asks)
         self._hear(told["settings"])
-        return Seat(told["group"], told["member"], told["epoch"])
+        return MemberIdentity(told["group"], told["member"], told["epoch"])
 
-    async def _joined(self, application: Application, asks: object) -> Any:
+    async def _joined(self, application: JoinRequest, asks: object) -> Any:
         """A name that is taken may be ours: of an earlier life, or of a join whose answer was lost. Wait for the end of
         its session."""
         until = time.monotonic() + application.session_timeout + NAME_AGAIN_SECONDS
@@ -82,7 +85,7 @@ class RemoteOffice(Office):
                 _log.warning("joining put off: %s", error)
                 await asyncio.sleep(NAME_AGAIN_SECONDS)
 
-    async def heartbeat(self, seat: Seat, progress: Iterable[Partition]) -> dict[Partition, Holding]:
+    async def heartbeat(self, seat: MemberIdentity, progress: Iterable[Partition]) -> dict[Partition, Grant]:
         asks = {"epoch": seat.epoch, "progress": [str(partition) for partition in progress]}
         answer = await self._brokers.post(f"{_path(seat)}/heartbeat", asks, timeout=self._beat, patience=2 * self._beat)
         told = answer.json()
@@ -95,22 +98,22 @@ class RemoteOffice(Office):
         if self.heard is not None:
             self.heard(settings)
 
-    async def look(self, seat: Seat) -> dict[Partition, Holding]:
+    async def look(self, seat: MemberIdentity) -> dict[Partition, Grant]:
         told = await self._brokers.get(_path(seat), timeout=self._beat, patience=2 * self._beat, epoch=seat.epoch)
         return _holdings(told.json())
 
-    async def commit(self, seat: Seat, positions: Mapping[Partition, tuple[int, Position]]) -> None:
+    async def commit(self, seat: MemberIdentity, positions: Mapping[Partition, tuple[int, Position]]) -> None:
         told = {str(p): (owned, position.epoch, position.offset) for p, (owned, position) in positions.items()}
         await self._brokers.post(f"{_path(seat)}/commit", {"epoch": seat.epoch, "positions": told})
 
-    async def release(self, seat: Seat, partitions: Mapping[Partition, int]) -> None:
+    async def release(self, seat: MemberIdentity, partitions: Mapping[Partition, int]) -> None:
         told = {str(partition): epoch for partition, epoch in partitions.items()}
         await self._brokers.post(f"{_path(seat)}/release", {"epoch": seat.epoch, "partitions": told})
 
-    async def leave(self, seat: Seat) -> None:
+    async def leave(self, seat: MemberIdentity) -> None:
         await self._brokers.call("DELETE", _path(seat), query={"epoch": seat.epoch}, patience=LEAVE_PATIENCE_SECONDS)
 
-    async def fail(self, seat: Seat, failures: Sequence[tuple[Partition, int, int, str]]) -> None:
+    async def fail(self, seat: MemberIdentity, failures: Sequence[tuple[Partition, int, int, str]]) -> None:
         """Hand over records whose handling failed: (partition, epoch of the ownership, offset, reason)."""
         told = [
             {"partition": str(partition), "epoch": epoch, "offset": offset, "reason": reason}
@@ -119,7 +122,7 @@ class RemoteOffice(Office):
         await self._brokers.post(path("groups", seat.group, "failures"), {"failures": told})
 
     @contextlib.contextmanager
-    def changes(self, seat: Seat) -> Iterator[Changes]:
+    def changes(self, seat: MemberIdentity) -> Iterator[Changes]:
         yield _RemoteChanges(self._brokers, seat.group, self._beat)
 
 
@@ -148,13 +151,13 @@ class _RemoteChanges:
                 return
 
 
-def _path(seat: Seat) -> str:
+def _path(seat: MemberIdentity) -> str:
     return path("groups", seat.group, "members", seat.member)
 
 
-def _holdings(told: Mapping[str, Any]) -> dict[Partition, Holding]:
+def _holdings(told: Mapping[str, Any]) -> dict[Partition, Grant]:
     return {
-        wire.partition_named(text): Holding(
+        wire.partition_named(text): Grant(
             held["epoch"], held["committed"] and Position(*held["committed"]), held["revoked"]
         )
         for text, held in told["partitions"].items()
@@ -162,7 +165,7 @@ def _holdings(told: Mapping[str, Any]) -> dict[Partition, Holding]:
 
 
 class RemoteLog:
-    """`OwnersLog`, through brokers."""
+    """`OwnerLog`, through brokers."""
 
     def __init__(self, brokers: Brokers) -> None:
         self._brokers = brokers
@@ -246,13 +249,13 @@ def _fenced(fence: Fence) -> str:
     return path("groups", group, "partitions", topic, index)
 
 
-class RemoteNode:
-    """`Place`, through brokers."""
+class RemoteHost:
+    """`Host`, through brokers."""
 
     def __init__(self, brokers: Brokers, name: str) -> None:
         self.name = name
         self.log = RemoteLog(brokers)
-        self.office = RemoteOffice(brokers)
+        self.coordinator = RemoteCoordinator(brokers)
         self._brokers = brokers
 
     @property

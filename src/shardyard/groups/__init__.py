@@ -1,31 +1,31 @@
 """Membership, leases, assignment, positions, and the rebalancer.
 
-`Node` is a process's place among the others, `Member` shares the partitions of some topics with the rest of its group:
+`Node` is a process's place among the others, `Reader` shares the partitions of some topics with the rest of its group:
 
-    async with Node(log, registry) as node, Member("billing", ["orders"], node=node) as member:
-        async for batch in member:
+    async with Node(log, registry) as node, Reader("billing", ["orders"], node=node) as reader:
+        async for batch in reader:
             ...
             await batch.commit()
 """
 
-from shardyard.groups.claim import OwnedBatch
-from shardyard.groups.member import Member
-from shardyard.groups.moving import carry_over, positions_on
 from shardyard.groups.node import Node
+from shardyard.groups.partition_reader import OwnedBatch
+from shardyard.groups.position_reset import To, reset, resolve
+from shardyard.groups.position_transfer import positions_on, transfer_positions
 from shardyard.groups.protocol import configure
-from shardyard.groups.resetting import To, reset, resolve
+from shardyard.groups.reader import Reader
 from shardyard.groups.status import PartitionStatus, status
 
 __all__ = [
-    "Member",
     "Node",
     "OwnedBatch",
     "PartitionStatus",
+    "Reader",
     "To",
-    "carry_over",
     "configure",
     "positions_on",
     "reset",
     "resolve",
     "status",
+    "transfer_positions",
 ]

@@ -7,12 +7,12 @@ import uuid
 from types import TracebackType
 from typing import Self
 
-from shardyard.groups.desk import Desk
-from shardyard.groups.office import LocalOffice
+from shardyard.groups.coordinator import LocalCoordinator
 from shardyard.groups.rebalancer import Rebalancer
 from shardyard.log import Log
 from shardyard.model import InvalidValue
 from shardyard.registry import Registry
+from shardyard.registry.batcher import TransactionBatcher
 
 
 class Node:
@@ -28,8 +28,8 @@ class Node:
         self.registry = registry
         self.name = name or f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         self.rebalancer = Rebalancer(log, registry, self.name)
-        self.desk = Desk(registry)
-        self.office = LocalOffice(registry, self.desk)
+        self.transactions = TransactionBatcher(registry)
+        self.coordinator = LocalCoordinator(registry, self.transactions)
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -46,4 +46,4 @@ class Node:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        await asyncio.to_thread(self.desk.close)
+        await asyncio.to_thread(self.transactions.close)

@@ -37,7 +37,7 @@ MOST_SESSION_SECONDS = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
-class Holding:
+class Grant:
     """A partition in its owner's hands."""
 
     epoch: int
@@ -55,7 +55,7 @@ class Decision:
     after: Mapping[Partition, str]
 
 
-def topic_of(group: str) -> str:
+def watch_name(group: str) -> str:
     """What to watch, to hear of every change in a group."""
     return f"group/{group}"
 
@@ -134,7 +134,7 @@ def _check_free(tx: Transaction, group: str, name: str, named: Iterable[Partitio
 
 def heartbeat(
     tx: Transaction, group: str, name: str, epoch: int, progress: Iterable[Partition] = ()
-) -> dict[Partition, Holding]:
+) -> dict[Partition, Grant]:
     """Stay a member, and hear what one owns. `progress` names partitions that got ahead or have nothing to do.
 
     What it was given since its last heartbeat got ahead, too: it could not have told.
@@ -152,14 +152,14 @@ def heartbeat(
     return _holdings(rows, name)
 
 
-def look(tx: Transaction, group: str, name: str, epoch: int) -> dict[Partition, Holding]:
+def look(tx: Transaction, group: str, name: str, epoch: int) -> dict[Partition, Grant]:
     """Hear what one owns, without changing anything."""
     _member(tx, group, name, epoch)
     return _holdings(tx.ownerships_of(group, name), name)
 
 
-def _holdings(rows: Iterable[OwnershipRow], name: str) -> dict[Partition, Holding]:
-    return {o.partition: Holding(o.epoch, o.committed, revoked=o.target != name) for o in rows if o.owner == name}
+def _holdings(rows: Iterable[OwnershipRow], name: str) -> dict[Partition, Grant]:
+    return {o.partition: Grant(o.epoch, o.committed, revoked=o.target != name) for o in rows if o.owner == name}
 
 
 def commit(
@@ -415,5 +415,5 @@ def _owned(tx: Transaction, group: str, name: str, partition: Partition, epoch: 
 
 def touch(tx: Transaction, group: str) -> None:
     """Tell the members of a group, and the rebalancer, that something changed."""
-    tx.touch(topic_of(group))
+    tx.touch(watch_name(group))
     tx.touch(ANY_GROUP)

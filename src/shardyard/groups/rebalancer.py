@@ -5,14 +5,17 @@ import contextlib
 import logging
 from collections.abc import Mapping
 
-from shardyard.groups import lease, protocol
-from shardyard.groups.waking import Waking
+from shardyard.groups import protocol
 from shardyard.log import Log
-from shardyard.model import Clock, Fenced, ShardyardError, SystemClock, Topic
-from shardyard.registry import Registry
+from shardyard.model import Fenced, ShardyardError, Topic
+from shardyard.registry import Registry, lease
+from shardyard.registry.change_signal import ChangeSignal
+from shardyard.runtime.clock import Clock, SystemClock
 
 _log = logging.getLogger(__name__)
 
+REBALANCER = "rebalancer"
+"""The name of its lease."""
 LEASE_SECONDS = 0.8
 """Shorter than the shortest session, so that a dead leader is followed by one who puts out the dead members."""
 TICK_SECONDS = 0.1
@@ -26,7 +29,7 @@ def rebalance_all(registry: Registry, token: int, topics: Mapping[str, Topic]) -
     decisions = []
     for group in due:
         with registry.transaction() as tx:
-            lease.check(tx, lease.REBALANCER, token)
+            lease.check(tx, REBALANCER, token)
             if tx.group(group) is not None and (decision := protocol.rebalance(tx, group, topics)) is not None:
                 decisions.append(decision)
     return decisions
@@ -48,7 +51,7 @@ class Rebalancer:
 
     async def run(self) -> None:
         """Until cancelled."""
-        with Waking(self._registry, protocol.ANY_GROUP) as changed:
+        with ChangeSignal(self._registry, protocol.ANY_GROUP) as changed:
             try:
                 while True:
                     try:
@@ -71,14 +74,14 @@ class Rebalancer:
 
     def _acquire(self) -> int | None:
         with self._registry.snapshot() as tx:  # nearly always there is nothing to write
-            row, now = tx.lease(lease.REBALANCER), tx.now
+            row, now = tx.lease(REBALANCER), tx.now
         if row is not None and now < row.expires_at <= now + LEASE_SECONDS:
             if row.holder != self._name:
                 return None
             if row.token == self._token and row.expires_at > now + LEASE_SECONDS / 2:
                 return self._token
         with self._registry.transaction() as tx:
-            return lease.acquire(tx, lease.REBALANCER, self._name, LEASE_SECONDS)
+            return lease.acquire(tx, REBALANCER, self._name, LEASE_SECONDS)
 
     async def _give_up(self) -> None:
         token = self._token
@@ -89,4 +92,4 @@ class Rebalancer:
 
     def _hand_back(self, token: int) -> None:
         with self._registry.transaction() as tx:
-            lease.give_up(tx, lease.REBALANCER, token)
+            lease.release(tx, REBALANCER, token)

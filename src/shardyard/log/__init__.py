@@ -1,39 +1,31 @@
-"""The durable, partitioned log: the port, and one module per engine."""
+"""The durable, partitioned log: the port, and one module or folder per engine.
 
-from pathlib import Path
+Importing this package loads no engine: `open_log` loads the one that the URL names.
+"""
 
-from shardyard.log.batch import SCHEMA, Batch, Limits, from_records
-from shardyard.log.memory import MemoryLog
-from shardyard.log.port import SEQUENCE_WINDOW, Appended, Fence, Log, Span, Stamp
+from typing import TYPE_CHECKING
+
+from shardyard.log.port import Log
 from shardyard.log.sender import Sender
-from shardyard.log.sqlite import Durability, SqliteLog
 from shardyard.model import InvalidValue
 
-__all__ = [
-    "SCHEMA",
-    "SEQUENCE_WINDOW",
-    "Appended",
-    "Batch",
-    "Durability",
-    "Fence",
-    "Limits",
-    "Log",
-    "MemoryLog",
-    "Sender",
-    "Span",
-    "SqliteLog",
-    "Stamp",
-    "from_records",
-    "open_log",
-]
+if TYPE_CHECKING:
+    from shardyard.log.sqlite import Durability
+    from shardyard.model.limits import Limits
+
+__all__ = ["Log", "Sender", "open_log"]
 
 
-def open_log(url: str, *, durability: Durability = "power", limits: Limits | None = None) -> Log:
+def open_log(url: str, *, durability: "Durability" = "power", limits: "Limits | None" = None) -> Log:
     """Open a log by its URL: `sqlite:///data/log` (a folder; four slashes for an absolute path) or `memory://`."""
     if not isinstance(url, str):
-        raise InvalidValue("log URL", url, "a text")
+        raise InvalidValue("log URL", url, "a string")
     if url.startswith("sqlite:///") and len(url) > len("sqlite:///"):
-        return SqliteLog(Path(url.removeprefix("sqlite:///")), durability=durability, limits=limits)
+        from shardyard.log.sqlite import SqliteLog  # noqa: PLC0415 only the engine that is used is loaded
+
+        return SqliteLog(url.removeprefix("sqlite:///"), durability=durability, limits=limits)
     if url == "memory://":
+        from shardyard.log.memory import MemoryLog  # noqa: PLC0415 only the engine that is used is loaded
+
         return MemoryLog(limits=limits)
     raise InvalidValue("log URL", url, "sqlite:///FOLDER or memory://")

@@ -9,30 +9,11 @@ from dataclasses import dataclass, field, replace
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from shardyard.log.batch import (
-    SCHEMA,
-    Batch,
-    Limits,
-    check_batch,
-    check_int64,
-    check_partitions,
-    check_records,
-    check_text,
-    check_topic_name,
-    cut,
-    from_records,
-    now_ms,
-)
 from shardyard.log.port import (
     DEFAULT_RETENTION,
     READ_BYTES,
     READ_RECORDS,
-    SEQUENCE_WINDOW,
-    Appended,
-    Fence,
     Log,
-    Span,
-    Stamp,
     check_marks,
     check_move,
     check_offset,
@@ -47,7 +28,10 @@ from shardyard.log.port import (
     without_closing,
 )
 from shardyard.model import (
+    SEQUENCE_WINDOW,
+    Appended,
     Closed,
+    Fence,
     Fenced,
     OffsetBeyondEnd,
     Partition,
@@ -56,12 +40,17 @@ from shardyard.model import (
     Record,
     Retention,
     SequenceTooOld,
+    Span,
+    Stamp,
     Topic,
     TopicExists,
     TopicKind,
     UnknownTopic,
     whole_number,
 )
+from shardyard.model.batch import SCHEMA, Batch, cut, from_records, now_ms
+from shardyard.model.checks import check_int64, check_text
+from shardyard.model.limits import Limits, check_batch, check_partitions, check_records, check_topic_name
 
 
 @dataclass(slots=True)

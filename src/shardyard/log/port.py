@@ -2,85 +2,37 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
 import pyarrow as pa
 
-from shardyard.log.batch import Batch, check_int64, check_text
 from shardyard.model import (
+    Appended,
     Closing,
+    Fence,
     InvalidValue,
     Moved,
     OffsetBeyondEnd,
     OffsetTrimmed,
     Outdated,
     Partition,
-    Position,
     Record,
     Retention,
     Sealed,
+    Span,
+    Stamp,
     Topic,
     TopicKind,
     WrongEpoch,
 )
+from shardyard.model.batch import Batch
+from shardyard.model.checks import check_int64
 
 DEFAULT_RETENTION = Retention()
 READ_RECORDS = 10_000
 READ_BYTES = 8 * 1024 * 1024
-SEQUENCE_WINDOW = 64
-"""How many sequences back a producer may retry."""
-
-
-@dataclass(frozen=True, slots=True)
-class Stamp:
-    """Makes an append idempotent: a batch that is retried with the same stamp is stored once.
-
-    A producer counts its batches for each partition upwards, and may have up to `SEQUENCE_WINDOW` of them under way.
-    One that is started again goes on counting where it stopped, or takes a new name: a stamp that was used before means
-    "the same batch once more". (Another number of records under it is refused.)
-    """
-
-    producer: str
-    sequence: int
-
-    def __post_init__(self) -> None:
-        check_text("producer", self.producer)
-        object.__setattr__(self, "sequence", check_int64("sequence", self.sequence, at_least=0))
-
-
-@dataclass(frozen=True, slots=True)
-class Fence:
-    """Says on which ownership a call relies. The log knows the highest epoch of each fence that an append carried or
-    `set_fence` told it, and refuses a call that carries a lower one with `Fenced`."""
-
-    name: str
-    epoch: int
-
-    def __post_init__(self) -> None:
-        check_text("fence", self.name)
-        object.__setattr__(self, "epoch", check_int64("epoch", self.epoch, at_least=0))
-
-
-@dataclass(frozen=True, slots=True)
-class Appended:
-    """Where a batch was stored: `count` records from `first` on."""
-
-    partition: Partition
-    first: Position
-    count: int
-    duplicate: bool = False
-    """The batch had been stored before, under the same stamp; `first` is where."""
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """What a partition holds: offsets from `first` up to, but without, `end`."""
-
-    epoch: int
-    first: int
-    end: int
 
 
 def check_offset(partition: Partition, has: Span, offset: int, epoch: int | None = None) -> None:

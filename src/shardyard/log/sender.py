@@ -13,20 +13,24 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from shardyard.log.batch import ANY_SIZE, check_batch, check_records, now_ms
-from shardyard.log.dealing import Rows, dealt, join, split
-from shardyard.log.port import SEQUENCE_WINDOW, Appended, Fence, Log, Stamp
+from shardyard.log.distribution import Rows, assign_partitions, join, split
+from shardyard.log.port import Log
 from shardyard.model import (
-    Clock,
+    SEQUENCE_WINDOW,
+    Appended,
     Closing,
+    Fence,
     Moved,
     Outdated,
     Partition,
     PartitionOutOfRange,
     RetryLater,
-    SystemClock,
+    Stamp,
     Topic,
 )
+from shardyard.model.batch import now_ms
+from shardyard.model.limits import ANY_SIZE, check_batch, check_records
+from shardyard.runtime.clock import Clock, SystemClock
 
 T = TypeVar("T")
 
@@ -37,8 +41,8 @@ LONGEST_WAIT_SECONDS = 0.2
 class Sender:
     """Sends records to a topic, and goes on with its successor when it moves.
 
-    **Place.** A record goes to the partition of its key. Those without one, and all of a topic whose partitioner has no
-    use for keys, are dealt in turn.
+    **Placement.** A record goes to the partition of its key. Records without a key, and all records of a topic whose
+    partitioner ignores keys, are distributed round-robin.
 
     **Order.** Sends that are awaited one after another keep the order of each key, also over a move: what the old topic
     took comes first. Those under way at once have none between them. When the topic is expanded or contracted, keys
@@ -79,7 +83,7 @@ class Sender:
         stored: list[Appended] = []
         while len(rows):
             topic = await self._current(until)
-            parts = split(rows, dealt(topic, rows, self._turns))
+            parts = split(rows, assign_partitions(topic, rows, self._turns))
             outcomes = await asyncio.gather(
                 *(self._append(topic, index, part, until, fence) for index, part in parts),
                 return_exceptions=True,  # the others are finished first: a later send must not overtake them

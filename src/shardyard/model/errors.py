@@ -2,11 +2,14 @@
 
     ShardyardError
         InvalidCall     the call is wrong: fix it, the same call will fail again
+        Conflict        the call is fine, but the state does not allow it: change the state, or look again and decide
+        Denied          the caller may not do this: show another token, or ask for the right
         RetryLater      the call is fine: the same call may succeed later
-        Fenced          someone else owns this now: stop, and join again
-        Damaged         stored data is not what was written: stop, and look at it
+        Fenced          the caller lost its ownership: stop, and join again
+        Damaged         stored data is not what was written: stop, and inspect it
 
-Each error carries its numbers as fields, and its message says what was expected.
+Each error carries its numbers as fields, and its message says what was expected. HTTP statuses and exit codes follow
+from the branch (`shardyard.wire.errors`).
 """
 
 from __future__ import annotations
@@ -33,6 +36,15 @@ def _rebuild(kind: type[ShardyardError], args: tuple[Any, ...], fields: dict[str
 
 class InvalidCall(ShardyardError):
     """Raised when a call can never succeed as it is. Nothing was changed."""
+
+
+class Conflict(ShardyardError):
+    """Raised when the call was fine and the state was not: something exists already, is in use, or has changed since
+    the caller looked. Nothing was changed."""
+
+
+class Denied(ShardyardError):
+    """Raised when the caller has not shown that it may do this. Nothing was changed."""
 
 
 class RetryLater(ShardyardError):
@@ -73,7 +85,7 @@ class UnknownTopic(InvalidCall):
         self.topic = topic
 
 
-class TopicExists(InvalidCall):
+class TopicExists(Conflict):
     """Raised when a topic of that name exists already."""
 
     def __init__(self, topic: str, partitions: int) -> None:
@@ -91,7 +103,7 @@ class PartitionOutOfRange(InvalidCall):
         self.partitions = partitions
 
 
-class Moved(InvalidCall):
+class Moved(Conflict):
     """Raised when a topic takes no more records because it goes on as another one."""
 
     def __init__(self, topic: str, successor: str) -> None:
@@ -100,7 +112,7 @@ class Moved(InvalidCall):
         self.successor = successor
 
 
-class Closing(InvalidCall):
+class Closing(Conflict):
     """Raised when a partition takes no more records because its topic is being contracted."""
 
     def __init__(self, partition: Partition, receiving: int) -> None:
@@ -111,7 +123,7 @@ class Closing(InvalidCall):
         self.receiving = receiving
 
 
-class Outdated(InvalidCall):
+class Outdated(Conflict):
     """Raised when records were placed on a topic that is no longer as it was: resized, or made anew."""
 
     def __init__(self, topic: str, receiving: int) -> None:
@@ -120,7 +132,7 @@ class Outdated(InvalidCall):
         self.receiving = receiving
 
 
-class OffsetTrimmed(InvalidCall):
+class OffsetTrimmed(Conflict):
     """Raised when an offset was trimmed away; `first` is the first one that is still there."""
 
     def __init__(self, partition: Partition, offset: int, first: int) -> None:
@@ -130,7 +142,7 @@ class OffsetTrimmed(InvalidCall):
         self.first = first
 
 
-class OffsetBeyondEnd(InvalidCall):
+class OffsetBeyondEnd(Conflict):
     """Raised when an offset lies beyond the end, where the next record will go."""
 
     def __init__(self, partition: Partition, offset: int, end: int) -> None:
@@ -140,7 +152,7 @@ class OffsetBeyondEnd(InvalidCall):
         self.end = end
 
 
-class WrongEpoch(InvalidCall):
+class WrongEpoch(Conflict):
     """Raised when a position belongs to an earlier life of its partition: the topic was deleted and made anew."""
 
     def __init__(self, partition: Partition, epoch: int, current: int) -> None:
@@ -152,7 +164,7 @@ class WrongEpoch(InvalidCall):
         self.current = current
 
 
-class SequenceTooOld(InvalidCall):
+class SequenceTooOld(Conflict):
     """Raised when a retried append is so old that whether it was stored is no longer known."""
 
     def __init__(self, partition: Partition, producer: str, sequence: int, last: int) -> None:
@@ -220,7 +232,7 @@ class UnknownGroup(InvalidCall):
         self.group = group
 
 
-class GroupInUse(InvalidCall):
+class GroupInUse(Conflict):
     """Raised when a group that has members is to be deleted."""
 
     def __init__(self, group: str, member: str) -> None:
@@ -229,7 +241,7 @@ class GroupInUse(InvalidCall):
         self.member = member
 
 
-class MemberExists(InvalidCall):
+class MemberExists(Conflict):
     """Raised when a member of that name is alive in the group."""
 
     def __init__(self, group: str, member: str) -> None:
@@ -238,7 +250,7 @@ class MemberExists(InvalidCall):
         self.member = member
 
 
-class PartitionTaken(InvalidCall):
+class PartitionTaken(Conflict):
     """Raised when a member names a partition that another one has named."""
 
     def __init__(self, partition: Partition, member: str) -> None:
@@ -247,7 +259,7 @@ class PartitionTaken(InvalidCall):
         self.member = member
 
 
-class CommitBehind(InvalidCall):
+class CommitBehind(Conflict):
     """Raised when a commit would move a group back."""
 
     def __init__(self, partition: Partition, offset: int, committed: int) -> None:
@@ -257,7 +269,7 @@ class CommitBehind(InvalidCall):
         self.committed = committed
 
 
-class CommitBeyond(InvalidCall):
+class CommitBeyond(Conflict):
     """Raised when a commit would skip records that were not delivered."""
 
     def __init__(self, partition: Partition, offset: int, delivered: int) -> None:
@@ -275,7 +287,7 @@ class Malformed(InvalidCall):
         self.what = what
 
 
-class WrongToken(InvalidCall):
+class WrongToken(Denied):
     """Raised when a call does not show the token that is asked for."""
 
     def __init__(self, what: str) -> None:
@@ -283,7 +295,7 @@ class WrongToken(InvalidCall):
         self.what = what
 
 
-class NotAllowed(InvalidCall):
+class NotAllowed(Denied):
     """Raised when a group's lists keep a member out."""
 
     def __init__(self, group: str, member: str) -> None:
@@ -292,7 +304,7 @@ class NotAllowed(InvalidCall):
         self.member = member
 
 
-class TopicInUse(InvalidCall):
+class TopicInUse(Conflict):
     """Raised when a topic that members of groups subscribe to is to be deleted."""
 
     def __init__(self, topic: str, groups: list[str]) -> None:

@@ -1,17 +1,21 @@
 """The words: one for each thing, in code, commands, documents and console."""
 
-import operator
 import uuid
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import SupportsIndex, cast
+from typing import TYPE_CHECKING
 
+from shardyard.model.checks import check_int64, check_text, settle_whole_number, whole_number
 from shardyard.model.errors import InvalidValue
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 Headers = tuple[tuple[str, bytes], ...]
 TAG = "tag"
 TRACE = "trace"
+SEQUENCE_WINDOW = 64
+"""How many sequences back a producer may retry."""
 
 
 class TopicKind(StrEnum):
@@ -19,22 +23,6 @@ class TopicKind(StrEnum):
 
     NORMAL = "normal"
     RETRY = "retry"
-
-
-def whole_number(name: str, value: object, *, at_least: int) -> int:
-    """`value`, if it is a whole number of at least `at_least`; `InvalidValue` otherwise."""
-    try:
-        number = operator.index(cast(SupportsIndex, value))
-    except TypeError:
-        number = at_least - 1
-    if number < at_least or isinstance(value, bool):
-        raise InvalidValue(name, value, f"a whole number of at least {at_least}")
-    return number
-
-
-def settle_whole_number(of: object, name: str, *, at_least: int) -> None:
-    """Make a field of a frozen dataclass the plain int that it is meant to be, whatever kind of integer was given."""
-    object.__setattr__(of, name, whole_number(name, getattr(of, name), at_least=at_least))
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,22 +134,6 @@ class Member:
         object.__setattr__(self, "weight", weight)
 
 
-@dataclass(frozen=True, slots=True)
-class Group:
-    """Members that share the partitions of some topics."""
-
-    name: str
-    topics: frozenset[str]
-
-
-@dataclass(frozen=True, slots=True)
-class Assignment:
-    """Who owns what, as of an epoch. A partition that is not in `owners` has no owner."""
-
-    epoch: int
-    owners: Mapping[Partition, str] = field(default_factory=dict)
-
-
 @dataclass(frozen=True, slots=True, order=True)
 class Move:
     """One partition changing its owner."""
@@ -169,3 +141,53 @@ class Move:
     partition: Partition
     source: str
     target: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """Makes an append idempotent: a batch that is retried with the same stamp is stored once.
+
+    A producer counts its batches for each partition upwards, and may have up to `SEQUENCE_WINDOW` of them under way.
+    One that is started again goes on counting where it stopped, or takes a new name: a stamp that was used before means
+    "the same batch once more". (Another number of records under it is refused.)
+    """
+
+    producer: str
+    sequence: int
+
+    def __post_init__(self) -> None:
+        check_text("producer", self.producer)
+        object.__setattr__(self, "sequence", check_int64("sequence", self.sequence, at_least=0))
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """Says on which ownership a call relies. The log knows the highest epoch of each fence that an append carried or
+    `set_fence` told it, and refuses a call that carries a lower one with `Fenced`."""
+
+    name: str
+    epoch: int
+
+    def __post_init__(self) -> None:
+        check_text("fence", self.name)
+        object.__setattr__(self, "epoch", check_int64("epoch", self.epoch, at_least=0))
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """Where a batch was stored: `count` records from `first` on."""
+
+    partition: Partition
+    first: Position
+    count: int
+    duplicate: bool = False
+    """The batch had been stored before, under the same stamp; `first` is where."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """What a partition holds: offsets from `first` up to, but without, `end`."""
+
+    epoch: int
+    first: int
+    end: int

@@ -1,5 +1,1 @@
-"""Queues: topics with producers and consumer groups, behind a broker that keeps no state of its own."""
-
-from shardyard.queues.broker.app import running, serving
-
-__all__ = ["running", "serving"]
+"""Work queues: topics with producers and consumer groups, delays, retries, dead letters, settings and alarms."""

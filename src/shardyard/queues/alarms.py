@@ -11,11 +11,12 @@ from typing import Literal, NamedTuple
 import aiohttp
 import msgspec
 
-from shardyard.groups import lease, status
+from shardyard.groups import status
 from shardyard.log import Log
-from shardyard.model import Clock, InvalidValue, ShardyardError, SystemClock, UnknownGroup
+from shardyard.model import InvalidValue, ShardyardError, UnknownGroup
 from shardyard.queues.settings import group_settings, is_departed
-from shardyard.registry import Registry
+from shardyard.registry import Registry, lease
+from shardyard.runtime.clock import Clock, SystemClock
 
 _log = logging.getLogger(__name__)
 
@@ -158,7 +159,7 @@ class Alarms:
 
     def _hand_back(self, token: int) -> None:
         with self._registry.transaction() as tx:
-            lease.give_up(tx, LEASE, token)
+            lease.release(tx, LEASE, token)
 
 
 async def _tell(alarms: Iterable[Alarm], watched: Mapping[str, _Watch]) -> None:

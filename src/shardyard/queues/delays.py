@@ -17,11 +17,11 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from shardyard.groups import Member, Node, OwnedBatch
-from shardyard.log import Fence, Log, Sender
-from shardyard.log.batch import ANY_SIZE, check_int64, check_records, check_text
+from shardyard.groups import Node, OwnedBatch, Reader
+from shardyard.log import Log, Sender
 from shardyard.model import (
-    Clock,
+    Conflict,
+    Fence,
     Fenced,
     Headers,
     InvalidCall,
@@ -30,13 +30,15 @@ from shardyard.model import (
     PartitionOutOfRange,
     Record,
     RetryLater,
-    SystemClock,
     TooLarge,
     TopicExists,
     UnknownTopic,
     whole_number,
 )
+from shardyard.model.checks import check_int64, check_text
+from shardyard.model.limits import ANY_SIZE, check_records
 from shardyard.placement import DEFAULT_HASH, partitioner_named
+from shardyard.runtime.clock import Clock, SystemClock
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -279,7 +281,7 @@ class Scheduler:
         await asyncio.to_thread(_load_placement)
         for topic in self._ladder.topics:
             await self._insist(partial(_make, self._log, topic))
-        member = Member(GROUP, self._ladder.topics, node=self._node, session_timeout=self._session, clock=self._clock)
+        member = Reader(GROUP, self._ladder.topics, node=self._node, session_timeout=self._session, clock=self._clock)
         async with member, asyncio.TaskGroup() as tasks:
             async for batch in member:
                 tasks.create_task(self._work_off(batch), name=f"delays of {batch.partition}")
@@ -348,7 +350,7 @@ class Scheduler:
     async def _wait_on(self, batch: OwnedBatch, rung: str, records: list[Record]) -> None:
         try:
             await self._append(batch, rung, records)
-        except InvalidCall as error:
+        except (InvalidCall, Conflict) as error:
             await self._give_up(batch, records, str(error))
 
     async def _deliver(self, batch: OwnedBatch, target: str, partition: int | None, records: list[Record]) -> None:
@@ -362,14 +364,14 @@ class Scheduler:
             now = _now_ms(self._clock)
             again = _Ticket(now + RETRY_MS, target, partition)
             await self._wait_on(batch, self._ladder.rung(RETRY_MS), [again.on(record, now) for record in records])
-        except InvalidCall as error:
+        except (InvalidCall, Conflict) as error:
             await self._give_up(batch, records, str(error))
 
     async def _pinned(self, batch: OwnedBatch, partition: Partition, records: list[Record]) -> bool:
         """False if the partition takes no more records: it is gone, or its topic goes on elsewhere."""
         try:
             await batch.append(partition, records)
-        except InvalidCall:
+        except (InvalidCall, Conflict):
             return False
         return True
 
@@ -403,5 +405,5 @@ class Scheduler:
         now = self._clock.monotonic()
         if now >= self._trim_at.get(partition, now):
             self._trim_at[partition] = now + TRIM_SECONDS
-            with contextlib.suppress(InvalidCall, RetryLater):
+            with contextlib.suppress(InvalidCall, Conflict, RetryLater):
                 await self._log.trim(partition, before)

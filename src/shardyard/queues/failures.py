@@ -17,20 +17,11 @@ from typing import TypeVar
 
 import pyarrow as pa
 
-from shardyard.log import Batch, Fence, Log
-from shardyard.model import (
-    Clock,
-    Headers,
-    OffsetBeyondEnd,
-    OffsetTrimmed,
-    Partition,
-    Record,
-    SystemClock,
-    TooLarge,
-    TopicKind,
-)
+from shardyard.log import Log
+from shardyard.model import Fence, Headers, OffsetBeyondEnd, OffsetTrimmed, Partition, Record, TooLarge, TopicKind
+from shardyard.model.batch import Batch
 from shardyard.queues.delays import MAX_DELAY_MS, Delays
-from shardyard.queues.marks import (
+from shardyard.queues.retry_topics import (
     ATTEMPT,
     DEAD,
     DIED,
@@ -49,6 +40,7 @@ from shardyard.queues.marks import (
     retry_topic,
 )
 from shardyard.queues.settings import GroupSettings, base
+from shardyard.runtime.clock import Clock, SystemClock
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -8,8 +8,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from shardyard.log import Batch
 from shardyard.model import TAG
+from shardyard.model.batch import Batch
 
 
 def only_tagged(batch: Batch, tags: Sequence[str]) -> Batch:

@@ -10,12 +10,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from shardyard.log import SCHEMA, Appended, Fence, Limits, Log, Sender, Stamp, from_records
-from shardyard.log.batch import check_batch, check_records, now_ms, to_records
-from shardyard.log.dealing import Rows, Turns, dealt, join, split
+from shardyard.log import Log, Sender
+from shardyard.log.distribution import Rows, Turns, assign_partitions, join, split
 from shardyard.model import (
-    Clock,
+    Appended,
     Closing,
+    Fence,
     InvalidValue,
     Moved,
     Outdated,
@@ -24,12 +24,15 @@ from shardyard.model import (
     PartitionOutOfRange,
     Record,
     RetryLater,
-    SystemClock,
+    Stamp,
     Topic,
 )
+from shardyard.model.batch import SCHEMA, from_records, now_ms, to_records
+from shardyard.model.limits import Limits, check_batch, check_records
 from shardyard.placement import partitioner_named
 from shardyard.queues.delays import Delays
-from shardyard.queues.wire import Posted
+from shardyard.runtime.clock import Clock, SystemClock
+from shardyard.wire.records import Posted
 
 PATIENCE_SECONDS = 3.0
 """For which a publish tries again what the log refuses for now; then who publishes is told to, before it loses its own
@@ -45,8 +48,9 @@ _LIMITS = Limits()
 class Publisher:
     """Publishes to the topics of a log.
 
-    A record goes to the partition of its key. Those without a key are dealt in turn, as in `Sender`. A batch with a
-    stamp is dealt by producer and sequence, so that a retry, through whichever broker, goes where the first try went.
+    A record goes to the partition of its key. Those without a key are distributed round-robin, as in `Sender`. A batch
+    with a stamp is distributed by producer and sequence, so that a retry, through any broker, goes where the first
+    attempt went.
     """
 
     def __init__(self, log: Log, delays: Delays, clock: Clock | None = None) -> None:
@@ -70,8 +74,8 @@ class Publisher:
     ) -> list[Appended]:
         """Durable when it returns; delayed records are not in the answer: they have no place yet.
 
-        `turn`: which partition is the first to be dealt stamped records without a key; by default their sequence says.
-        `together`: it is dealt all of them, as it is anyway if there are many.
+        `turn`: the partition where the distribution of stamped records without a key starts; by default their sequence.
+        `together`: all of them go to that partition, as they do anyway if there are many.
         """
         together = together or len(posted) >= WHOLE_FROM_RECORDS
         turns = None if stamp is None else partial(_turns, _first(stamp, turn), 0 if together else 1)
@@ -134,14 +138,14 @@ class Publisher:
     async def _append_stamped(
         self, name: str, rows: pa.RecordBatch, stamp: Stamp, fence: Fence | None, turns: Turns
     ) -> list[Appended]:
-        """Each part under a stamp that says over how many partitions it was dealt, and whether it is all of what falls
-        to its partition: a retry that is dealt otherwise is another batch, and at worst comes twice."""
+        """Each part has a stamp that says over how many partitions it was distributed, and whether it is all of what
+        falls to its partition: a retry that is distributed otherwise is another batch, and at worst is stored twice."""
         stored: list[Appended] = []
         rest = ""
         while len(rows):
             topic = await self._topic(name)
             mark = Stamp(f"{stamp.producer}/{topic.name}/{topic.receiving}{rest}", stamp.sequence)
-            parts = split(rows, dealt(topic, rows, turns))
+            parts = split(rows, assign_partitions(topic, rows, turns))
             appends = [
                 partial(self._log.append, Partition(topic.name, place), part, stamp=mark, fence=fence, placed_on=topic)
                 for place, part in parts

@@ -8,8 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from shardyard.log import Batch, Log
-from shardyard.log.batch import check_int64, check_text, to_records
+from shardyard.log import Log
 from shardyard.log.port import READ_RECORDS
 from shardyard.model import (
     TRACE,
@@ -21,6 +20,8 @@ from shardyard.model import (
     TooLarge,
     whole_number,
 )
+from shardyard.model.batch import Batch, to_records
+from shardyard.model.checks import check_int64, check_text
 from shardyard.queues.filtering import only_tagged
 
 MOST_FOUND = 1_000

@@ -12,8 +12,8 @@ from msgspec import Meta, Struct
 
 from shardyard.groups import configure
 from shardyard.model import InvalidValue, Partition
-from shardyard.queues.expected import masked, refused
 from shardyard.registry import Transaction
+from shardyard.wire.validation import masked, refused
 
 NAME = "queue"
 """Of the row that has all settings of a topic or group."""

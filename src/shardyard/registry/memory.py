@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
-from shardyard.model import Busy, Clock, Closed, Partition, SystemClock, whole_number
+from shardyard.model import Busy, Closed, Partition, whole_number
 from shardyard.registry.port import (
     AuditRow,
     GroupRow,
@@ -22,6 +22,7 @@ from shardyard.registry.port import (
 )
 from shardyard.registry.schema import from_json, to_json
 from shardyard.registry.watches import Watches
+from shardyard.runtime.clock import Clock, SystemClock
 
 _SYSTEM_CLOCK = SystemClock()
 _log = logging.getLogger(__name__)

@@ -9,9 +9,11 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Protocol, Self, TypeVar
 
 from shardyard.model import Partition, Position
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +196,18 @@ class Registry(ABC):
     def snapshot(self) -> AbstractContextManager[Transaction]:
         """Only read, all from one state. Nobody waits for it, and it waits for nobody; what it is asked to change, it
         may refuse or forget."""
+
+    def run(self, work: Callable[[Transaction], T]) -> T:
+        """The result of `work`, run in a serializable transaction that is durable when this returns. `work` has no side
+        effects: it may be run more than once. When it raises, nothing was changed."""
+        with self.transaction() as tx:
+            return work(tx)
+
+    def read(self, work: Callable[[Transaction], T]) -> T:
+        """The result of `work`, run on one state of the registry. It waits for no writer, and no writer waits for
+        it."""
+        with self.snapshot() as tx:
+            return work(tx)
 
     @abstractmethod
     def watch(self, name: str, callback: Callable[[], None]) -> Callable[[], None]:

@@ -20,7 +20,7 @@ from sqlalchemy import (
     update,
 )
 
-from shardyard.model import Clock, Closed, Partition, Position, SystemClock, whole_number
+from shardyard.model import Closed, Partition, Position, whole_number
 from shardyard.registry.port import (
     AuditRow,
     GroupRow,
@@ -42,6 +42,7 @@ from shardyard.registry.schema import (
     from_json,
     to_json,
 )
+from shardyard.runtime.clock import Clock, SystemClock
 
 _SYSTEM_CLOCK = SystemClock()
 _BEYOND_ANY = 2**63 - 1

@@ -12,8 +12,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from shardyard.groups import Member, Node, status
-from shardyard.log import SCHEMA, Log, Sender, open_log
+from shardyard.groups import Node, Reader, status
+from shardyard.log import Log, Sender, open_log
+from shardyard.model.batch import SCHEMA
 from shardyard.registry import Registry, open_registry
 
 TOPIC, GROUP = "orders", "billing"
@@ -101,7 +102,7 @@ class Traffic:
             await asyncio.sleep(PAUSE_SECONDS / 10 if burst else PAUSE_SECONDS)
 
     async def _consume(self, node: Node) -> None:
-        async with Member(GROUP, [TOPIC], node=node) as member:
+        async with Reader(GROUP, [TOPIC], node=node) as member:
             async for batch in member:
                 self._delivered.append((batch.data["id"].combine_chunks(), time.time()))
                 await batch.commit()

@@ -197,11 +197,11 @@ def reset(
 
     Examples:
 
-      shardyard groups reset billing orders --to earliest
+      shardyard.groups.position_reset billing orders --to earliest
 
-      shardyard groups reset billing orders --offset 1200 --partition 3
+      shardyard.groups.position_reset billing orders --offset 1200 --partition 3
 
-      shardyard groups reset billing orders --time 2026-01-31T12:00:00Z
+      shardyard.groups.position_reset billing orders --time 2026-01-31T12:00:00Z
     """
     ways = {"to": to, "offset": offset, "time": time_ms("--time", time)}
     named = [(way, value) for way, value in ways.items() if value is not None]
@@ -260,7 +260,7 @@ def _row(row: dict[str, Any], group: str) -> dict[str, object]:
 
 def _member(member: dict[str, Any]) -> dict[str, object]:
     """Its retry topics go without saying."""
-    from shardyard.queues.marks import beside  # noqa: PLC0415 slow to import
+    from shardyard.queues.retry_topics import beside  # noqa: PLC0415 slow to import
 
     return {
         "member": member["member"],

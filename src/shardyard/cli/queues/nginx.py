@@ -33,7 +33,7 @@ def nginx_config(
 
       nginx -p "$PWD" -c nginx.conf -e error.log
     """
-    from shardyard.queues.nginx import nginx_config as config  # noqa: PLC0415 slow to import
+    from shardyard.server.nginx import nginx_config as config  # noqa: PLC0415 slow to import
 
     named = [each.strip().removeprefix("http://").removesuffix("/") for each in brokers.split(",") if each.strip()]
     sys.stdout.write(config(named, listen))

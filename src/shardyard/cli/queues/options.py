@@ -137,7 +137,7 @@ def _user() -> str:
 
 def changes(kind: type[msgspec.Struct], told: Sequence[str]) -> dict[str, Any]:
     """Settings written as NAME=VALUE, as what they are in `kind`. A list is written 1,5,30; none is null."""
-    from shardyard.queues.expected import in_words, masked, unknown  # noqa: PLC0415 slow to import
+    from shardyard.wire.validation import in_words, masked, unknown  # noqa: PLC0415 slow to import
 
     fields = {field.name: field for field in msgspec.structs.fields(kind)}
     found = {}
@@ -171,7 +171,7 @@ def print_listed(rows: Sequence[Row], what: str, hidden: int = 0, *, json: bool)
 
 def settings_help(kind: type[msgspec.Struct]) -> Rows:
     """The settings there are, with what they take and what they are by default."""
-    from shardyard.queues.expected import in_words  # noqa: PLC0415 slow to import
+    from shardyard.wire.validation import in_words  # noqa: PLC0415 slow to import
 
     return [
         (field.name, f"{in_words(field.type, 'none')}{_by_default(field.default)}")

@@ -14,10 +14,21 @@ from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
 from shardyard.cli.output import Count, Json, print_json, print_table, say
 from shardyard.cli.queues.options import TIME, Brokers, Session, Text, Topic, ask, checked, shown_time, time_ms
-from shardyard.model import TAG, TRACE, Headers, InvalidCall, InvalidValue, Record, ShardyardError, TooLarge
+from shardyard.model import (
+    TAG,
+    TRACE,
+    Conflict,
+    Denied,
+    Headers,
+    InvalidCall,
+    InvalidValue,
+    Record,
+    ShardyardError,
+    TooLarge,
+)
 
 if TYPE_CHECKING:
-    from shardyard.queues.wire import Posted
+    from shardyard.wire.records import Posted
 
 BATCH_RECORDS = 500
 CHUNK_BYTES = 1024 * 1024
@@ -39,7 +50,7 @@ def publish(
         ),
     ] = None,
     key: Annotated[
-        str | None, Text("--key", "-k", metavar="KEY", help="Of all of them. Default: dealt in turn.")
+        str | None, Text("--key", "-k", metavar="KEY", help="Of all of them. Default: distributed in turn.")
     ] = None,
     record_id: Annotated[
         str | None, Text("--id", metavar="ID", help="Of the one record. Default: one is made up.")
@@ -152,7 +163,7 @@ class _Publishing:
         self.count += len(batch)
 
     def _delay(self, later: list["Posted"]) -> list[dict[str, Any]]:
-        from shardyard.queues import wire  # noqa: PLC0415 slow to import
+        from shardyard.wire import records as wire  # noqa: PLC0415 slow to import
 
         packed = [
             wire.PackedRecord(r.value, r.key, r.id, list(r.headers), r.timestamp, posted.due)
@@ -184,7 +195,7 @@ class _Publishing:
 
 def _due(delay: float | None, deliver_at: str | None) -> Callable[[], int | None]:
     """When what is published now is delivered, in ms since 1970; None: at once."""
-    from shardyard.log.batch import now_ms  # noqa: PLC0415 slow to import
+    from shardyard.model.batch import now_ms  # noqa: PLC0415 slow to import
     from shardyard.queues.delays import MAX_DELAY_MS  # noqa: PLC0415
 
     most = MAX_DELAY_MS // 1000
@@ -241,7 +252,7 @@ def _posted(
     due: Callable[[], int | None],
     record_id: str | None = None,
 ) -> Iterator[list["Posted"]]:
-    from shardyard.queues.wire import Posted  # noqa: PLC0415 slow to import
+    from shardyard.wire.records import Posted  # noqa: PLC0415 slow to import
 
     key_bytes = None if key is None else os.fsencode(key)
     for batch in batches:
@@ -253,8 +264,8 @@ def _posted(
 
 
 def _parsed(batches: Iterable[list[bytes]]) -> Iterator[list["Posted"]]:
-    from shardyard.log.batch import now_ms  # noqa: PLC0415 slow to import
-    from shardyard.queues import wire  # noqa: PLC0415
+    from shardyard.model.batch import now_ms  # noqa: PLC0415 slow to import
+    from shardyard.wire import records as wire  # noqa: PLC0415
 
     number = 0
     for batch in batches:
@@ -263,6 +274,6 @@ def _parsed(batches: Iterable[list[bytes]]) -> Iterator[list["Posted"]]:
             number += 1
             try:
                 records += wire.posted_records(line, wire.JSON, now) if line.strip() else []
-            except InvalidCall as error:
+            except (InvalidCall, Conflict, Denied) as error:
                 raise InvalidCall(f"line {number}: {error}") from None
         yield records

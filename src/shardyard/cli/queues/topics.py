@@ -134,7 +134,7 @@ def contract(topic: Topic, partitions: Partitions, brokers: Brokers = None, json
 
 class _Set(Command):
     def sections(self) -> Mapping[str, Rows]:
-        from shardyard.queues.broker.asks import TopicChanges  # noqa: PLC0415 slow to import
+        from shardyard.wire.requests import TopicChanges  # noqa: PLC0415 slow to import
 
         return {"Settings": settings_help(TopicChanges)}
 
@@ -154,7 +154,7 @@ def set_topic(topic: Topic, settings: Settings, brokers: Brokers = None, json: J
 
       shardyard topics set orders token=none
     """
-    from shardyard.queues.broker.asks import TopicChanges  # noqa: PLC0415 slow to import
+    from shardyard.wire.requests import TopicChanges  # noqa: PLC0415 slow to import
 
     asked = changes(TopicChanges, settings)
     if asked.get("token") == "-":
@@ -210,7 +210,7 @@ def _path(topic: str) -> str:
 
 
 def _is_own(name: str) -> bool:
-    from shardyard.queues.marks import beside  # noqa: PLC0415 slow to import
+    from shardyard.queues.retry_topics import beside  # noqa: PLC0415 slow to import
 
     return name.startswith(OWN) or beside(name) is not None
 

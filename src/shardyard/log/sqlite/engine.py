@@ -13,26 +13,11 @@ from typing import IO, TypeVar, get_args
 
 import pyarrow as pa
 
-from shardyard.log.batch import (
-    Batch,
-    Limits,
-    check_batch,
-    check_int64,
-    check_partitions,
-    check_records,
-    check_text,
-    check_topic_name,
-    now_ms,
-)
 from shardyard.log.port import (
     DEFAULT_RETENTION,
     READ_BYTES,
     READ_RECORDS,
-    Appended,
-    Fence,
     Log,
-    Span,
-    Stamp,
     check_marks,
     check_placement,
     check_retention,
@@ -42,17 +27,24 @@ from shardyard.log.sqlite.files import Durability, connect, create_or_check, ope
 from shardyard.log.sqlite.tail import Tail
 from shardyard.log.sqlite.writer import Append, Operation, Writer
 from shardyard.model import (
+    Appended,
     Busy,
     Closed,
+    Fence,
     InvalidValue,
     Partition,
     Record,
     Retention,
     ShardyardError,
+    Span,
+    Stamp,
     Topic,
     TopicKind,
     whole_number,
 )
+from shardyard.model.batch import Batch, now_ms
+from shardyard.model.checks import check_int64, check_text
+from shardyard.model.limits import Limits, check_batch, check_partitions, check_records, check_topic_name
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")

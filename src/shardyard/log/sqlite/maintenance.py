@@ -10,9 +10,10 @@ from collections.abc import Callable
 
 import pyarrow as pa
 
-from shardyard.log.batch import Limits, now_ms
 from shardyard.log.sqlite import store
 from shardyard.model import Damaged, Partition, PartitionOutOfRange, Retention, UnknownTopic
+from shardyard.model.batch import now_ms
+from shardyard.model.limits import Limits
 
 _log = logging.getLogger(__name__)
 

@@ -8,12 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
-from shardyard.log.batch import SCHEMA, Batch, cut
 from shardyard.log.port import (
-    SEQUENCE_WINDOW,
-    Fence,
-    Span,
-    Stamp,
     check_move,
     check_offset,
     check_open,
@@ -24,7 +19,9 @@ from shardyard.log.port import (
     without_closing,
 )
 from shardyard.model import (
+    SEQUENCE_WINDOW,
     Damaged,
+    Fence,
     Fenced,
     InvalidValue,
     OffsetBeyondEnd,
@@ -32,11 +29,14 @@ from shardyard.model import (
     PartitionOutOfRange,
     Retention,
     SequenceTooOld,
+    Span,
+    Stamp,
     Topic,
     TopicExists,
     TopicKind,
     UnknownTopic,
 )
+from shardyard.model.batch import SCHEMA, Batch, cut
 
 Connection = sqlite3.Connection
 

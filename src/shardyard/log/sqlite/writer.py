@@ -9,13 +9,13 @@ from typing import Any
 
 import pyarrow as pa
 
-from shardyard.log.batch import from_records, now_ms
-from shardyard.log.port import Appended, Fence, Stamp, check_partition, check_receives, check_same_batch
+from shardyard.log.port import check_partition, check_receives, check_same_batch
 from shardyard.log.sqlite import store
 from shardyard.log.sqlite.checkpoints import Checkpoints
 from shardyard.log.sqlite.files import PAGE_BYTES, Durability, connect, translate
-from shardyard.model import Busy, Partition, Position, Record, ShardyardError, Topic
-from shardyard.model.together import Outcome, Together
+from shardyard.model import Appended, Busy, Fence, Partition, Position, Record, ShardyardError, Stamp, Topic
+from shardyard.model.batch import from_records, now_ms
+from shardyard.runtime.group_commit import GroupCommit, Outcome
 
 GROUP_BYTES = 32 * 1024 * 1024
 """What one commit takes at the most."""
@@ -67,7 +67,7 @@ class Writer:
         self._db = connect(path, durability)
         self._db.execute("PRAGMA busy_timeout = 0")  # `_begin` asks more often than SQLite would
         self._checkpoints = Checkpoints(path)
-        self._together = Together(
+        self._together = GroupCommit(
             "the log's writer", self._carry_out, most=GROUP_REQUESTS, most_bytes=GROUP_BYTES, linger=LINGER_SECONDS
         )
 

@@ -118,7 +118,7 @@ class _Tallies:
         return sum(tally.records.size for tally in self._tallies.values())
 
     def count(self, batch: pa.RecordBatch, turn: int) -> None:
-        """`turn`: how many records came before; those without a key are dealt in turn, as a producer does."""
+        """`turn`: how many records came before; those without a key are distributed in turn, as a producer does."""
         names, local = _topics(batch["topic"])
         by_topic = groups = _numbered(local, names, [None], self._topics)
         if self._counting.window_us is not None:

@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F  # noqa: N812 as everybody calls it
 
 from shardyard.model import InvalidValue, whole_number
-from shardyard.model.words import settle_whole_number
+from shardyard.model.checks import settle_whole_number
 from shardyard.pipeline.balance.loads import LOADS
 from shardyard.placement import partitioner_named
 

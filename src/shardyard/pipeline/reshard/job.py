@@ -9,9 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
-from shardyard.log import Limits
-from shardyard.log.batch import check_topic_name
 from shardyard.model import Damaged, InvalidCall, InvalidValue, Moved, Retention, Topic, TopicExists
+from shardyard.model.limits import Limits, check_topic_name
 from shardyard.pipeline.blocking import BlockingLog, blocking
 from shardyard.pipeline.durable import alone, store_json
 from shardyard.pipeline.placing import Placing

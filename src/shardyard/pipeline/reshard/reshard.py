@@ -17,8 +17,7 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-from shardyard.groups import carry_over, positions_on
-from shardyard.log import Span
+from shardyard.groups import positions_on, transfer_positions
 from shardyard.model import (
     Damaged,
     InvalidCall,
@@ -27,6 +26,7 @@ from shardyard.model import (
     Position,
     Retention,
     ShardyardError,
+    Span,
     whole_number,
 )
 from shardyard.pipeline.blocking import BlockingLog, blocking
@@ -267,7 +267,7 @@ class _Work:
             again[group] = carried.again
             positions = {Partition(target, q): Position(epoch, offset) for q, offset in enumerate(carried.offsets)}
             with open_registry(str(self._registry)) as registry, registry.transaction() as tx:
-                carry_over(tx, group, positions, WHO)
+                transfer_positions(tx, group, positions, WHO)
         return again
 
     def _placed(self, partition: int, start: int, end: int) -> list[int]:

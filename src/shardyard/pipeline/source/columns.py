@@ -15,8 +15,8 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from shardyard.log import SCHEMA, Batch
 from shardyard.model import InvalidValue
+from shardyard.model.batch import SCHEMA, Batch
 
 HEADERS = ArrayType(StructType([StructField("name", StringType()), StructField("value", BinaryType())]))
 COLUMNS = StructType(

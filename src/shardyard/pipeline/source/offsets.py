@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Self
 
-from shardyard.log import Span
-from shardyard.model import InvalidCall, InvalidValue
+from shardyard.model import InvalidCall, InvalidValue, Span
 
 
 @dataclass(frozen=True, slots=True)

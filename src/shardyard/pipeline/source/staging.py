@@ -21,8 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from shardyard.log import SCHEMA, Limits, Log, Stamp
-from shardyard.log.batch import check_batch, now_ms
+from shardyard.log import Log
 from shardyard.model import (
     Closing,
     InvalidValue,
@@ -31,8 +30,11 @@ from shardyard.model import (
     PartitionOutOfRange,
     RetryLater,
     SequenceTooOld,
+    Stamp,
     Topic,
 )
+from shardyard.model.batch import SCHEMA, now_ms
+from shardyard.model.limits import Limits, check_batch
 from shardyard.pipeline.durable import store_json, sync
 
 APPEND_RECORDS = 20_000

@@ -1,0 +1,117 @@
+"""Records as Arrow batches, and back; what may go into a log."""
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import repeat, starmap
+from typing import cast
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from shardyard.model import Headers, Partition, Record
+
+SCHEMA = pa.schema(
+    [
+        pa.field("id", pa.string(), nullable=False),
+        pa.field("key", pa.binary()),
+        pa.field("value", pa.binary(), nullable=False),
+        pa.field("headers", pa.map_(pa.string(), pa.binary())),
+        pa.field("timestamp", pa.int64(), nullable=False),
+    ]
+)
+"""A record as Arrow has it. The timestamp is in milliseconds since 1970, UTC; no headers is null."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Records read from a partition, from `first` on."""
+
+    partition: Partition
+    epoch: int
+    first: int
+    data: pa.Table
+    """Columns as in `SCHEMA`, in as many chunks as were stored."""
+    places: npt.NDArray[np.int64] | None = None
+    """The offsets of the records; None if they are consecutive: nothing was left out."""
+    stop: int | None = None
+    """The offset behind what was left out at the end."""
+
+    def __len__(self) -> int:
+        return int(self.data.num_rows)
+
+    @property
+    def end(self) -> int:
+        """The offset to read from next."""
+        return self.first + len(self) if self.stop is None else self.stop
+
+    def emptied(self) -> "Batch":
+        """The same place, without its records."""
+        return Batch(self.partition, self.epoch, self.first, self.data.slice(0, 0))
+
+    def offsets(self) -> Sequence[int]:
+        """The offset of each record."""
+        return range(self.first, self.end) if self.places is None else self.places.tolist()
+
+    def records(self) -> list[Record]:
+        """The records as Python objects."""
+        return [record for chunk in self.data.to_batches() for record in to_records(chunk)]
+
+
+def cut(
+    data: pa.RecordBatch, size: int, start: int, max_records: int, max_bytes: int, *, at_least: int
+) -> pa.RecordBatch:
+    """What fits the limits of a batch of `size` bytes, from `start` on, taking its records to be equally large."""
+    fitting = max_bytes * len(data) // size
+    return data.slice(start, min(max_records, max(fitting, at_least)))
+
+
+def now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+class _Draft:
+    """A record in the making: it is filled like any object, and then told that it is a `Record`.
+
+    A frozen dataclass's own constructor takes three times as long, and a million records a second are made here.
+    """
+
+    __slots__ = ("headers", "id", "key", "timestamp", "value")
+
+    def __init__(self, id_: str, key: bytes | None, value: bytes, headers: Headers, timestamp: int) -> None:
+        self.id = id_
+        self.key = key
+        self.value = value
+        self.headers = headers
+        self.timestamp = timestamp
+        self.__class__ = Record  # type: ignore[assignment]  # noqa: PLE0237 every object has a class
+
+
+def to_records(data: pa.RecordBatch) -> list[Record]:
+    """The rows of an Arrow batch as records."""
+    ids, keys, values, headers, timestamps = (data.column(i) for i in range(5))
+    bare: Iterable[Headers] = repeat((), len(data))
+    if headers.null_count < len(data):
+        bare = (tuple(pairs or ()) for pairs in headers.to_pylist())
+    rows = zip(ids.to_pylist(), keys.to_pylist(), values.to_pylist(), bare, timestamps.to_pylist(), strict=True)
+    return cast(list[Record], list(starmap(_Draft, rows)))
+
+
+def from_records(records: Sequence[Record], now: int) -> pa.RecordBatch:
+    """Records, checked before by `check_records`, as an Arrow batch."""
+    headers = (
+        pa.array([r.headers or None for r in records], SCHEMA.field("headers").type)
+        if any(r.headers for r in records)
+        else pa.nulls(len(records), SCHEMA.field("headers").type)
+    )
+    return pa.RecordBatch.from_arrays(
+        [
+            pa.array([r.id for r in records], pa.string()),
+            pa.array([r.key for r in records], pa.binary()),
+            pa.array([r.value for r in records], pa.binary()),
+            headers,
+            pa.array([r.timestamp or now for r in records], pa.int64()),
+        ],
+        schema=SCHEMA,
+    )

@@ -1,0 +1,47 @@
+"""Checks of plain values: integers that can be stored, strings that can be encoded."""
+
+import operator
+from typing import SupportsIndex, cast
+
+from shardyard.model.errors import InvalidValue
+
+_INT64 = 2**63
+
+
+def whole_number(name: str, value: object, *, at_least: int) -> int:
+    """`value`, if it is a whole number of at least `at_least`; `InvalidValue` otherwise."""
+    try:
+        number = operator.index(cast(SupportsIndex, value))
+    except TypeError:
+        number = at_least - 1
+    if number < at_least or isinstance(value, bool):
+        raise InvalidValue(name, value, f"a whole number of at least {at_least}")
+    return number
+
+
+def settle_whole_number(of: object, name: str, *, at_least: int) -> None:
+    """Make a field of a frozen dataclass the plain int that it is meant to be, whatever kind of integer was given."""
+    object.__setattr__(of, name, whole_number(name, getattr(of, name), at_least=at_least))
+
+
+def check_int64(name: str, value: object, *, at_least: int = -_INT64) -> int:
+    """`value`, if it is a whole number that can be stored."""
+    number = whole_number(name, value, at_least=at_least)
+    if number >= _INT64:
+        raise InvalidValue(name, value, "at most 2**63 - 1")
+    return number
+
+
+def check_text(name: str, value: object) -> None:
+    """Refuse what is not a text, is empty or can't be stored."""
+    if not isinstance(value, str) or not value:
+        raise InvalidValue(name, value, "a text that is not empty")
+    encoded_size(name, value)
+
+
+def encoded_size(name: str, text: str) -> int:
+    """Bytes of a text in UTF-8, which has none for half a surrogate pair."""
+    try:
+        return len(text.encode())
+    except UnicodeEncodeError:
+        raise InvalidValue(name, text, "a text without lone surrogates") from None

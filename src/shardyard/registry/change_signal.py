@@ -1,0 +1,43 @@
+"""`ChangeSignal`: a registry watch for code in an event loop."""
+
+import asyncio
+import contextlib
+from types import TracebackType
+from typing import Self
+
+from shardyard.registry.port import Registry
+
+
+class ChangeSignal:
+    """Wakes a waiting coroutine when `name` was touched. A touch between two waits is not missed."""
+
+    def __init__(self, registry: Registry, name: str) -> None:
+        self._registry = registry
+        self._name = name
+        self._event = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._end_watch = _no_watch
+
+    def __enter__(self) -> Self:
+        self._end_watch = self._registry.watch(self._name, self._notify)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end_watch()
+
+    def _notify(self) -> None:
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._event.set)
+
+    async def wait(self, seconds: float) -> None:
+        """Return at a touch, or after `seconds`."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):  # wait_for() may swallow a cancellation in Python 3.11
+                await self._event.wait()
+        self._event.clear()
+
+
+def _no_watch() -> None:
+    """Ends nothing: the watch has not begun."""

@@ -1,0 +1,58 @@
+"""Leases: one holder at a time, and a fencing token that exposes a late write of an earlier holder."""
+
+from dataclasses import replace
+
+from shardyard.model import Fenced
+from shardyard.registry.batcher import TransactionBatcher
+from shardyard.registry.port import LeaseRow, Transaction
+
+
+def acquire(tx: Transaction, name: str, holder: str, seconds: float) -> int | None:
+    """Acquire the lease if it is free, or renew it if `holder` has it. Returns its token; None if another holder has
+    it."""
+    row = tx.lease(name)
+    if row is not None and row.expires_at > tx.now and row.holder != holder:
+        if row.expires_at > tx.now + seconds:  # the clock went back: no lease lasts that long
+            tx.put_lease(replace(row, expires_at=tx.now + seconds))
+        return None
+    renewed = row is not None and row.holder == holder and row.expires_at > tx.now
+    token = row.token + (not renewed) if row is not None else 1
+    tx.put_lease(LeaseRow(name, holder, token, tx.now + seconds))
+    return token
+
+
+def release(tx: Transaction, name: str, token: int) -> None:
+    """Let others acquire it at once, if it is still held under this token."""
+    row = tx.lease(name)
+    if row is not None and row.token == token:
+        tx.put_lease(LeaseRow(name, row.holder, token, tx.now))
+
+
+def check(tx: Transaction, name: str, token: int) -> None:
+    """`Fenced` if the lease was acquired by another holder since. Call it in every transaction that relies on it."""
+    row = tx.lease(name)
+    if row is None or row.token != token:
+        raise Fenced(f"the lease {name!r} with token {token} is over: {row.holder if row else 'nobody'} has it now")
+
+
+class RegistryLease:
+    """A `runtime.leader.Lease` in the registry."""
+
+    def __init__(self, transactions: TransactionBatcher, name: str, holder: str, seconds: float) -> None:
+        self._transactions = transactions
+        self._name = name
+        self._holder = holder
+        self._seconds = seconds
+
+    async def acquire(self) -> int | None:
+        """Writes nothing while another holder has the lease, or more than half of its own time is left."""
+        row, now = await self._transactions.read(lambda tx: (tx.lease(self._name), tx.now))
+        if row is not None and now < row.expires_at <= now + self._seconds:
+            if row.holder != self._holder:
+                return None
+            if row.expires_at > now + self._seconds / 2:
+                return row.token
+        return await self._transactions.run(lambda tx: acquire(tx, self._name, self._holder, self._seconds))
+
+    async def release(self, token: int) -> None:
+        await self._transactions.run(lambda tx: release(tx, self._name, token))

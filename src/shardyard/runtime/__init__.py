@@ -1,0 +1,1 @@
+"""What every long-running part needs: time, retries, group commit, leader election, event-loop threads, metrics."""

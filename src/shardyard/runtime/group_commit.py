@@ -1,0 +1,133 @@
+"""Group commit: one thread carries out what is waiting together in one go, for the price of one sync to disk."""
+
+import asyncio
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+from shardyard.model.errors import Closed, ShardyardError
+
+_log = logging.getLogger(__name__)
+Work = TypeVar("Work")
+Outcome = Any
+"""The result of a unit of work, or the error that it raised."""
+
+_LINGER_FROM = 8
+"""From groups of this size on it pays to wait a moment: the callers that just got their results will submit again."""
+
+
+class GroupCommit(Generic[Work]):
+    """Takes work from an event loop and carries it out in groups. A group is as large as what arrived while the last
+    one was carried out.
+
+    `carry_out` gets a group and returns an outcome for each unit. A unit that fails has an error as its outcome and
+    changes nothing. When `carry_out` itself raises, nothing of the group was done; if the error is not a
+    `ShardyardError`, the units are tried one by one, so that a bad unit fails alone. Work whose caller was cancelled
+    before it started is skipped.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        carry_out: Callable[[list[Work]], list[Outcome]],
+        *,
+        most: int,
+        most_bytes: int = 2**62,
+        linger: float = 0.0,
+    ) -> None:
+        """`most`, `most_bytes`: the limits of a group. `linger`: seconds to wait for a group as large as the last."""
+        self._name = name
+        self._carry_out = carry_out
+        self._most = most
+        self._most_bytes = most_bytes
+        self._linger = linger
+        self._waiting: deque[tuple[Work, asyncio.Future[Any], int]] = deque()
+        self._wake = threading.Condition()
+        self._last = 0
+        self._closing = False
+        self.waiting_bytes = 0
+        """The size of the work that has not started."""
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    async def do(self, work: Work, size: int = 0) -> Any:
+        """Submit work. Returns its result when the whole group has been carried out."""
+        result: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        with self._wake:
+            if self._closing:
+                raise Closed(self._name)
+            self._waiting.append((work, result, size))
+            self.waiting_bytes += size
+            self._wake.notify()
+        return await result
+
+    def close(self) -> None:
+        """Carry out what was submitted, then stop the thread."""
+        with self._wake:
+            self._closing = True
+            self._wake.notify()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while group := self._next_group():
+            wanted = [(work, result) for work, result in group if not result.done()]
+            self._last = len(wanted)
+            if wanted:
+                outcomes = self._outcomes([work for work, _ in wanted])
+                _deliver([result for _, result in wanted], outcomes)
+
+    def _next_group(self) -> list[tuple[Work, "asyncio.Future[Any]"]]:
+        group: list[tuple[Work, asyncio.Future[Any]]] = []
+        size = 0
+        with self._wake:
+            while not self._waiting and not self._closing:
+                self._wake.wait()
+            if self._linger and self._last >= _LINGER_FROM:
+                self._wait_for_as_many()
+            while (
+                self._waiting
+                and len(group) < self._most
+                and (not group or size + self._waiting[0][2] <= self._most_bytes)
+            ):
+                work, result, bytes_ = self._waiting.popleft()
+                group.append((work, result))
+                size += bytes_
+            self.waiting_bytes -= size
+        return group
+
+    def _wait_for_as_many(self) -> None:
+        until = time.monotonic() + self._linger
+        while len(self._waiting) < self._last and not self._closing and (left := until - time.monotonic()) > 0:
+            self._wake.wait(left)
+
+    def _outcomes(self, works: list[Work]) -> list[Outcome]:
+        try:
+            return self._carry_out(works)
+        except ShardyardError as error:
+            return [error] * len(works)
+        except Exception as error:  # noqa: BLE001 whatever it is, the callers must get it and the thread must survive
+            if len(works) > 1:
+                return [self._outcomes([work])[0] for work in works]
+            _log.exception("%s failed unexpectedly", self._name)
+            return [error]
+
+
+def _deliver(results: list["asyncio.Future[Any]"], outcomes: list[Outcome]) -> None:
+    """Hand the outcomes to the event loop that waits for them, all in one callback."""
+
+    def settle() -> None:
+        for result, outcome in zip(results, outcomes, strict=True):
+            if result.done():  # its caller was cancelled
+                continue
+            if isinstance(outcome, BaseException):
+                result.set_exception(outcome)
+            else:
+                result.set_result(outcome)
+
+    try:
+        results[0].get_loop().call_soon_threadsafe(settle)
+    except RuntimeError:  # the loop is closed, and nobody waits any more
+        _log.debug("a result of %d units came after its event loop was closed", len(results))

@@ -1,0 +1,55 @@
+"""Retrying a call that may succeed later, with exponential back-off, jitter and a deadline."""
+
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from shardyard.model import RetryLater
+from shardyard.runtime.clock import Clock
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """How long to wait before each retry: `first` seconds, doubling up to `longest`, less up to half by chance so that
+    many callers do not retry at the same moment."""
+
+    first: float = 0.01
+    longest: float = 0.2
+
+    def delay(self, attempt: int) -> float:
+        """Seconds to wait after attempt number `attempt`, counted from 1."""
+        return min(self.first * 2.0 ** min(attempt - 1, 30), self.longest) * random.uniform(0.5, 1.0)
+
+
+DEFAULT_BACKOFF = Backoff()
+
+
+async def retry(
+    call: Callable[[], Awaitable[T]],
+    *,
+    clock: Clock,
+    deadline: float | None = None,
+    backoff: Backoff = DEFAULT_BACKOFF,
+    on_retry: Callable[[RetryLater], None] | None = None,
+) -> T:
+    """The result of `call`, which is called again while it raises `RetryLater`.
+
+    `deadline` is a moment of `clock.monotonic()`; when it has passed, the last `RetryLater` is raised. None retries
+    until the caller is cancelled. `on_retry` is called with each error that is retried, to log it or to raise instead.
+    """
+    attempt = 0
+    while True:
+        attempt += 1
+        try:
+            return await call()
+        except RetryLater as error:
+            left = None if deadline is None else deadline - clock.monotonic()
+            if left is not None and left <= 0:
+                raise
+            if on_retry is not None:
+                on_retry(error)
+        wait = backoff.delay(attempt)
+        await clock.sleep(wait if left is None else min(wait, left))

@@ -1,0 +1,1 @@
+"""What servers and clients share: bodies, media types, headers and error codes. No I/O."""

@@ -1,0 +1,107 @@
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from shardyard.model import Closed, InvalidCall
+from shardyard.runtime.group_commit import GroupCommit, Outcome
+
+
+class Gate:
+    """Carries out numbers by doubling them, and holds the first group until told to go on."""
+
+    def __init__(self) -> None:
+        self.begun, self.open = threading.Event(), threading.Event()
+        self.groups: list[list[int]] = []
+
+    def carry_out(self, group: list[int]) -> list[Outcome]:
+        self.groups.append(group)
+        self.begun.set()
+        assert self.open.wait(10)
+        if 13 in group:
+            raise ZeroDivisionError
+        return [InvalidCall("odd") if number % 2 else number * 2 for number in group]
+
+
+def tell(story: Callable[[Gate, "GroupCommit[int]"], Coroutine[Any, Any, None]], **limits: int) -> Gate:
+    gate = Gate()
+    together = GroupCommit("test", gate.carry_out, **{"most": 100, **limits})
+    try:
+        asyncio.run(story(gate, together))
+    finally:
+        gate.open.set()
+        together.close()
+    return gate
+
+
+async def hold(gate: Gate, together: "GroupCommit[int]") -> "asyncio.Task[Any]":
+    """A first piece that is under way, so that what follows waits together."""
+    task = asyncio.create_task(together.do(0))
+    await asyncio.to_thread(gate.begun.wait, 10)
+    return task
+
+
+def test_what_waits_together_is_one_group_and_each_gets_its_own_outcome() -> None:
+    async def story(gate: Gate, together: GroupCommit[int]) -> None:
+        first = await hold(gate, together)
+        rest = [asyncio.create_task(together.do(n)) for n in (2, 3, 4)]
+        await asyncio.sleep(0)
+        gate.open.set()
+        assert await first == 0
+        outcomes = await asyncio.gather(*rest, return_exceptions=True)
+        assert (outcomes[0], outcomes[2]) == (4, 8)
+        assert isinstance(outcomes[1], InvalidCall)
+
+    assert tell(story).groups == [[0], [2, 3, 4]]
+
+
+def test_a_bad_piece_harms_only_itself() -> None:
+    async def story(gate: Gate, together: GroupCommit[int]) -> None:
+        await hold(gate, together)
+        rest = [asyncio.create_task(together.do(n)) for n in (2, 13, 4)]
+        await asyncio.sleep(0)
+        gate.open.set()
+        outcomes = await asyncio.gather(*rest, return_exceptions=True)
+        assert (outcomes[0], outcomes[2]) == (4, 8)
+        assert isinstance(outcomes[1], ZeroDivisionError)
+
+    tell(story)
+
+
+def test_work_whose_asker_is_gone_is_not_begun_and_counts_until_then() -> None:
+    async def story(gate: Gate, together: GroupCommit[int]) -> None:
+        await hold(gate, together)
+        rest = [asyncio.create_task(together.do(n, size=100)) for n in (2, 4)]
+        await asyncio.sleep(0)
+        rest[0].cancel()
+        await asyncio.sleep(0)
+        assert together.waiting_bytes == 200
+        gate.open.set()
+        assert await rest[1] == 8
+        assert together.waiting_bytes == 0
+
+    assert tell(story).groups == [[0], [4]]
+
+
+@pytest.mark.parametrize("limits", [{"most": 2}, {"most_bytes": 20}])
+def test_a_group_keeps_its_limits(limits: dict[str, int]) -> None:
+    async def story(gate: Gate, together: GroupCommit[int]) -> None:
+        await hold(gate, together)
+        rest = [asyncio.create_task(together.do(n, size=10)) for n in (2, 4, 6)]
+        await asyncio.sleep(0)
+        gate.open.set()
+        assert await asyncio.gather(*rest) == [4, 8, 12]
+
+    assert tell(story, **limits).groups == [[0], [2, 4], [6]]
+
+
+def test_after_closing_nothing_is_taken() -> None:
+    async def story(gate: Gate, together: GroupCommit[int]) -> None:
+        gate.open.set()
+        await asyncio.to_thread(together.close)
+        with pytest.raises(Closed):
+            await together.do(2)
+
+    tell(story)

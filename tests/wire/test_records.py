@@ -1,0 +1,201 @@
+"""What goes over the wire comes out as it went in."""
+
+import struct
+import subprocess
+import sys
+from typing import cast
+
+import msgspec
+import pyarrow as pa
+import pytest
+
+from shardyard import model
+from shardyard.model import InvalidValue, Malformed, Partition, PartitionOutOfRange, Record, ShardyardError, TopicInUse
+from shardyard.model.batch import SCHEMA, Batch, from_records
+from shardyard.model.limits import Limits, check_batch
+from shardyard.queues.filtering import only_tagged
+from shardyard.wire import errors
+from shardyard.wire import records as wire
+
+P = Partition("orders", 3)
+RECORDS = [
+    Record("a", b"k", b"v", (("tag", b"red"), ("x", b"\xff")), 5),
+    Record("b", None, b"", (), 6),
+    Record("ä", b"", b"\x00" * 10, (("tag", b"blue"),), 7),
+]
+
+
+def batch(records: list[Record], first: int = 10) -> Batch:
+    return Batch(P, 77, first, pa.Table.from_batches([from_records(records, 0)]))
+
+
+def same(left: Batch, right: Batch) -> bool:
+    return (left.partition, left.epoch, left.first, left.end, list(left.offsets()), left.records()) == (
+        right.partition,
+        right.epoch,
+        right.first,
+        right.end,
+        list(right.offsets()),
+        right.records(),
+    )
+
+
+def test_a_batch_is_the_same_behind_the_wire_also_filtered_and_empty() -> None:
+    whole = batch(RECORDS)
+    for one in (whole, only_tagged(whole, ["blue"]), only_tagged(whole, ["none"]), whole.emptied()):
+        assert same(wire.decoded_batch(P, wire.encoded_batch(one, wire.ARROW)), one)
+    filtered = only_tagged(whole, ["red", "blue"])
+    assert [r.id for r in filtered.records()] == ["a", "ä"]
+    assert list(filtered.offsets()) == [10, 12]
+    assert filtered.end == 13
+    assert only_tagged(whole, ["none"]).end == 13, "one gets past what is left out"
+    assert only_tagged(batch(RECORDS[:1]), ["red"]).places is None
+
+
+def test_tags_are_found_in_slices_of_several_chunks() -> None:
+    rows = from_records([Record(f"{i}", None, b"", (("a", b"red"), ("tag", b"%d" % (i % 3)))) for i in range(30)], 0)
+    table = pa.Table.from_batches([rows.slice(4, 5), rows.slice(9, 1), rows.slice(10, 7)])
+    found = only_tagged(Batch(P, 1, 4, table), ["0", "red"])
+    assert [r.id for r in found.records()] == [f"{i}" for i in range(4, 17) if i % 3 == 0]
+    assert list(found.offsets()) == [i for i in range(4, 17) if i % 3 == 0]
+
+
+def test_records_are_the_same_in_all_media() -> None:
+    packed = [wire.PackedRecord(r.value, r.key, r.id, list(r.headers), r.timestamp) for r in RECORDS]
+    posted = wire.posted_records(wire.packed(wire.PackedRecords(packed)), wire.MSGPACK, 0)
+    assert not isinstance(posted, pa.RecordBatch)
+    assert [p.record for p in posted] == RECORDS
+    rows = from_records(RECORDS, 0)
+    assert wire.posted_records(wire.arrow_body(rows), wire.ARROW, 0) == rows
+    several = wire.posted_records(wire.arrow_body([rows.slice(0, 1), rows.slice(1)]), wire.ARROW, 0)
+    assert several == rows
+    text = b'{"value": "v", "key_base64": "/w==", "id": "a", "tag": "red", "headers": {"x": "y"}, "delay": 1.5}'
+    (one,) = wire.posted_records(text, wire.JSON, 1000)
+    assert one == wire.Posted(Record("a", b"\xff", b"v", (("tag", b"red"), ("x", b"y"))), 2500)
+    many = wire.posted_records(b' { "records": [{"value": ""}, {"value": "x"}]}', wire.JSON, 0)
+    assert [p.record.value for p in many] == [b"", b"x"]
+    assert len({p.record.id for p in many}) == 2, "those without an id are given one"
+
+
+def test_a_record_for_people_is_text_where_it_is_text() -> None:
+    shown = wire.json_record(Record("a", b"\xff", b"text", (("trace", b"t"), ("x", b"\xff")), 5), P, 9)
+    assert (shown.value, shown.value_base64, shown.key, shown.key_base64) == ("text", None, None, "/w==")
+    assert (shown.trace, shown.partition, shown.offset) == ("t", "orders/3", 9)
+    assert (shown.headers, shown.headers_base64) == ({}, {"x": "/w=="})
+
+
+def test_a_record_for_people_can_be_published_as_it_is_also_with_headers_that_are_no_text() -> None:
+    record = Record("a", None, b"v", (("tag", b"red"), ("y", b""), ("x", b"\xff"), ("trace", b"\xfe")), 5)
+    shown = msgspec.to_builtins(wire.json_record(record, P, 9))
+    (posted,) = wire.posted_records(msgspec.json.encode(shown), wire.JSON, 0)
+    assert posted == wire.Posted(record)
+    with pytest.raises(InvalidValue, match="headers_base64 is 'no"):
+        wire.posted_records(b'{"value": "v", "headers_base64": {"x": "no base64!"}}', wire.JSON, 0)
+
+
+@pytest.mark.parametrize("codec", ["zstd", "lz4"])
+def test_a_compressed_arrow_body_is_refused_before_it_is_unpacked(codec: str) -> None:
+    rows = from_records([Record(f"{i}", None, b"\0" * 1_000_000) for i in range(20)], 1)
+    for batches in ([rows], [rows.slice(0, 1), rows]):
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, rows.schema, options=pa.ipc.IpcWriteOptions(compression=codec)) as stream:
+            for one in batches:
+                stream.write_batch(one)
+        body = bytes(sink.getvalue())
+        assert len(body) < 200_000
+        with pytest.raises(Malformed, match="compression and dictionaries are not taken"):
+            wire.posted_records(body, wire.ARROW, 0)
+
+
+def test_an_arrow_body_of_an_old_version_which_may_hide_its_compression_is_refused() -> None:
+    rows = from_records(RECORDS, 1)
+    sink = pa.BufferOutputStream()
+    old = pa.ipc.IpcWriteOptions(metadata_version=pa.ipc.MetadataVersion.V4)
+    with pa.ipc.new_stream(sink, rows.schema, options=old) as stream:
+        stream.write_batch(rows)
+    with pytest.raises(Malformed, match="compression and dictionaries are not taken"):
+        wire.posted_records(bytes(sink.getvalue()), wire.ARROW, 0)
+
+
+def test_an_arrow_body_with_dictionaries_is_refused() -> None:
+    rows = from_records([Record(f"{i}", None, b"v" * 1000) for i in range(20)], 1)
+    packed = rows.set_column(2, "value", pa.array([b"v" * 1000] * 20).dictionary_encode())
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, packed.schema) as stream:
+        stream.write_batch(packed)
+    with pytest.raises(InvalidValue, match="the types of SCHEMA"):
+        wire.posted_records(bytes(sink.getvalue()), wire.ARROW, 0)
+
+
+def test_a_damaged_arrow_body_is_refused_or_sound_and_never_breaks_anything() -> None:
+    """Bytes that anybody sends reach C++ here."""
+    command = [sys.executable, "-m", "tests.wire.damage", "5", "4000"]
+    told = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
+    assert told.returncode == 0, told.stderr[-2000:]
+
+
+def odd_bodies() -> dict[str, bytes]:
+    """Columns of types that point anywhere, or take no room."""
+    rows = from_records(RECORDS, 1)
+    views = rows.set_column(2, "value", pa.array([b"y" * 333] * 3, pa.binary_view()))
+    there = struct.pack("<i", 333) + b"yyyy" + struct.pack("<ii", 0, 0)
+    elsewhere = struct.pack("<i", 333) + b"yyyy" + struct.pack("<ii", 0, 10**8)
+    assert there in wire.arrow_body(views)
+    nothing = pa.Array.from_buffers(pa.binary(0), 10**7, [None, pa.py_buffer(b"")])
+    empty = pa.RecordBatch.from_arrays(
+        [nothing, pa.nulls(10**7), nothing, pa.nulls(10**7), pa.nulls(10**7)], names=SCHEMA.names
+    )
+    runs = pa.RunEndEncodedArray.from_arrays(pa.array([3], pa.int32()), pa.array([b"v"]))
+    return {
+        "views": wire.arrow_body(views),
+        "views of elsewhere": wire.arrow_body(views).replace(there, elsewhere),
+        "nothing": wire.arrow_body(empty),
+        "runs": wire.arrow_body(rows.set_column(2, "value", runs)),
+        "lists": wire.arrow_body(rows.set_column(3, "headers", pa.array([[("a", b"b")]] * 3))),
+        "nulls": wire.arrow_body(rows.set_column(0, "id", pa.nulls(3))),
+    }
+
+
+@pytest.mark.parametrize("name", odd_bodies())
+def test_columns_of_odd_types_are_refused_before_anything_is_done_with_them(name: str) -> None:
+    with pytest.raises(InvalidValue):
+        check_batch(cast(pa.RecordBatch, wire.posted_records(odd_bodies()[name], wire.ARROW, 0)), Limits(), 1)
+
+
+def test_errors_are_the_same_behind_the_wire() -> None:
+    for error in (
+        PartitionOutOfRange(P, 2),
+        InvalidValue("delay", -1, "seconds"),
+        TopicInUse("orders", ["billing", "shipping"]),
+        model.OverQuota("orders", 5, 0.25),
+        model.Fenced("gone"),
+    ):
+        again = errors.error_of(errors.error_body(error))
+        assert type(again) is type(error)
+        assert str(again) == str(error)
+        assert vars(again) == vars(error)
+    unknown = errors.error_of(errors.ErrorBody("of_a_later_version", "what it says"))
+    assert type(unknown) is model.InvalidCall
+    assert str(unknown) == "what it says"
+
+
+def test_every_error_has_a_code_of_its_own() -> None:
+    kinds = [k for k in vars(model).values() if isinstance(k, type) and issubclass(k, ShardyardError)]
+    assert len({errors.code_of(kind) for kind in kinds}) == len(kinds)
+    assert errors.code_of(PartitionOutOfRange) == "partition_out_of_range"
+
+
+@pytest.mark.parametrize(
+    "text", ["", "orders", "/3", "orders/", "orders/x", "orders/-1", "orders/²", "orders/" + "9" * 99]
+)
+def test_a_partitions_name_has_a_topic_and_an_index(text: str) -> None:
+    with pytest.raises(InvalidValue, match="such as orders/3"):
+        wire.partition_named(text)
+    assert wire.partition_named("orders/3") == P
+
+
+def test_what_can_not_be_read_is_said_where_it_is_wrong() -> None:
+    with pytest.raises(Malformed, match=r"`records\[1\]\.value"):
+        wire.posted_records(b'{"records": [{"value": "x"}, {"value": 1}]}', wire.JSON, 0)
+    with pytest.raises(Malformed):
+        wire.decoded(b'{"a":' + b"[" * 100_000, dict)
