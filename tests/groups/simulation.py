@@ -107,7 +107,12 @@ class History:
         self.overtaken = 0
         """Commits of owners that came too late for a reset."""
         with self.registry.transaction() as tx:
-            protocol.configure(tx, GROUP, "test", max_active=self.max_active, release_after=self.release_after)
+            protocol.configure(
+                tx,
+                GROUP,
+                protocol.GroupConfig(max_active=self.max_active, release_after=self.release_after),
+                who="test",
+            )
 
     def chance(self, probability: float) -> bool:
         return self.random.random() < probability

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from shardyard.groups import Reader, To, configure, protocol, reset, resolve, status
+from shardyard.groups import GroupConfig, Reader, To, configure, protocol, reset, resolve, status
 from shardyard.model import (
     Fenced,
     InvalidValue,
@@ -71,7 +71,7 @@ def test_a_partition_that_is_about_to_go_goes_with_its_new_position(yard: Yard) 
 
 def test_a_partition_without_an_owner_or_a_row_gets_its_position(yard: Yard) -> None:
     with yard.registry.transaction() as tx:
-        configure(tx, GROUP, "ann")
+        configure(tx, GROUP, GroupConfig(), who="ann")
         reset(tx, GROUP, {P0: Position(1, 7)}, "ann")
         reset(tx, GROUP, {P0: Position(1, 3), P1: Position(1, 0)}, "bob")
         assert [(row.who, row.action, row.subject, row.detail) for row in tx.audit_log(2)] == [
@@ -89,7 +89,7 @@ def test_a_partition_without_an_owner_or_a_row_gets_its_position(yard: Yard) -> 
 
 def test_a_reset_is_progress_so_that_the_owner_is_not_put_out_for_what_came_before(yard: Yard) -> None:
     with yard.registry.transaction() as tx:
-        configure(tx, GROUP, "ann", release_after=5.0)
+        configure(tx, GROUP, GroupConfig(release_after=5.0), who="ann")
     yard.join("a", session_timeout=60.0)
     yard.rebalance()
     yard.clock.time += 6

@@ -138,7 +138,7 @@ def test_the_positions_of_all_groups_on_a_topic_are_found(yard: Yard) -> None:
         yard.commit("a", partition, held[partition].epoch, offset)
     yard.leave("a")
     with yard.registry.transaction() as tx:
-        protocol.configure(tx, "another group", "ann")
+        protocol.configure(tx, "another group", protocol.GroupConfig(), who="ann")
         assert positions_on(tx, TOPIC) == {GROUP: {P0: Position(1, 5), Partition(TOPIC, 2): Position(1, 0)}}
         assert positions_on(tx, "mail") == {GROUP: {Partition("mail", 0): Position(1, 7)}}
 

@@ -200,7 +200,7 @@ def test_a_name_that_is_alive_is_refused(yard: Yard) -> None:
 
 def test_members_beyond_the_maximum_stand_by_and_take_over(yard: Yard) -> None:
     with yard.registry.transaction() as tx:
-        protocol.configure(tx, GROUP, "ann", max_active=2)
+        protocol.configure(tx, GROUP, protocol.GroupConfig(max_active=2), who="ann")
     for name in "abc":
         yard.join(name)
     yard.settle(*"abc")
@@ -272,7 +272,7 @@ def test_a_member_that_hangs_is_put_out_when_the_group_says_so(yard: Yard) -> No
     assert stuck["a"] == 20
     assert stuck["b"] == 0
     with yard.registry.transaction() as tx:
-        protocol.configure(tx, GROUP, "ann", release_after=15.0)
+        protocol.configure(tx, GROUP, protocol.GroupConfig(release_after=15.0), who="ann")
     yard.settle("b")
     assert yard.sizes() == {"b": 6}
     with pytest.raises(Fenced):
@@ -347,7 +347,7 @@ def test_a_configuration_that_makes_no_sense_changes_nothing(yard: Yard) -> None
     senseless: list[dict[str, Any]] = [{"assignor": "random"}, {"max_active": 0}, {"release_after": 0.0}]
     for options in senseless:
         with yard.registry.transaction() as tx, pytest.raises(InvalidValue):
-            protocol.configure(tx, GROUP, "ann", **options)
+            protocol.configure(tx, GROUP, protocol.GroupConfig(**options), who="ann")
     with yard.registry.transaction() as tx:
         assert tx.groups() == []
         with pytest.raises(UnknownGroup, match="'nobody' does not exist"):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from shardyard.groups import Node, OwnedBatch, Reader, configure, protocol, status
+from shardyard.groups import GroupConfig, Node, OwnedBatch, Reader, configure, protocol, status
 from shardyard.groups import reader as reader_module
 from shardyard.log import Log
 from shardyard.log.memory import MemoryLog
@@ -307,7 +307,7 @@ def test_a_member_that_hangs_can_be_seen_and_is_put_out_when_configured(tell: Ca
 
             await yard.until(visible)
             with yard.registry.transaction() as tx:
-                configure(tx, "billing", "ann", release_after=1.0)
+                configure(tx, "billing", GroupConfig(release_after=1.0), who="ann")
             async with yard.member("m2") as other:
 
                 async def taken_over() -> bool:
@@ -511,7 +511,7 @@ def test_of_two_processes_with_one_static_name_the_later_one_stays(tell: Callabl
 def test_a_healthy_member_is_not_put_out_between_two_heartbeats(tell: Callable[[Story], None]) -> None:
     async def story(yard: Yard) -> None:
         with yard.registry.transaction() as tx:
-            configure(tx, "billing", "ann", release_after=0.01)
+            configure(tx, "billing", GroupConfig(release_after=0.01), who="ann")
         async with yard.member("m1") as member:
             await yard.until_shared(4)
             heard = member._heard

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from shardyard.client import Message
+from shardyard.groups.broadcast import groups_of
 from shardyard.model import Headers, InvalidValue, NotAllowed, Partition
 from shardyard.queues.retry_topics import PUBLISHED
-from shardyard.queues.settings import GroupSettings, change_group, change_topic, group_settings, parts, topic_settings
+from shardyard.queues.settings import GroupSettings, change_group, change_topic, group_settings, topic_settings
 from shardyard.registry.memory import MemoryRegistry
 from shardyard.wire import errors
 from tests.queues.setup import Handled, Yard, running, tell
@@ -254,8 +255,8 @@ def test_each_member_of_a_broadcast_group_gets_everything_and_goes_on_under_its_
             assert (refused.status, refused.code) == (400, "invalid_value")
             await yard.set(release_after=30.0)
             with yard.registry.snapshot() as tx:
-                assert parts(tx, "billing") == ["billing", "billing~m1", "billing~m2"]
-                told = [row.release_after for row in map(tx.group, parts(tx, "billing")) if row is not None]
+                assert groups_of(tx, "billing") == ["billing", "billing~m1", "billing~m2"]
+                told = [row.release_after for row in map(tx.group, groups_of(tx, "billing")) if row is not None]
             assert told == [30.0] * 3
         await yard.publish("c")
         async with handled.at_work(yard.consumer("m1")):

@@ -12,11 +12,12 @@ from shardyard.groups.node import Node
 from shardyard.groups.partition_reader import OwnedBatch
 from shardyard.groups.position_reset import To, reset, resolve
 from shardyard.groups.position_transfer import positions_on, transfer_positions
-from shardyard.groups.protocol import configure
+from shardyard.groups.protocol import GroupConfig, configure
 from shardyard.groups.reader import Reader
 from shardyard.groups.status import PartitionStatus, status
 
 __all__ = [
+    "GroupConfig",
     "Node",
     "OwnedBatch",
     "PartitionStatus",

@@ -27,10 +27,12 @@ from shardyard.model import (
     whole_number,
 )
 from shardyard.model.batch import Batch
+from shardyard.runtime.clock import Clock, SystemClock
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
+_SYSTEM_CLOCK = SystemClock()
 AHEAD_SECONDS = 0.5
 """How long a batch that was read while the one before was in hand is good for: what is set on a group has its effect on
 reading."""
@@ -53,6 +55,20 @@ class OwnedBatch:
         self.delivered_at: float | None = None
         """When the member handed it out, on its own clock."""
         self.finished = asyncio.Event()
+
+    def defer(self) -> None:
+        """Stop working on the batch for now. Until `resume` it is not in flight: its partition can be released at
+        once, and it does not count as work that hangs."""
+        self.delivered_at = None
+
+    def resume(self) -> None:
+        """Work on a deferred batch again."""
+        self.delivered_at = self._claim.clock.monotonic()
+
+    def abandon(self) -> None:
+        """Do no more of it: the partition is released without waiting for it, and its next owner continues from what
+        is committed. While the partition stays, its next batch is delivered."""
+        self.finished.set()
 
     @property
     def partition(self) -> Partition:
@@ -139,8 +155,10 @@ class PartitionReader:
         log: OwnerLog,
         fence: Fence,
         note: Callable[["PartitionReader", Position], Awaitable[None]],
+        clock: Clock = _SYSTEM_CLOCK,
     ) -> None:
         """`note` commits a position in the registry."""
+        self.clock = clock
         self.partition = partition
         self.epoch = holding.epoch
         self.lost = False

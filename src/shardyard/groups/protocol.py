@@ -14,8 +14,9 @@ key is in two members' hands. Partitions that members named themselves stay as t
 import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
+from shardyard.groups.broadcast import groups_of
 from shardyard.model import (
     CommitBehind,
     Fenced,
@@ -45,6 +46,30 @@ class Grant:
     committed: Position | None
     revoked: bool
     """It is to be released: finish, commit, release."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupConfig:
+    """How a group shares its partitions. It is stored with the group, and nowhere else."""
+
+    assignor: str = "sticky"
+    max_active: int | None = None
+    """How many members get partitions; the others stand by. None: all of them."""
+    release_after: float | None = None
+    """Seconds without progress after which a member that still heartbeats is evicted; None: never."""
+    broadcast: bool = False
+    """Each member gets every record."""
+
+    def __post_init__(self) -> None:
+        if self.assignor not in ASSIGNORS:
+            raise InvalidValue("assignor", self.assignor, "one of " + ", ".join(ASSIGNORS))
+        if self.max_active is not None:
+            whole_number("max_active", self.max_active, at_least=1)
+        if self.release_after is not None and not self.release_after > 0:
+            raise InvalidValue("release_after", self.release_after, "a number of seconds, more than 0")
+
+
+DEFAULT_CONFIG = GroupConfig()
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,33 +347,27 @@ def _why_out(tx: Transaction, row: GroupRow, member: MemberRow) -> str | None:
 # What administrators do
 
 
-def configure(
-    tx: Transaction,
-    group: str,
-    who: str | None,
-    *,
-    assignor: str = "sticky",
-    max_active: int | None = None,
-    release_after: float | None = None,
-) -> GroupRow:
-    """Say how a group shares its partitions; it takes effect at once, without restarting anybody.
+def configure(tx: Transaction, group: str, config: GroupConfig, *, who: str | None) -> GroupRow:
+    """Change how a group shares its partitions. It takes effect at once, without restarting any member.
 
-    `who`: for the audit; None if the caller audits it.
+    `who`: for the audit log; None if the caller audits the change itself. `InvalidValue` if `broadcast` changes while
+    the group has members.
     """
-    if assignor not in ASSIGNORS:
-        raise InvalidValue("assignor", assignor, "one of " + ", ".join(ASSIGNORS))
-    if max_active is not None:
-        whole_number("max_active", max_active, at_least=1)
-    if release_after is not None and not release_after > 0:
-        raise InvalidValue("release_after", release_after, "seconds, more than 0")
-    row = _group_or_new(tx, group)
-    row = replace(row, assignor=assignor, max_active=max_active, release_after=release_after, inputs=row.inputs + 1)
+    row = tx.group(group)
+    if row is not None and row.broadcast != config.broadcast and any(tx.members(g) for g in groups_of(tx, group)):
+        raise InvalidValue("broadcast", config.broadcast, "no change while the group has members")
+    row = replace(_group_or_new(tx, group), **asdict(config))
+    row = replace(row, inputs=row.inputs + 1)
     tx.put_group(row)
     if who is not None:
-        detail = {"assignor": assignor, "max_active": max_active, "release_after": release_after}
-        tx.audit(who, "group configured", group, detail)
+        tx.audit(who, "group configured", group, asdict(config))
     touch(tx, group)
     return row
+
+
+def config_of(row: GroupRow) -> GroupConfig:
+    """The configuration that is stored with a group."""
+    return GroupConfig(row.assignor, row.max_active, row.release_after, row.broadcast)
 
 
 # Shared steps

@@ -259,7 +259,9 @@ class Reader:
 
     def _take_up(self, partition: Partition, holding: Grant) -> PartitionReader:
         fence = Fence(f"{self._seat.group}/{partition}", holding.epoch)
-        claim = self._claims[partition] = PartitionReader(partition, holding, self._node.log, fence, self._note)
+        claim = self._claims[partition] = PartitionReader(
+            partition, holding, self._node.log, fence, self._note, self._clock
+        )
         task = asyncio.create_task(self._serve(claim), name=f"{partition} of {self.name}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

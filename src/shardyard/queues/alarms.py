@@ -12,9 +12,10 @@ import aiohttp
 import msgspec
 
 from shardyard.groups import status
+from shardyard.groups.broadcast import is_departed
 from shardyard.log import Log
 from shardyard.model import InvalidValue, ShardyardError, UnknownGroup
-from shardyard.queues.settings import group_settings, is_departed
+from shardyard.queues.settings import group_settings
 from shardyard.registry import Registry, lease
 from shardyard.runtime.clock import Clock, SystemClock
 

@@ -7,9 +7,9 @@ wherever else it is: it may be offline. One that no group ever read stays.
 from collections import Counter
 from dataclasses import dataclass
 
+from shardyard.groups.broadcast import parent_group
 from shardyard.log import Log
 from shardyard.model import Partition, PartitionOutOfRange, Span, Topic
-from shardyard.queues.settings import base
 from shardyard.queues.topic_readers import Known, leading_to
 
 
@@ -45,7 +45,7 @@ def _closing(known: Known, readers: list[str], partition: Partition, span: Span)
     waiting: Counter[str] = Counter()
     for group, records in left.items():
         if records and group not in known.departed:
-            waiting[base(group)] += records
+            waiting[parent_group(group)] += records
     is_read = span.first == span.end or 0 in left.values()
     return ClosingPartition(partition.index, span.end - span.first, dict(waiting), is_read and not waiting)
 

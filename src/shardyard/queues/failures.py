@@ -17,6 +17,7 @@ from typing import TypeVar
 
 import pyarrow as pa
 
+from shardyard.groups.broadcast import parent_group
 from shardyard.log import Log
 from shardyard.model import Fence, Headers, OffsetBeyondEnd, OffsetTrimmed, Partition, Record, TooLarge, TopicKind
 from shardyard.model.batch import Batch
@@ -39,7 +40,7 @@ from shardyard.queues.retry_topics import (
     published_of,
     retry_topic,
 )
-from shardyard.queues.settings import GroupSettings, base
+from shardyard.queues.settings import GroupSettings
 from shardyard.runtime.clock import Clock, SystemClock
 
 _log = logging.getLogger(__name__)
@@ -120,7 +121,7 @@ class Failures:
         nothing is stored then. One that fails on the dead-letter topic itself stays there as it is.
         """
         found = await self._read(group, failures)
-        owner, group = group, base(group)
+        owner, group = group, parent_group(group)
         outcomes: dict[tuple[Partition, int], Outcome] = {}
         cases: list[_Case] = []
         homes: dict[str, str] = {}

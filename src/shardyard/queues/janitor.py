@@ -5,10 +5,10 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
+from shardyard.groups.broadcast import is_departed
 from shardyard.log import Log
 from shardyard.model import ShardyardError, Topic, UnknownTopic
 from shardyard.queues.draining import closing
-from shardyard.queues.settings import is_departed
 from shardyard.queues.topic_readers import Known, known
 from shardyard.registry import Registry, Transaction, lease
 from shardyard.runtime.clock import Clock, SystemClock

@@ -10,16 +10,14 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
-from shardyard.groups import configure
+from shardyard.groups import GroupConfig, configure
+from shardyard.groups.broadcast import groups_of, is_member_group, parent_group
 from shardyard.model import InvalidValue, Partition
 from shardyard.registry import Transaction
 from shardyard.wire.validation import masked, refused
 
 NAME = "queue"
 """Of the row that has all settings of a topic or group."""
-
-OF = "~"
-"""Between the name of a broadcast group and that of the member, whose own group it is."""
 
 Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 Seconds = Annotated[float, Meta(gt=0)]
@@ -102,28 +100,13 @@ def group_scope(group: str) -> str:
     return f"group/{group}"
 
 
-def base(group: str) -> str:
-    """The group that people know: each member of a broadcast group is a group of its own."""
-    return group.partition(OF)[0]
-
-
-def parts(tx: Transaction, group: str) -> list[str]:
-    """The group itself, and, of a broadcast group, those of its members; as far as they exist."""
-    return [row.name for row in tx.groups() if base(row.name) == group]
-
-
 def is_joined(tx: Transaction, group: str) -> bool:
     """Whether anybody is, or was, a member of a group that exists: it may be set before the first one joins."""
     if tx.setting(group_scope(group), NAME) is None:  # what else would it exist by
         return True
-    those = parts(tx, group)
+    those = groups_of(tx, group)
     owned = any(row.epoch for part in those for row in tx.ownerships(part))
-    return owned or any(OF in part or tx.members(part) for part in those)
-
-
-def is_departed(tx: Transaction, group: str) -> bool:
-    """Whether it is the own group of a member of a broadcast group, who is gone; it may come back."""
-    return OF in group and not tx.members(group)
+    return owned or any(is_member_group(part) or tx.members(part) for part in those)
 
 
 def topic_settings(tx: Transaction, topic: str) -> TopicSettings:
@@ -131,7 +114,7 @@ def topic_settings(tx: Transaction, topic: str) -> TopicSettings:
 
 
 def group_settings(tx: Transaction, group: str) -> GroupSettings:
-    return _load(GroupSettings, tx, group_scope(base(group)))
+    return _load(GroupSettings, tx, group_scope(parent_group(group)))
 
 
 def check_topic(changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -164,13 +147,13 @@ def change_group(tx: Transaction, group: str, who: str, changes: Mapping[str, An
     """Change some settings and leave the others."""
     before = group_settings(tx, group)
     changed = _changed(before, changes)
-    those = parts(tx, group)
+    those = groups_of(tx, group)
     if changed.broadcast != before.broadcast and any(tx.members(part) for part in those):
         raise InvalidValue("broadcast", changed.broadcast, "no change while the group has members")
     shared = sharing(changed)
     if tx.group(group) is None or any(shared[name] != getattr(before, name) for name in shared):
         for part in {group, *those}:
-            configure(tx, part, None, **shared)
+            configure(tx, part, GroupConfig(**shared), who=None)
     tx.put_setting(group_scope(group), NAME, msgspec.to_builtins(changed))
     tx.audit(who, "group settings changed", group, _masked(changes))
     return changed

@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from shardyard.groups.broadcast import is_departed, parent_group
 from shardyard.model import Partition, Topic
-from shardyard.queues.settings import base, is_departed
 from shardyard.registry import OwnershipRow, Transaction
 
 
@@ -29,7 +29,7 @@ class Known:
         return sorted(given.union(self.subscribing(names)))
 
     def has_read(self, group: str, topic: str) -> bool:
-        return any(base(of) == group and partition.topic == topic for of, partition in self.rows)
+        return any(parent_group(of) == group and partition.topic == topic for of, partition in self.rows)
 
     def offset(self, group: str, partition: Partition, epoch: int) -> int:
         """Where a group goes on in this life of a partition; 0 if it never committed there."""

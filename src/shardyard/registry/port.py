@@ -32,7 +32,9 @@ class GroupRow:
     assignor: str = "sticky"
     max_active: int | None = None
     release_after: float | None = None
-    """Seconds without progress after which a member that still heartbeats is put out of the group; None: never."""
+    """Seconds without progress after which a member that still heartbeats is evicted; None: never."""
+    broadcast: bool = False
+    """Each member gets every record: it has a group of its own (see `groups.broadcast`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,12 @@ class MemberRow:
     session_timeout: float
     expires_at: float
     """Registry time."""
+    address: str | None = None
+    """Where others reach it, as it said when it joined."""
+    metadata: object = None
+    """Anything JSON can hold."""
+    prepare_seconds: float | None = None
+    """How long an owner keeps a partition while this member prepares to take it over; None: it does not prepare."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +76,9 @@ class OwnershipRow:
     """Who is to own it: when that is not the owner, the owner finishes, commits and releases it."""
     committed: Position | None = None
     progress_at: float = 0.0
-    """Registry time when the owner last got ahead, or had nothing to do."""
+    """Registry time when the owner last made progress, or had nothing to do."""
+    handover_at: float = 0.0
+    """Registry time until which the owner keeps the partition while its target prepares; 0: the target is ready."""
 
 
 @dataclass(frozen=True, slots=True)

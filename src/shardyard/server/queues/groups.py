@@ -5,21 +5,12 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request, Response
 
 from shardyard.groups import PartitionStatus, To, reset, resolve, status
+from shardyard.groups.broadcast import groups_of, is_member_group, parent_group
 from shardyard.model import GroupInUse, InvalidCall, Partition, Position, UnknownGroup
 from shardyard.queues import cascade_delete
 from shardyard.queues.dead_letters import dead, letters_topic
 from shardyard.queues.dead_letters import redrive as drive_again
-from shardyard.queues.settings import (
-    OF,
-    GroupSettings,
-    base,
-    change_group,
-    forget,
-    group_scope,
-    group_settings,
-    is_joined,
-    parts,
-)
+from shardyard.queues.settings import GroupSettings, change_group, forget, group_scope, group_settings, is_joined
 from shardyard.queues.topic_readers import known
 from shardyard.registry import MemberRow, Transaction
 from shardyard.server.http import Authorised, answer, caller, takes, told
@@ -48,7 +39,7 @@ async def list_groups(broker: Authorised) -> Response:
 def _groups(tx: Transaction) -> dict[str, int]:
     found: dict[str, int] = {}
     for row in tx.groups():
-        found[base(row.name)] = found.get(base(row.name), 0) + len(tx.members(row.name))
+        found[parent_group(row.name)] = found.get(parent_group(row.name), 0) + len(tx.members(row.name))
     return found
 
 
@@ -72,7 +63,7 @@ async def show_group(group: str, broker: Authorised) -> Response:
 
 
 async def _parts(broker: Authorised, group: str) -> list[str]:
-    return await broker.node.transactions.read(lambda tx: parts(tx, group))
+    return await broker.node.transactions.read(lambda tx: groups_of(tx, group))
 
 
 async def _status(broker: Authorised, group: str) -> list[PartitionStatus]:
@@ -138,7 +129,7 @@ async def delete_group(group: str, request: Request, broker: Authorised, force: 
 
 def _forget(tx: Transaction, group: str, who: str, *, is_left: bool) -> None:
     """`is_left`: whether topics of its are left, also of one that was forgotten before."""
-    those = parts(tx, group)
+    those = groups_of(tx, group)
     if not those and is_left:
         return
     if not those:
@@ -164,7 +155,7 @@ def _reset(tx: Transaction, group: str, positions: dict[Partition, Position], wh
     """Of a broadcast group, those of all members."""
     those = [group]
     if group_settings(tx, group).broadcast:
-        those = [part for part in parts(tx, group) if OF in part]
+        those = [part for part in groups_of(tx, group) if is_member_group(part)]
     if not those:
         raise UnknownGroup(group)
     for part in those:

@@ -10,7 +10,8 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from msgspec import structs
 
-from shardyard.groups import configure, protocol
+from shardyard.groups import GroupConfig, configure, protocol
+from shardyard.groups.broadcast import member_group, parent_group
 from shardyard.groups.coordinator import JoinRequest, MemberIdentity
 from shardyard.groups.protocol import Grant
 from shardyard.model import (
@@ -30,7 +31,7 @@ from shardyard.queues.broker import SETTINGS_SECONDS, Broker
 from shardyard.queues.failures import Failure
 from shardyard.queues.filtering import only_tagged, without_header
 from shardyard.queues.retry_topics import PUBLISHED, ensure_retry_topics, original, with_retry_topics
-from shardyard.queues.settings import OF, GroupSettings, base, sharing
+from shardyard.queues.settings import GroupSettings, sharing
 from shardyard.registry import Transaction
 from shardyard.registry.change_signal import ChangeSignal
 from shardyard.server.http import Authorised, Index, answer, authorised, queried, takes, told, wants_arrow
@@ -61,7 +62,7 @@ async def join(group: str, request: Request, broker: Authorised) -> Response:
     shares = not settings.broadcast and asked.partitions is None
     if shares:
         topics = [check_topic_name(topic, Limits()) for topic in with_retry_topics(group, topics)]
-    seat_group = group if not settings.broadcast else f"{group}{OF}{name}"
+    seat_group = group if not settings.broadcast else member_group(group, name)
     asks_for = JoinRequest(seat_group, name, topics, asked.weight, asked.static, named, asked.session_timeout)
     seat = await broker.node.coordinator.join(asks_for, asked.since)
     await broker.node.transactions.run(lambda tx: _configured(tx, seat_group, settings))
@@ -91,7 +92,7 @@ def _configured(tx: Transaction, group: str, settings: GroupSettings) -> None:
     shared = sharing(settings)
     row = tx.group(group)
     if row is not None and any(getattr(row, name) != value for name, value in shared.items()):
-        configure(tx, group, None, **shared)  # who set it was audited then
+        configure(tx, group, GroupConfig(**shared), who=None)  # who set it was audited then
 
 
 def _for_members(settings: GroupSettings) -> GroupSettings:
@@ -108,10 +109,10 @@ def _check_allowed(settings: GroupSettings, group: str, name: str, request: Requ
 async def heartbeat(group: str, member: str, request: Request, broker: Authorised) -> Response:
     """Stay a member, and hear what one owns and what is set."""
     asked = await told(request, requests.Heartbeat)
-    settings = await broker.group_settings(base(group))
+    settings = await broker.group_settings(parent_group(group))
     seat = MemberIdentity(group, member, asked.epoch)
     try:
-        _check_allowed(settings, base(group), member, request)
+        _check_allowed(settings, parent_group(group), member, request)
     except NotAllowed:
         await broker.node.coordinator.leave(seat)
         raise
@@ -175,7 +176,7 @@ async def release(group: str, member: str, request: Request, broker: Authorised)
 async def failed(group: str, request: Request, broker: Authorised) -> Response:
     """Records whose handling failed are tried again later, or are dead. Once it is answered, commit behind them."""
     asked = await told(request, requests.Failures)
-    settings = await broker.group_settings(base(group))
+    settings = await broker.group_settings(parent_group(group))
     failures = [Failure(wire.partition_named(f.partition), f.epoch, f.offset, f.reason) for f in asked.failures]
     for failure in failures:
         await broker.check_owner(group, failure.partition, failure.epoch)
@@ -260,7 +261,7 @@ class _Reading:
         max_bytes: int,
     ) -> None:
         self._broker = broker
-        self._group = base(group)
+        self._group = parent_group(group)
         self._partition = partition
         self._epoch = epoch
         self._fence = Fence(_fence_name(group, partition.topic, partition.index), owner)
