@@ -23,7 +23,7 @@ from shardyard.cli import main
 from shardyard.cli.queues.consume import remarks
 from shardyard.cli.queues.options import ask
 from shardyard.model import Unreachable
-from shardyard.queues.settings import GroupSettings
+from shardyard.wire.settings import GroupSettings
 from tests.queues.brokers import BrokerProcess
 
 NOBODY = "http://127.0.0.1:1"

@@ -12,9 +12,10 @@ from shardyard.client import Consumer, Message
 from shardyard.log.memory import MemoryLog
 from shardyard.model import Partition, Record, Span, TopicKind
 from shardyard.queues.cascade_delete import Kept, Leftovers, beside_group
-from shardyard.queues.delays import REASON, UNDELIVERABLE, Delays
+from shardyard.queues.delays import UNDELIVERABLE, Delays
 from shardyard.queues.retry_topics import beside
 from shardyard.queues.topic_readers import Known
+from shardyard.wire.headers import REASON
 from tests.log.samples import awaited
 from tests.queues.setup import Yard, running, tell
 

@@ -30,19 +30,10 @@ from shardyard.model import (
 )
 from shardyard.model.limits import Limits
 from shardyard.queues import delays as delays_module
-from shardyard.queues.delays import (
-    DUE,
-    GROUP,
-    LADDER_MS,
-    MAX_DELAY_MS,
-    REASON,
-    TARGET,
-    UNDELIVERABLE,
-    Delays,
-    Scheduler,
-)
+from shardyard.queues.delays import GROUP, LADDER_MS, MAX_DELAY_MS, UNDELIVERABLE, Delays, Scheduler
 from shardyard.registry import Registry, open_registry
 from shardyard.registry.memory import MemoryRegistry
+from shardyard.wire.headers import DUE, REASON, TARGET
 
 TOPIC = "orders"
 PARTITIONS = 3

@@ -28,20 +28,9 @@ from shardyard.model.limits import Limits
 from shardyard.queues.dead_letters import Dead, dead, held, redrive
 from shardyard.queues.delays import Delays, Scheduler
 from shardyard.queues.failures import Failure, Failures, Fate
-from shardyard.queues.retry_topics import (
-    ATTEMPT,
-    DIED,
-    ERROR,
-    ORIGIN,
-    PUBLISHED,
-    REDRIVEN,
-    dead_topic,
-    ensure_retry_topics,
-    original,
-    published_of,
-    retry_topic,
-)
-from shardyard.queues.settings import GroupSettings
+from shardyard.queues.retry_topics import dead_topic, ensure_retry_topics, original, published_of, retry_topic
+from shardyard.wire.headers import ATTEMPT, DIED, ERROR, ORIGIN, PUBLISHED, REDRIVEN
+from shardyard.wire.settings import GroupSettings
 from tests.groups.test_reader import PATIENCE_SECONDS, TOPIC, Yard, a_yard
 from tests.log.samples import contents
 

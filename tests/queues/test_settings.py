@@ -10,10 +10,11 @@ import pytest
 from shardyard.client import Message
 from shardyard.groups.broadcast import groups_of
 from shardyard.model import Headers, InvalidValue, NotAllowed, Partition
-from shardyard.queues.retry_topics import PUBLISHED
-from shardyard.queues.settings import GroupSettings, change_group, change_topic, group_settings, topic_settings
+from shardyard.queues.settings import change_group, change_topic, group_settings, topic_settings
 from shardyard.registry.memory import MemoryRegistry
 from shardyard.wire import errors
+from shardyard.wire.headers import PUBLISHED
+from shardyard.wire.settings import GroupSettings
 from tests.queues.setup import Handled, Yard, running, tell
 
 RECORDS = "/v1/topics/orders/records"

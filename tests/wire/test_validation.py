@@ -6,9 +6,10 @@ import pytest
 from msgspec import Struct, json, structs
 
 from shardyard.model import Malformed
-from shardyard.queues.settings import GroupSettings, TopicSettings
+from shardyard.queues.settings import TopicSettings
 from shardyard.wire import records as wire
 from shardyard.wire import requests
+from shardyard.wire.settings import GroupSettings
 from shardyard.wire.validation import in_words, refused
 from tests.queues.setup import Yard, tell
 

@@ -13,8 +13,7 @@ from functools import partial
 from shardyard.client.threads import Threads
 from shardyard.groups import OwnedBatch
 from shardyard.model import Fenced, Partition, PartitionOutOfRange, Record, RetryLater, ShardyardError, UnknownTopic
-from shardyard.queues.failures import REASON_CHARACTERS
-from shardyard.queues.retry_topics import ATTEMPT, ORIGIN
+from shardyard.wire.headers import ATTEMPT, ORIGIN, REASON_CHARACTERS
 
 _log = logging.getLogger(__name__)
 

@@ -16,9 +16,10 @@ from shardyard.queues.delays import Delays, Scheduler
 from shardyard.queues.failures import Failures
 from shardyard.queues.janitor import Janitor
 from shardyard.queues.publishing import Publisher, Quota
-from shardyard.queues.settings import GroupSettings, TopicSettings, group_settings, hashed, topic_settings
+from shardyard.queues.settings import TopicSettings, group_settings, hashed, topic_settings
 from shardyard.registry import Registry
 from shardyard.runtime.clock import Clock, SystemClock
+from shardyard.wire.settings import GroupSettings
 
 _log = logging.getLogger(__name__)
 

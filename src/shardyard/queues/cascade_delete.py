@@ -19,6 +19,7 @@ from shardyard.queues.dead_letters import held
 from shardyard.queues.draining import spans
 from shardyard.queues.retry_topics import RETRY, Beside, beside, retry_topic
 from shardyard.queues.topic_readers import Known
+from shardyard.wire.headers import TARGET
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,5 +163,5 @@ def _targets(headers: pa.MapArray) -> Counter[str]:
         return Counter()
     first, last = headers.offsets[0].as_py(), headers.offsets[-1].as_py()
     keys, values = headers.keys.slice(first, last - first), headers.items.slice(first, last - first)
-    counted = pc.value_counts(values.filter(pc.equal(keys, delays.TARGET))).to_pylist()
+    counted = pc.value_counts(values.filter(pc.equal(keys, TARGET))).to_pylist()
     return Counter({row["values"].decode(errors="replace"): row["counts"] for row in counted})

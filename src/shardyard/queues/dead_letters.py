@@ -20,12 +20,6 @@ from shardyard.model import (
 )
 from shardyard.model.batch import Batch
 from shardyard.queues.retry_topics import (
-    ATTEMPT,
-    DIED,
-    ERROR,
-    ORIGIN,
-    PUBLISHED,
-    REDRIVEN,
     bare_record,
     dead_topic,
     home_of,
@@ -36,6 +30,7 @@ from shardyard.queues.retry_topics import (
     published_of,
     retry_topic,
 )
+from shardyard.wire.headers import ATTEMPT, DIED, ERROR, ORIGIN, PUBLISHED, REDRIVEN
 
 CHUNK_RECORDS = 100
 CHUNK_BYTES = 4 * 1024 * 1024

@@ -39,6 +39,7 @@ from shardyard.model.checks import check_int64, check_text
 from shardyard.model.limits import ANY_SIZE, check_records
 from shardyard.placement import DEFAULT_HASH, partitioner_named
 from shardyard.runtime.clock import Clock, SystemClock
+from shardyard.wire.headers import DUE, PARTITION, REASON, RESERVED, TARGET
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -52,13 +53,6 @@ MAX_DELAY_MS = 90 * 24 * 3_600_000
 GROUP = "shardyard.delays"
 UNDELIVERABLE = "shardyard.undeliverable"
 """The topic of records that could not be delivered, as they waited, and with the reason."""
-
-DUE = "shardyard-due"
-TARGET = "shardyard-target"
-PARTITION = "shardyard-partition"
-REASON = "shardyard-reason"
-RESERVED = frozenset({DUE, TARGET, PARTITION, REASON})
-"""Headers of a record while it waits; it is delivered without them."""
 
 RETRY_MS = 1_000
 """How long a record waits again whose target takes none for now."""

@@ -23,12 +23,7 @@ from shardyard.model import Fence, Headers, OffsetBeyondEnd, OffsetTrimmed, Part
 from shardyard.model.batch import Batch
 from shardyard.queues.delays import MAX_DELAY_MS, Delays
 from shardyard.queues.retry_topics import (
-    ATTEMPT,
     DEAD,
-    DIED,
-    ERROR,
-    ORIGIN,
-    PUBLISHED,
     bare_record,
     between,
     dead_topic,
@@ -40,13 +35,13 @@ from shardyard.queues.retry_topics import (
     published_of,
     retry_topic,
 )
-from shardyard.queues.settings import GroupSettings
 from shardyard.runtime.clock import Clock, SystemClock
+from shardyard.wire.headers import ATTEMPT, DIED, ERROR, ORIGIN, PUBLISHED, REASON_CHARACTERS
+from shardyard.wire.settings import GroupSettings
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-REASON_CHARACTERS = 1000
 NEAR_RECORDS = 100
 """Failed records that lie no further apart are read together."""
 PART_BYTES = 256 * 1024

@@ -8,20 +8,8 @@ from typing import NamedTuple
 
 from shardyard.log import Log
 from shardyard.model import Record, Topic, TopicExists, TopicKind, UnknownTopic
-from shardyard.queues.delays import RESERVED
+from shardyard.wire.headers import ATTEMPT, DIED, ERROR, ORIGIN, PUBLISHED, REDRIVEN, RESERVED
 
-ATTEMPT = "shardyard-attempt"
-"""How often its handling failed so far."""
-ORIGIN = "shardyard-origin"
-"""Where it failed first, such as `orders/3/17`."""
-PUBLISHED = "shardyard-published"
-"""Its timestamp where it failed first, in ms since 1970: when it was published."""
-ERROR = "shardyard-error"
-"""The text of the last error."""
-DIED = "shardyard-died"
-"""When it was given up, in ms since 1970."""
-REDRIVEN = "shardyard-redriven"
-"""Of a tombstone: the offset of the dead letter of the same id and partition that was driven again."""
 _OURS = frozenset({ATTEMPT, ORIGIN, PUBLISHED, ERROR, DIED, REDRIVEN}) | RESERVED
 """Whatever a publisher put there is dropped when the record fails: it means something else here."""
 

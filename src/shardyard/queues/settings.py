@@ -1,30 +1,24 @@
 """What is set on the server about topics and groups; it takes effect without restarting anybody."""
 
-import fnmatch
 import hashlib
 import hmac
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Struct
 
 from shardyard.groups import GroupConfig, configure
 from shardyard.groups.broadcast import groups_of, is_member_group, parent_group
-from shardyard.model import InvalidValue, Partition
+from shardyard.model import InvalidValue
 from shardyard.registry import Transaction
+from shardyard.wire.settings import Count, GroupSettings
 from shardyard.wire.validation import masked, refused
 
 NAME = "queue"
 """Of the row that has all settings of a topic or group."""
 
-Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
-Seconds = Annotated[float, Meta(gt=0)]
-PartitionName = Annotated[str, Meta(pattern="^[^/]+/[0-9]{1,9}$", description="a partition such as orders/3")]
-Address = Annotated[
-    str, Meta(pattern=r"^https?://[^/\s]+", description="an address that begins with http:// or https://")
-]
 S = TypeVar("S", bound=Struct)
 
 _TOKEN = re.compile(r"[!-~]{8,}")
@@ -42,45 +36,6 @@ class TopicSettings(Struct, frozen=True, forbid_unknown_fields=True):
     def admits(self, token: str | None) -> bool:
         """Whether who shows this token may publish."""
         return self.token_hash is None or (token is not None and hmac.compare_digest(self.token_hash, hashed(token)))
-
-
-class GroupSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    """About a group."""
-
-    backoff: tuple[Seconds, ...] = (1.0, 5.0, 30.0, 120.0, 600.0)
-    """Seconds before each further attempt at a record whose handling failed; after the last one it is dead."""
-    tags: tuple[str, ...] = ()
-    """Only records with one of these tags are delivered; empty: all."""
-    paused: bool = False
-    paused_partitions: tuple[PartitionName, ...] = ()
-    """Such as `orders/3`."""
-    allow: tuple[str, ...] = ()
-    """Patterns (`*`, `?`) of members or hosts that may join; empty: all."""
-    deny: tuple[str, ...] = ()
-    broadcast: bool = False
-    """Each member gets every record."""
-    concurrency: Count = 16
-    """Records that a consumer handles at once, those of one key one after the other."""
-    max_records: Count = 500
-    """Of one batch."""
-    handler_seconds: Seconds | None = None
-    """How long handling one record may take before it counts as failed; None: as long as it likes."""
-    lag_alarm: Count | None = None
-    """Records of lag on a topic from which on an alarm is raised."""
-    webhook: Address | None = None
-    """Where alarms are posted to, as JSON; they are logged in any case."""
-    assignor: Literal["sticky", "even", "contiguous", "least_loaded"] = "sticky"
-    max_active: Count | None = None
-    """Members that get partitions; the others stand by."""
-    release_after: Seconds | None = 60.0
-    """Seconds without progress after which a member whose handler hangs is put out; None: never."""
-
-    def is_paused(self, partition: Partition) -> bool:
-        return self.paused or str(partition) in self.paused_partitions
-
-    def admits(self, member: str, host: str) -> bool:
-        """Whether a member of this name may join, or stay, from this host."""
-        return not _any(self.deny, member, host) and (not self.allow or _any(self.allow, member, host))
 
 
 def hashed(token: str) -> str:
@@ -180,7 +135,3 @@ def _changed(before: S, changes: Mapping[str, Any]) -> S:
 def _masked(changes: Mapping[str, Any]) -> dict[str, Any]:
     """What may be told of the changes; also of a secret that it was taken away."""
     return {name: None if value is None else masked(name, value) for name, value in changes.items()}
-
-
-def _any(patterns: tuple[str, ...], *names: str) -> bool:
-    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns for name in names)

@@ -18,12 +18,12 @@ from shardyard import __version__
 from shardyard.log import Log
 from shardyard.model import ShardyardError
 from shardyard.queues.broker import Broker
-from shardyard.queues.settings import GroupSettings
 from shardyard.registry import Registry
 from shardyard.server.http import answer, broker_of, on_bad_query, on_error, on_no_such_call
 from shardyard.server.queues import groups, members, records, topics
 from shardyard.wire import records as wire
 from shardyard.wire import requests
+from shardyard.wire.settings import GroupSettings
 
 BACKLOG = 1024
 

@@ -99,7 +99,7 @@ def show(group: Group, brokers: Brokers = None, json: Json = False) -> None:
 
 class _Set(Command):
     def sections(self) -> Mapping[str, Rows]:
-        from shardyard.queues.settings import GroupSettings  # noqa: PLC0415 slow to import
+        from shardyard.wire.settings import GroupSettings  # noqa: PLC0415 slow to import
 
         return {"Settings": settings_help(GroupSettings)}
 
@@ -118,7 +118,7 @@ def set_group(group: Group, settings: Settings, brokers: Brokers = None, json: J
 
       shardyard groups set billing tags=eu,us max_active=2 release_after=none
     """
-    from shardyard.queues.settings import GroupSettings  # noqa: PLC0415 slow to import
+    from shardyard.wire.settings import GroupSettings  # noqa: PLC0415 slow to import
 
     asked = changes(GroupSettings, settings)
     with Session(brokers) as session:

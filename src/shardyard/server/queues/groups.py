@@ -10,7 +10,7 @@ from shardyard.model import GroupInUse, InvalidCall, Partition, Position, Unknow
 from shardyard.queues import cascade_delete
 from shardyard.queues.dead_letters import dead, letters_topic
 from shardyard.queues.dead_letters import redrive as drive_again
-from shardyard.queues.settings import GroupSettings, change_group, forget, group_scope, group_settings, is_joined
+from shardyard.queues.settings import change_group, forget, group_scope, group_settings, is_joined
 from shardyard.queues.topic_readers import known
 from shardyard.registry import MemberRow, Transaction
 from shardyard.server.http import Authorised, answer, caller, takes, told
@@ -18,6 +18,7 @@ from shardyard.server.queues.members import check_group_name
 from shardyard.server.queues.topics import delete_topics
 from shardyard.wire import records as wire
 from shardyard.wire import requests
+from shardyard.wire.settings import GroupSettings
 
 router = APIRouter(prefix="/v1", tags=["groups"])
 

@@ -30,13 +30,15 @@ from shardyard.model.limits import Limits, check_topic_name
 from shardyard.queues.broker import SETTINGS_SECONDS, Broker
 from shardyard.queues.failures import Failure
 from shardyard.queues.filtering import only_tagged, without_header
-from shardyard.queues.retry_topics import PUBLISHED, ensure_retry_topics, original, with_retry_topics
-from shardyard.queues.settings import GroupSettings, sharing
+from shardyard.queues.retry_topics import ensure_retry_topics, original, with_retry_topics
+from shardyard.queues.settings import sharing
 from shardyard.registry import Transaction
 from shardyard.registry.change_signal import ChangeSignal
 from shardyard.server.http import Authorised, Index, answer, authorised, queried, takes, told, wants_arrow
 from shardyard.wire import records as wire
 from shardyard.wire import requests
+from shardyard.wire.headers import PUBLISHED
+from shardyard.wire.settings import GroupSettings
 
 router = APIRouter(prefix="/v1/groups/{group}", tags=["members"])
 

@@ -1,0 +1,58 @@
+"""The settings of a group, as the API shows and takes them."""
+
+import fnmatch
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+from shardyard.model import Partition
+
+Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+Seconds = Annotated[float, Meta(gt=0)]
+PartitionName = Annotated[str, Meta(pattern="^[^/]+/[0-9]{1,9}$", description="a partition such as orders/3")]
+Address = Annotated[
+    str, Meta(pattern=r"^https?://[^/\s]+", description="an address that begins with http:// or https://")
+]
+
+
+class GroupSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """About a group."""
+
+    backoff: tuple[Seconds, ...] = (1.0, 5.0, 30.0, 120.0, 600.0)
+    """Seconds before each further attempt at a record whose handling failed; after the last one it is dead."""
+    tags: tuple[str, ...] = ()
+    """Only records with one of these tags are delivered; empty: all."""
+    paused: bool = False
+    paused_partitions: tuple[PartitionName, ...] = ()
+    """Such as `orders/3`."""
+    allow: tuple[str, ...] = ()
+    """Patterns (`*`, `?`) of members or hosts that may join; empty: all."""
+    deny: tuple[str, ...] = ()
+    broadcast: bool = False
+    """Each member gets every record."""
+    concurrency: Count = 16
+    """Records that a consumer handles at once, those of one key one after the other."""
+    max_records: Count = 500
+    """Of one batch."""
+    handler_seconds: Seconds | None = None
+    """How long handling one record may take before it counts as failed; None: as long as it likes."""
+    lag_alarm: Count | None = None
+    """Records of lag on a topic from which on an alarm is raised."""
+    webhook: Address | None = None
+    """Where alarms are posted to, as JSON; they are logged in any case."""
+    assignor: Literal["sticky", "even", "contiguous", "least_loaded"] = "sticky"
+    max_active: Count | None = None
+    """Members that get partitions; the others stand by."""
+    release_after: Seconds | None = 60.0
+    """Seconds without progress after which a member whose handler hangs is put out; None: never."""
+
+    def is_paused(self, partition: Partition) -> bool:
+        return self.paused or str(partition) in self.paused_partitions
+
+    def admits(self, member: str, host: str) -> bool:
+        """Whether a member of this name may join, or stay, from this host."""
+        return not _any(self.deny, member, host) and (not self.allow or _any(self.allow, member, host))
+
+
+def _any(patterns: tuple[str, ...], *names: str) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns for name in names)
