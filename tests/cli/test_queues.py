@@ -531,7 +531,7 @@ def test_an_nginx_configuration_names_the_brokers(shell: Shell) -> None:
 
 # Wrong calls
 
-COUNT = "a whole number from 1 to 2147483647"
+COUNT = "an integer from 1 to 2147483647"
 WRONG = [
     ("topics show nope", "topic 'nope' does not exist"),
     ("topics show a/b", "name is 'a/b': expected letters, digits"),
@@ -546,7 +546,7 @@ WRONG = [
     ("topics set there tokens=sesame", "setting is 'tokens': expected one of token, "),
     ("topics set there token", "setting is 'token': expected NAME=VALUE, with a name of token, "),
     ("topics set there records_per_second=fast", f"records_per_second is 'fast': expected {COUNT}, or none"),
-    ("topics set there retention_ms=0", "retention_ms is '0': expected a whole number from 1 to 46116860"),
+    ("topics set there retention_ms=0", "retention_ms is '0': expected an integer from 1 to 46116860"),
     (
         "topics set there token=short",
         "token is '***': expected at least 8 ASCII characters without spaces, or none to ask for none",

@@ -90,7 +90,7 @@ def test_what_is_done_is_committed_also_when_the_block_ends_meanwhile(monkeypatc
                 await asyncio.Event().wait()
 
         async with yard.consumer("m1") as consumer:
-            coordinator = consumer._node.coordinator
+            coordinator = consumer._host.coordinator
             commit, committing = coordinator.commit, asyncio.Event()
 
             async def slow_commit(*told: Any) -> None:
@@ -169,12 +169,12 @@ def test_a_failing_record_holds_up_nobody_whatever_its_handler_does() -> None:
             letters = await yard.get("/v1/groups/billing/dead", topic="orders")
             reasons = {letter["record"]["value"]: letter["reason"] for letter in letters}
             assert sorted(handled) == ["a", "b", "c"]
-            assert reasons["cancel"] == "it was cancelled"
+            assert reasons["cancel"] == "the handler was cancelled"
             assert reasons["time"] == "TimeoutError: of its own"
             assert "StopIteration" in reasons["stop"]
             assert reasons["bad"].startswith("ValueError: ää")
             assert reasons["surrogate"] == "ValueError: file ?"
-            assert reasons["mute"] == "Mute, which can't be told as text"
+            assert reasons["mute"] == "Mute, whose message can't be shown"
             assert reasons["endless"] == ("ValueError: " + "x" * 1000)[:1000]
             assert len(reasons) == 7
 
@@ -403,7 +403,7 @@ def test_the_blocking_form_iterates_and_runs() -> None:
             BlockingConsumer(url, "billing", ["orders"], session_timeout=2.0) as consumer,
             contextlib.suppress(TimeoutError),
         ):
-            consumer._loop.wait(asyncio.wait_for(consumer._consumer.run(handle), 1.5))
+            consumer._loop.run(asyncio.wait_for(consumer._consumer.run(handle), 1.5))
 
     async def story(yard: Yard) -> None:
         await yard.topic(partitions=1)
@@ -470,7 +470,10 @@ def test_a_consumer_that_nobody_hears_leaving_says_when_others_get_its_partition
             await yard.until(lambda: not _listens(yard.urls[0]))
 
     tell(story)
-    said = "no broker could be told that member m1 of group billing is gone: others get its partitions in 3 s"
+    said = (
+        "member m1 could not leave group billing, because no broker could be reached: "
+        "its partitions get other owners when its session expires in 3 s"
+    )
     assert said in [record.getMessage() for record in caplog.records]
 
 

@@ -8,11 +8,14 @@ from typing import Any
 import pytest
 
 from shardyard.client import BlockingProducer, Brokers, Producer
-from shardyard.client.brokers import Answer
+from shardyard.client.brokers import Response
 from shardyard.model import (
     SEQUENCE_WINDOW,
+    Appended,
     Closed,
     InvalidValue,
+    Partition,
+    Position,
     Record,
     TooLarge,
     UnknownTopic,
@@ -53,8 +56,9 @@ def test_a_batch_says_where_it_is_and_may_be_pinned() -> None:
     async def story(yard: Yard) -> None:
         await yard.topic(partitions=3)
         async with yard.producer() as producer:
+            epoch = (await yard.log.topic("orders")).epoch
             (part,) = await producer.publish("orders", [Record.new(b"a"), Record.new(b"b")], partition=2)
-            assert (part["partition"], part["offset"], part["count"]) == (2, 0, 2)
+            assert part == Appended(Partition("orders", 2), Position(epoch, 0), 2)
             many = await asyncio.gather(*(producer.publish("orders", [Record.new(b"c")]) for _ in range(200)))
             assert len(many) == 200
             large = [Record.new(b"x" * 900_000) for _ in range(5)]
@@ -144,7 +148,7 @@ def test_one_of_several_brokers_may_be_dead_and_all_of_them_only_for_a_while() -
 
 
 def test_a_broker_that_is_silent_is_soon_turned_away_from_if_there_is_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shardyard.client.brokers.TURN_SECONDS", 0.3)
+    monkeypatch.setattr("shardyard.client.brokers.FAILOVER_SECONDS", 0.3)
 
     async def story(yard: Yard) -> None:
         await yard.topic(partitions=1)
@@ -158,7 +162,7 @@ def test_a_broker_that_is_silent_is_soon_turned_away_from_if_there_is_another(mo
                 brokers._at = 0
                 with pytest.raises(Unreachable, match=r"0\.1 s"):
                     await brokers.call("GET", "/readyz", timeout=0.2, patience=0.1)
-        assert Brokers(url).turn_seconds > 1, "there is no other one"
+        assert Brokers(url).failover_seconds > 1, "there is no other one"
 
     tell(story)
 
@@ -172,9 +176,9 @@ def test_who_waits_long_for_a_broker_turns_away_with_the_others() -> None:
                 brokers._at = 0
                 waiting = asyncio.create_task(brokers.get("/v1/topics/orders", wait=600.0))
                 await asyncio.sleep(0)
-                assert (await brokers.call("GET", "/readyz", timeout=0.2)).tries == 2
+                assert (await brokers.call("GET", "/readyz", timeout=0.2)).attempts == 2
                 async with asyncio.timeout(5):
-                    assert (await waiting).tries == 2
+                    assert (await waiting).attempts == 2
 
     tell(story)
 
@@ -185,13 +189,13 @@ def test_a_batch_whose_answer_was_lost_is_stored_once() -> None:
 
         lost = 0
 
-        async def _once(self, at: int, method: str, path: str, body: bytes | None, *rest: Any) -> bytes:
-            answer = await super()._once(at, method, path, body, *rest)
+        async def _send(self, *request: Any) -> bytes:
+            response = await super()._send(*request)
             if self.lost % 2 == 0:
                 self.lost += 1
                 raise ConnectionResetError
             self.lost += 1
-            return answer
+            return response
 
     async def story(yard: Yard) -> None:
         await yard.topic(partitions=2)
@@ -213,7 +217,7 @@ def test_a_batch_that_is_held_up_is_not_left_so_far_behind_that_it_could_not_be_
             self.held = asyncio.Event()
             self.sequences: list[int] = []
 
-        async def call(self, method: str, path: str, *rest: Any, **options: Any) -> Answer:
+        async def call(self, method: str, path: str, *rest: Any, **options: Any) -> Response:
             sequence = int(options["query"]["sequence"])
             self.sequences.append(sequence)
             if sequence == 0:
@@ -282,13 +286,13 @@ def test_of_several_addresses_the_wrong_one_is_named(wrong: Any) -> None:
 
 def test_why_no_broker_is_reached_is_said_in_few_words() -> None:
     async def story() -> None:
-        for url, why in ((dead_address(), "connection refused"), ("nowhere.invalid:1", "nobody knows the host")):
+        for url, why in ((dead_address(), "connection refused"), ("nowhere.invalid:1", "unknown host")):
             async with Brokers(url) as brokers:
                 with pytest.raises(Unreachable, match=rf"\({why}[a-z .]*\)$"):
                     await brokers.get("/healthz", patience=0.0)
         with socket.create_server(("127.0.0.1", 0)) as silent:
             async with Brokers(f"127.0.0.1:{silent.getsockname()[1]}") as brokers:
-                with pytest.raises(Unreachable, match=r"\(no answer in time\)$"):
+                with pytest.raises(Unreachable, match=r"\(no response in time\)$"):
                     await brokers.get("/healthz", patience=0.0, timeout=0.1)
 
     asyncio.run(story())

@@ -21,7 +21,7 @@ from shardyard.model import Partition, Record
 from shardyard.registry import Registry, open_registry
 from shardyard.registry.memory import MemoryRegistry
 from shardyard.server.app import serving
-from shardyard.wire import records as wire
+from shardyard.wire.media import JSON
 from tests.log.samples import contents
 
 PATIENCE_SECONDS = 20.0
@@ -72,7 +72,7 @@ class Yard:
         content: object = None,
         *,
         body: bytes | None = None,
-        media: str = wire.JSON,
+        media: str = JSON,
         broker: int = 0,
         token: str | None = None,
         **query: Any,

@@ -20,7 +20,8 @@ from shardyard.registry import OwnershipRow
 from shardyard.registry.memory import MemoryRegistry
 from shardyard.server import http
 from shardyard.server.app import serving
-from shardyard.wire import records as wire
+from shardyard.wire.arrow import encode_arrow
+from shardyard.wire.media import ARROW, JSON, MAX_BODY_BYTES, MEDIA_TYPES, MSGPACK
 from tests.queues.setup import Handled, Told, Yard, running, tell
 
 RECORDS = "/v1/topics/orders/records"
@@ -30,7 +31,7 @@ def arrow(**columns: list[Any]) -> bytes:
     rows = {"id": ["a"], "key": [None], "value": [b"v"], "headers": [None], "timestamp": [0], **columns}
     schema = pa.schema([field for field in SCHEMA if field.name in rows] + [])
     batch = pa.RecordBatch.from_pydict({name: rows[name] for name in schema.names}, schema)
-    return wire.arrow_body(batch)
+    return encode_arrow(batch)
 
 
 async def everything(yard: Yard) -> tuple[Any, ...]:
@@ -51,10 +52,10 @@ BAD: list[tuple[str, str, Any, dict[str, Any], int, str]] = [
     ("POST", "/v1/topics/no%3Fpe/records", {"value": "x"}, {}, 404, "unknown_topic"),
     ("POST", "/v1/topics/%C3%A4%20%25/records", {"value": "x"}, {}, 404, "unknown_topic"),
     ("POST", "/v1/topics/a%2Fb/records", {"value": "x"}, {}, 404, "not_found"),
-    ("POST", RECORDS, (wire.JSON, b'{"value": '), {}, 400, "malformed"),
-    ("POST", RECORDS, (wire.JSON, b"\xff\xfe"), {}, 400, "malformed"),
-    ("POST", RECORDS, (wire.JSON, b""), {}, 400, "malformed"),
-    ("POST", RECORDS, (wire.JSON, b"[" * 100_000), {}, 400, "malformed"),
+    ("POST", RECORDS, (JSON, b'{"value": '), {}, 400, "malformed"),
+    ("POST", RECORDS, (JSON, b"\xff\xfe"), {}, 400, "malformed"),
+    ("POST", RECORDS, (JSON, b""), {}, 400, "malformed"),
+    ("POST", RECORDS, (JSON, b"[" * 100_000), {}, 400, "malformed"),
     ("POST", RECORDS, {"value": 7}, {}, 400, "malformed"),
     ("POST", RECORDS, {"value": "x", "colour": "red"}, {}, 400, "malformed"),
     ("POST", RECORDS, {"records": [{"value": "x"}], "colour": "red"}, {}, 400, "malformed"),
@@ -83,28 +84,28 @@ BAD: list[tuple[str, str, Any, dict[str, Any], int, str]] = [
     ("POST", RECORDS, {"value": "x"}, {"fence": "f"}, 400, "invalid_value"),
     ("POST", RECORDS, {"value": "x"}, {"fence": "billing/orders/0", "owner": 0}, 409, "fenced"),
     ("POST", RECORDS, ("text/plain", b'{"value": "x"}'), {}, 400, "invalid_value"),
-    ("POST", RECORDS, (wire.MSGPACK, b"\xc1"), {}, 400, "malformed"),
-    ("POST", RECORDS, (wire.MSGPACK, msgspec.msgpack.encode({"records": [{"key": b"x"}]})), {}, 400, "malformed"),
-    ("POST", RECORDS, (wire.MSGPACK, msgspec.msgpack.encode({"records": [{"value": "x"}]})), {}, 400, "malformed"),
+    ("POST", RECORDS, (MSGPACK, b"\xc1"), {}, 400, "malformed"),
+    ("POST", RECORDS, (MSGPACK, msgspec.msgpack.encode({"records": [{"key": b"x"}]})), {}, 400, "malformed"),
+    ("POST", RECORDS, (MSGPACK, msgspec.msgpack.encode({"records": [{"value": "x"}]})), {}, 400, "malformed"),
     (
         "POST",
         RECORDS,
-        (wire.MSGPACK, msgspec.msgpack.encode({"records": [{"value": b"x", "deliver_at": -5}]})),
+        (MSGPACK, msgspec.msgpack.encode({"records": [{"value": b"x", "deliver_at": -5}]})),
         {},
         400,
         "invalid_value",
     ),
-    ("POST", RECORDS, (wire.ARROW, b"no arrow"), {}, 400, "malformed"),
-    ("POST", RECORDS, (wire.ARROW, b""), {}, 400, "malformed"),
-    ("POST", RECORDS, (wire.ARROW, arrow()[:-40]), {}, 400, "malformed"),
-    ("POST", RECORDS, (wire.ARROW, arrow(id=[""])), {}, 400, "invalid_value"),
-    ("POST", RECORDS, (wire.ARROW, arrow(timestamp=[-1])), {}, 400, "invalid_value"),
-    ("POST", RECORDS, (wire.ARROW, arrow(value=[b"x" * 1_100_000])), {}, 413, "too_large"),
-    ("POST", RECORDS, (wire.ARROW, wire.arrow_body(pa.RecordBatch.from_pylist([], SCHEMA))), {}, 400, "invalid_value"),
+    ("POST", RECORDS, (ARROW, b"no arrow"), {}, 400, "malformed"),
+    ("POST", RECORDS, (ARROW, b""), {}, 400, "malformed"),
+    ("POST", RECORDS, (ARROW, arrow()[:-40]), {}, 400, "malformed"),
+    ("POST", RECORDS, (ARROW, arrow(id=[""])), {}, 400, "invalid_value"),
+    ("POST", RECORDS, (ARROW, arrow(timestamp=[-1])), {}, 400, "invalid_value"),
+    ("POST", RECORDS, (ARROW, arrow(value=[b"x" * 1_100_000])), {}, 413, "too_large"),
+    ("POST", RECORDS, (ARROW, encode_arrow(pa.RecordBatch.from_pylist([], SCHEMA))), {}, 400, "invalid_value"),
     (
         "POST",
         RECORDS,
-        (wire.ARROW, wire.arrow_body(pa.RecordBatch.from_pydict({"id": ["a"]}))),
+        (ARROW, encode_arrow(pa.RecordBatch.from_pydict({"id": ["a"]}))),
         {},
         400,
         "invalid_value",
@@ -152,7 +153,7 @@ BAD: list[tuple[str, str, Any, dict[str, Any], int, str]] = [
     ("GET", f"/v1/groups/billing/partitions/orders/{10**30}/records", None, {"offset": 0}, 400, "invalid_value"),
     ("GET", f"/v1/topics/orders/partitions/{10**30}", None, {}, 400, "invalid_value"),
     ("PATCH", "/v1/groups/billing", {"broadcast": True}, {}, 400, "invalid_value"),
-    ("PATCH", "/v1/groups/billing", (wire.JSON, b'{"tags": ' + b"[" * 100_000), {}, 400, "malformed"),
+    ("PATCH", "/v1/groups/billing", (JSON, b'{"tags": ' + b"[" * 100_000), {}, 400, "malformed"),
     ("PATCH", "/v1/groups/b%C3%A4d%20name", {"paused": True}, {}, 400, "invalid_value"),
     ("PATCH", "/v1/groups/a~b", {"paused": True}, {}, 400, "invalid_value"),
     ("GET", "/v1/groups/nope", None, {}, 404, "unknown_group"),
@@ -245,7 +246,7 @@ def test_what_is_wrong_is_refused_with_a_code_and_a_sentence_and_nothing_is_stor
             await asyncio.sleep(0.3)  # what it does by itself when it begins is over
             before = await everything(yard)
             for method, path, content, query, status, code in BAD:
-                media, body = content if isinstance(content, tuple) else (wire.JSON, None)
+                media, body = content if isinstance(content, tuple) else (JSON, None)
                 asked = None if isinstance(content, tuple) else content
                 told = await yard.ask(method, path, asked, body=body, media=media, **query)
                 what = f"{method} {path} {str(content)[:200]} {str(query)[:100]}: {told.body[:300]!r}"
@@ -290,7 +291,7 @@ def test_a_stale_owner_can_neither_commit_fail_nor_publish_and_nobody_commits_be
 
 
 def test_a_body_that_is_too_large_is_refused_before_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http, "MOST_BYTES", 100_000)
+    monkeypatch.setattr(http, "MAX_BODY_BYTES", 100_000)
 
     async def story(yard: Yard) -> None:
         await yard.topic()
@@ -314,7 +315,7 @@ def test_a_body_that_is_too_large_is_refused_before_it_is_read(monkeypatch: pyte
 def test_a_body_of_many_megabytes_gets_its_answer_and_not_a_broken_connection() -> None:
     async def story(yard: Yard) -> None:
         await yard.topic()
-        told = await yard.ask("POST", RECORDS, body=b" " * (http.MOST_BYTES + 1))
+        told = await yard.ask("POST", RECORDS, body=b" " * (MAX_BODY_BYTES + 1))
         assert (told.status, told.code) == (413, "too_large")
 
     tell(story)
@@ -656,7 +657,7 @@ def test_a_group_shows_the_seeds_table_and_its_members() -> None:
         await yard.do("DELETE", "/v1/groups/billing")
         assert (await yard.ask("GET", "/v1/groups/billing")).code == "unknown_group"
         async with yard.consumer("m1") as consumer:
-            assert consumer.settings["paused"] is False, "another group of that name begins anew"
+            assert consumer.settings.paused is False, "another group of that name begins anew"
 
     tell(story)
 
@@ -744,7 +745,7 @@ def test_the_description_of_the_api_is_whole() -> None:
                     assert "requestBody" in call, f"{method} {path}"
         assert {"/v1/topics/{topic}/records", "/v1/groups/{group}/members", "/v1/audit"} <= set(paths)
         published = paths["/v1/topics/{topic}/records"]["post"]["requestBody"]["content"]
-        assert set(published) == set(wire.MEDIA)
+        assert set(published) == set(MEDIA_TYPES)
         page = await yard.ask("GET", "/docs")
         assert page.status == 200
 

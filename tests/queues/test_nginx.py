@@ -20,8 +20,8 @@ import pytest
 from shardyard.client import Brokers, Consumer, Message, Producer
 from shardyard.log import open_log
 from shardyard.model import InvalidValue, Record
-from shardyard.server.http import MOST_BYTES
 from shardyard.server.nginx import nginx_config
+from shardyard.wire.media import MAX_BODY_BYTES
 from tests.log.samples import contents
 from tests.queues.brokers import BrokerProcess
 
@@ -181,8 +181,8 @@ async def sizes(url: str) -> None:
     """A body that goes by Nginx's disk arrives; one that is too large is refused in JSON."""
     async with Producer(url) as producer, aiohttp.ClientSession() as session:
         (part,) = await producer.publish("orders", [Record.new(b"x" * 1_000_000) for _ in range(8)], partition=0)
-        assert part["count"] == 8
-        beyond = io.BytesIO(b" " * (MOST_BYTES + 1))
+        assert part.count == 8
+        beyond = io.BytesIO(b" " * (MAX_BODY_BYTES + 1))
         async with session.post(f"{url}/v1/topics/orders/records", data=beyond) as response:
             assert (response.status, response.content_type) == (413, "application/json")
             assert (await response.json())["error"]["code"] == "too_large"

@@ -12,7 +12,9 @@ from shardyard.model.batch import from_records, now_ms
 from shardyard.placement import partitioner_named
 from shardyard.queues.delays import Delays
 from shardyard.queues.publishing import Publisher
-from shardyard.wire import records as wire
+from shardyard.wire.arrow import encode_arrow
+from shardyard.wire.media import ARROW
+from shardyard.wire.records import Posted
 from tests.log.samples import contents
 from tests.queues.setup import Handled, Yard, running, tell
 
@@ -119,10 +121,8 @@ def test_an_arrow_body_with_odd_columns_and_a_stamp_is_refused() -> None:
         await yard.topic(partitions=1)
         rows = from_records([Record("a", None, b"x")], 1)
         twice = rows.append_column("key", rows["key"])
-        body = wire.arrow_body(twice)
-        told = await yard.ask(
-            "POST", "/v1/topics/orders/records", body=body, media=wire.ARROW, producer="p", sequence=1
-        )
+        body = encode_arrow(twice)
+        told = await yard.ask("POST", "/v1/topics/orders/records", body=body, media=ARROW, producer="p", sequence=1)
         assert (told.status, told.code) == (400, "invalid_value")
 
     tell(story)
@@ -172,7 +172,7 @@ def test_single_records_refused_at_once_find_their_way() -> None:
         async with MemoryLog() as log:
             await log.create_topic("orders", 4)
             publisher = Publisher(log, Delays(log))
-            from_posted = [wire.Posted(Record.new(b"x")) for _ in range(40)]
+            from_posted = [Posted(Record.new(b"x")) for _ in range(40)]
             await publisher.publish("orders", from_posted[:1])
             await log.contract_topic("orders", 1)
             await asyncio.gather(*(publisher.publish("orders", [posted]) for posted in from_posted[1:]))

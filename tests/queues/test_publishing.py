@@ -13,7 +13,10 @@ from shardyard.model import SEQUENCE_WINDOW, OverQuota, Record
 from shardyard.model.batch import from_records
 from shardyard.placement import partitioner_named
 from shardyard.queues.publishing import Quota
-from shardyard.wire import records as wire
+from shardyard.wire.arrow import encode_arrow
+from shardyard.wire.codec import encode
+from shardyard.wire.media import ARROW, JSON, MSGPACK
+from shardyard.wire.records import PackedRecord, PackedRecords
 from tests.queues.setup import Yard, tell
 
 RECORDS = "/v1/topics/orders/records"
@@ -23,16 +26,16 @@ RECORDS = "/v1/topics/orders/records"
 def test_one_or_many_records_in_each_medium_are_where_the_answer_says(engine: str, tmp_path: Path) -> None:
     async def story(yard: Yard) -> None:
         await yard.topic()
-        packed = [wire.PackedRecord(b"mp%d" % i, b"k%d" % i, f"mp{i}", [("tag", b"red")]) for i in range(10)]
+        packed = [PackedRecord(b"mp%d" % i, b"k%d" % i, f"mp{i}", [("tag", b"red")]) for i in range(10)]
         rows = from_records([Record(f"ar{i}", b"k%d" % i, b"ar%d" % i) for i in range(10)], 0)
         answers = [
             await yard.do("POST", RECORDS, {"value": "js", "key": "k", "id": "js"}),
             await yard.do("POST", RECORDS, {"records": [{"value": f"js{i}", "id": f"js{i}"} for i in range(10)]}),
         ]
         for media, body in (
-            (wire.MSGPACK, wire.packed(wire.PackedRecords(packed))),
-            (wire.ARROW, wire.arrow_body(rows)),
-            (f"{wire.JSON}; charset=utf-8", b'{"value": "with a charset"}'),
+            (MSGPACK, encode(PackedRecords(packed), MSGPACK)),
+            (ARROW, encode_arrow(rows)),
+            (f"{JSON}; charset=utf-8", b'{"value": "with a charset"}'),
             ("application/x-www-form-urlencoded", b'{"value": "by curl -d"}'),
         ):
             told = await yard.ask("POST", RECORDS, body=body, media=media)

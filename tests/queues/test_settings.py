@@ -73,7 +73,7 @@ def test_a_refusal_does_not_tell_the_webhook(wrong: dict[str, Any], says: str) -
         assert "sesame" not in str(errors.error_body(refused.value))
 
 
-COUNT = "a whole number from 1 to 2147483647"
+COUNT = "an integer from 1 to 2147483647"
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ COUNT = "a whole number from 1 to 2147483647"
         ("handler_seconds", 0, "a number of more than 0, or null"),
         ("backoff", [1, 0], "a list, each item a number of more than 0"),
         ("backoff", 5, "a list, each item a number of more than 0"),
-        ("tags", "red", "a list, each item a text"),
+        ("tags", "red", "a list, each item a string"),
         ("paused", "yes", "true or false"),
         ("paused_partitions", ["orders"], "a list, each item a partition such as orders/3"),
         ("assignor", "unfair", "one of contiguous, even, least_loaded, sticky"),
@@ -321,7 +321,7 @@ def test_concurrency_and_the_time_for_a_record_are_changed_while_handlers_run() 
             await yard.set(concurrency=1, handler_seconds=0.3)
             may_end.set()
             await yard.until_done()
-            await yard.until(lambda: consumer.settings["handler_seconds"] == 0.3)
+            await yard.until(lambda: consumer.settings.handler_seconds == 0.3)
             may_end.clear()
             most = 0
             await yard.publish("slow", "slow too")
@@ -512,9 +512,9 @@ def test_settings_reach_consumers_through_another_broker() -> None:
     async def story(yard: Yard) -> None:
         await yard.topic(partitions=1)
         async with yard.consumer("m1", session_timeout=1.0) as consumer:
-            assert consumer.settings["concurrency"] == 16
+            assert consumer.settings.concurrency == 16
             await yard.do("PATCH", "/v1/groups/billing", {"concurrency": 3, "paused": True}, broker=1)
-            await yard.until(lambda: consumer.settings["concurrency"] == 3)
+            await yard.until(lambda: consumer.settings.concurrency == 3)
             await yard.until(lambda: Partition("orders", 0) in consumer.owned)
 
     tell(story, brokers=2)

@@ -11,7 +11,9 @@ import pyarrow as pa
 from shardyard.model import Partition, Record, ShardyardError
 from shardyard.model.batch import SCHEMA, from_records, to_records
 from shardyard.model.limits import Limits, check_batch
-from shardyard.wire import records as wire
+from shardyard.wire.arrow import encode_arrow
+from shardyard.wire.media import ARROW
+from shardyard.wire.records import decode_records, json_record
 
 ODD_NUMBERS = (0, 1, 2, 7, 255, -1, 2**31 - 1, -(2**31), 65536)
 
@@ -34,13 +36,13 @@ def bodies() -> list[bytes]:
             ]
         )
     )
-    whole = wire.arrow_body(rows)
+    whole = encode_arrow(rows)
     headless = whole[len(SCHEMA.serialize()) :]
     return [
         whole,
-        wire.arrow_body([rows, rows]),
-        wire.arrow_body(rows.slice(2)),
-        wire.arrow_body([large] * 2),
+        encode_arrow([rows, rows]),
+        encode_arrow(rows.slice(2)),
+        encode_arrow([large] * 2),
         headless,
     ]
 
@@ -69,7 +71,7 @@ def damaged(body: bytes, chance: random.Random) -> bytes:
 def take(body: bytes) -> bool:
     """Whether it is taken; then it is sound."""
     try:
-        posted = wire.posted_records(body, wire.ARROW, 0)
+        posted = decode_records(body, ARROW, 0)
         assert isinstance(posted, pa.RecordBatch)
         rows = check_batch(posted, Limits(), 1)
     except ShardyardError:
@@ -79,7 +81,7 @@ def take(body: bytes) -> bool:
     for record in to_records(stored):
         assert record.id
         assert record.timestamp > 0
-        wire.json_record(record, Partition("t", 0), 0)
+        json_record(record, Partition("t", 0), 0)
     return True
 
 

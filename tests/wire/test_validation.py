@@ -7,10 +7,10 @@ from msgspec import Struct, json, structs
 
 from shardyard.model import Malformed
 from shardyard.queues.settings import TopicSettings
-from shardyard.wire import records as wire
 from shardyard.wire import requests
+from shardyard.wire.codec import decode
 from shardyard.wire.settings import GroupSettings
-from shardyard.wire.validation import in_words, refused
+from shardyard.wire.validation import in_words, validation_error
 from tests.queues.setup import Yard, tell
 
 KINDS = [kind for kind in vars(requests).values() if isinstance(kind, type) and issubclass(kind, Struct)]
@@ -25,23 +25,23 @@ def test_there_are_words_for_all_that_can_be_asked_for_and_set(kind: type[Struct
 @pytest.mark.parametrize(
     ("kind", "told", "says"),
     [
-        (requests.NewTopic, {"name": "a", "partitions": "4"}, "partitions is '4': expected a whole number"),
-        (requests.NewTopic, {"name": "a"}, "partitions is None: expected a whole number"),
+        (requests.NewTopic, {"name": "a", "partitions": "4"}, "partitions is '4': expected an integer"),
+        (requests.NewTopic, {"name": "a"}, "partitions is None: expected an integer"),
         (
             requests.Resize,
             {"partitions": 4, "partition": 3},
             "field is 'partition': expected one of partitions (did you mean partitions?)",
         ),
         (requests.Resize, [4], "body is [4]: expected an object with partitions"),
-        (requests.Join, {"topics": []}, "topics is []: expected a list of at least 1, each item a text"),
-        (requests.Fence, {"epoch": -1}, "epoch is -1: expected a whole number from 0 to 4611686018427387904"),
-        (requests.TopicChanges, {"token": 12345678}, "token is '***': expected a text, or null"),
+        (requests.Join, {"topics": []}, "topics is []: expected a list of at least 1, each item a string"),
+        (requests.Fence, {"epoch": -1}, "epoch is -1: expected an integer from 0 to 4611686018427387904"),
+        (requests.TopicChanges, {"token": 12345678}, "token is '***': expected a string, or null"),
         (requests.Reset, {"topic": "a", "to": "b"}, "to is 'b': expected one of earliest, latest, offset, time"),
         (
             requests.Commit,
             {"epoch": 1, "positions": {"orders/0": [1, 2]}},
             "positions is {'orders/0': [1, 2]}: expected an object of names, each with a list of "
-            + ", ".join(["a whole number from 0 to 4611686018427387904"] * 3),
+            + ", ".join(["an integer from 0 to 4611686018427387904"] * 3),
         ),
         (
             requests.Failures,
@@ -53,14 +53,14 @@ def test_there_are_words_for_all_that_can_be_asked_for_and_set(kind: type[Struct
 )
 def test_a_refusal_names_what_is_wrong(kind: Any, told: object, says: str) -> None:
     with pytest.raises(Malformed):  # it is wrong
-        wire.decoded(json.encode(told), kind)
-    assert str(refused(kind, told)) == says
+        decode(json.encode(told), kind)
+    assert str(validation_error(kind, told)) == says
 
 
 def test_what_is_long_is_told_in_part() -> None:
-    assert len(str(refused(requests.Resize, {"partitions": "x" * 10_000_000}))) < 300
-    assert len(str(refused(requests.Resize, {"x" * 10_000_000: 1}))) < 300
-    assert len(str(refused(requests.Resize, ["x"] * 100_000))) < 300
+    assert len(str(validation_error(requests.Resize, {"partitions": "x" * 10_000_000}))) < 300
+    assert len(str(validation_error(requests.Resize, {"x" * 10_000_000: 1}))) < 300
+    assert len(str(validation_error(requests.Resize, ["x"] * 100_000))) < 300
 
 
 @pytest.mark.parametrize(
@@ -70,9 +70,9 @@ def test_what_is_long_is_told_in_part() -> None:
             "PATCH",
             "/v1/topics/orders",
             b'{"records_per_second": "fast"}',
-            "records_per_second is 'fast': expected a whole number from 1 to 2147483647, or null",
+            "records_per_second is 'fast': expected an integer from 1 to 2147483647, or null",
         ),
-        ("PATCH", "/v1/groups/billing", b'{"concurrency": 0}', "concurrency is 0: expected a whole number from 1 to"),
+        ("PATCH", "/v1/groups/billing", b'{"concurrency": 0}', "concurrency is 0: expected an integer from 1 to"),
         ("PATCH", "/v1/groups/billing", b"[1]", "body is [1]: expected an object of names"),
         ("PATCH", "/v1/groups/billing", b'{"paused": yes}', "the body can't be read: JSON is malformed"),
         (
@@ -81,8 +81,8 @@ def test_what_is_long_is_told_in_part() -> None:
             b'{"partitions": "x", "partitions": 9}',
             "body is 'partitions': expected an object with partitions, each once",
         ),
-        ("GET", "/v1/groups/billing/partitions/orders/0/records?offset=x&owner=1", None, "offset is 'x': expected a "),
-        ("GET", "/v1/groups/billing/partitions/orders/0/records?offset=1", None, "owner is None: expected a whole"),
+        ("GET", "/v1/groups/billing/partitions/orders/0/records?offset=x&owner=1", None, "offset is 'x': expected an "),
+        ("GET", "/v1/groups/billing/partitions/orders/0/records?offset=1", None, "owner is None: expected an integer"),
     ],
 )
 def test_a_wrong_body_or_query_is_answered_in_words(method: str, path: str, body: bytes | None, says: str) -> None:

@@ -1,10 +1,8 @@
-"""The client for programs without an event loop: it has one of its own, in a thread."""
+"""The client for programs without an event loop. It runs one of its own, in a thread."""
 
-import asyncio
-import threading
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import pyarrow as pa
 
@@ -12,32 +10,10 @@ from shardyard.client.consumer import Consumer, next_of
 from shardyard.client.handling import Handler
 from shardyard.client.producer import Producer
 from shardyard.groups import OwnedBatch
-from shardyard.model import Record
+from shardyard.model import Appended, Record
+from shardyard.runtime.loop_thread import LoopThread
 
-T = TypeVar("T")
-
-
-class _Loop:
-    """An event loop in a thread."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="shardyard-client", daemon=True)
-        self._thread.start()
-
-    def wait(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of `work`; an interrupt cancels it."""
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
-        try:
-            return future.result()
-        except BaseException:
-            future.cancel()
-            raise
-
-    def close(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+_THREAD = "shardyard-client"
 
 
 class BlockingProducer:
@@ -47,75 +23,76 @@ class BlockingProducer:
         self._producer = Producer(brokers, **options)
 
     def __enter__(self) -> Self:
-        self._loop = _Loop()
-        self._loop.wait(self._producer.__aenter__())
+        self._loop = LoopThread(_THREAD)
+        self._loop.run(self._producer.__aenter__())
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            self._loop.wait(self._producer.__aexit__(kind, error, trace))
+            self._loop.run(self._producer.__aexit__(kind, error, trace))
         finally:
             self._loop.close()
 
     def send(self, topic: str, value: bytes | str, **options: Any) -> str:
-        return self._loop.wait(self._producer.send(topic, value, **options))
+        return self._loop.run(self._producer.send(topic, value, **options))
 
     def publish(
         self, topic: str, records: Sequence[Record] | pa.RecordBatch, *, partition: int | None = None
-    ) -> list[dict[str, Any]]:
-        return self._loop.wait(self._producer.publish(topic, records, partition=partition))
+    ) -> list[Appended]:
+        return self._loop.run(self._producer.publish(topic, records, partition=partition))
 
 
 class BlockingBatch:
     """`OwnedBatch`, blocking."""
 
-    def __init__(self, loop: _Loop, batch: OwnedBatch) -> None:
+    def __init__(self, loop: LoopThread, batch: OwnedBatch) -> None:
         self._loop, self.batch = loop, batch
 
     def records(self) -> list[Record]:
         return self.batch.records()
 
     def commit(self, upto: int | None = None) -> None:
-        self._loop.wait(self.batch.commit(upto))
+        self._loop.run(self.batch.commit(upto))
 
 
 class BlockingConsumer:
     """`Consumer`, blocking."""
 
     def __init__(self, brokers: str | Sequence[str], group: str, topics: Sequence[str], **options: Any) -> None:
-        self._asked, self._options = (brokers, group, topics), options
+        self._arguments, self._options = (brokers, group, topics), options
 
     def __enter__(self) -> Self:
-        self._loop = _Loop()
+        self._loop = LoopThread(_THREAD)
         try:
-            self._consumer = self._loop.wait(self._entered())
+            self._consumer = self._loop.run(self._open())
         except BaseException:
             self._loop.close()
             raise
         return self
 
-    async def _entered(self) -> Consumer:
-        return await Consumer(*self._asked, **self._options).__aenter__()
+    async def _open(self) -> Consumer:
+        """In the loop, which the consumer belongs to."""
+        return await Consumer(*self._arguments, **self._options).__aenter__()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            self._loop.wait(self._consumer.__aexit__(kind, error, trace))
+            self._loop.run(self._consumer.__aexit__(kind, error, trace))
         finally:
             self._loop.close()
 
     def __iter__(self) -> Iterator[BlockingBatch]:
         batches = self._consumer.__aiter__()
         while True:
-            yield BlockingBatch(self._loop, self._loop.wait(next_of(batches)))
+            yield BlockingBatch(self._loop, self._loop.run(next_of(batches)))
 
     def run(self, handler: Handler, *, concurrency: int | None = None) -> None:
-        """Until Ctrl-C, or an error. After Ctrl-C it returns: what is done is committed, the rest comes again to
-        whoever gets the partitions. Iterating raises `KeyboardInterrupt`, as a loop of one's own would."""
+        """Handle records until Ctrl-C, or an error. After Ctrl-C it returns: what is done is committed, and the next
+        owners of the partitions get the rest. (Iterating raises `KeyboardInterrupt` instead.)"""
         try:
-            self._loop.wait(self._consumer.run(handler, concurrency=concurrency))
+            self._loop.run(self._consumer.run(handler, concurrency=concurrency))
         except KeyboardInterrupt:
-            self._loop.wait(self._consumer.stop())
+            self._loop.run(self._consumer.stop())

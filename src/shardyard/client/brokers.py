@@ -1,64 +1,95 @@
-"""Calling brokers: any of several, again with back-off where that may help."""
+"""Calls to brokers: fail over to another broker, and retry with back-off where that may help."""
 
 import asyncio
 import io
 import os
 import random
 import re
-import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 from urllib.parse import quote, urlsplit
 
 import aiohttp
 import msgspec
 
-from shardyard.model import InvalidCall, InvalidValue, RetryLater, ShardyardError, Unreachable
-from shardyard.wire import errors
-from shardyard.wire import records as wire
+from shardyard.model import InvalidCall, InvalidValue, Unreachable
+from shardyard.runtime.clock import Clock, SystemClock
+from shardyard.runtime.retry import Backoff, retry
+from shardyard.wire.codec import encode
+from shardyard.wire.errors import ErrorResponse, error_of
+from shardyard.wire.media import JSON
 
-FIRST_WAIT_SECONDS = 0.05
-LONGEST_WAIT_SECONDS = 2.0
-ANSWER_SECONDS = 15.0
-"""How long to wait for an answer, beyond what was asked to be waited for."""
-TURN_SECONDS = 5.0
-"""The same for what can be asked of another broker at no cost, if there is one."""
+T = TypeVar("T")
+
+BACKOFF = Backoff(first=0.05, longest=2.0)
+"""Between two rounds over all brokers."""
+RESPONSE_SECONDS = 15.0
+"""How long to wait for a response, beyond the time for which the broker was asked to wait."""
+FAILOVER_SECONDS = 5.0
+"""The same for requests that can be sent to another broker at no cost, if there is one."""
 LARGE_BYTES = 512 * 1024
-"""From which on a body is written in parts, so that other calls get their turn."""
+"""A body of this size or more is written in parts, so that it does not hold up the event loop."""
 _HOST_AND_PORT = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):[0-9]+/?")
-_BROKEN = (aiohttp.ClientError, ConnectionError, TimeoutError, OSError)
+_UNREACHABLE = (aiohttp.ClientError, ConnectionError, TimeoutError, OSError)
 
 
-class Answer(msgspec.Struct):
-    """What a broker answered, and how often it was asked."""
+@dataclass(frozen=True, slots=True)
+class Response:
+    """The response of a broker."""
 
     body: bytes
-    tries: int
+    attempts: int
+    """How many requests it took."""
 
     def json(self) -> Any:
         return msgspec.json.decode(self.body)
 
+    def decode(self, kind: type[T]) -> T:
+        """The JSON body as one of `shardyard.wire.responses`."""
+        return msgspec.json.decode(self.body, type=kind)
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    method: str
+    path: str
+    body: bytes | None
+    headers: Mapping[str, str] | None
+    query: Mapping[str, str]
+    wait: float
+    timeout: float
+
 
 class Brokers:
-    """Some brokers of one system. A call goes to the one that answered last; when that fails, to the others in turn.
+    """The brokers of one system. A call goes to the broker that responded last; when it is out of reach, the call fails
+    over to the next one.
 
-    Calls are repeated, with growing pauses of random length, while brokers can't be reached or say that it may work
-    later. Everything that is asked of them can be asked twice.
+    While no broker can be reached, or a broker says that the call may succeed later, it is retried with back-off.
+    Therefore all requests of the API can safely be repeated.
     """
 
-    def __init__(self, urls: str | Sequence[str], *, token: str | None = None, patience: float = 30.0) -> None:
-        """`urls`: such as http://127.0.0.1:7400, or 127.0.0.1:7400. `patience`: seconds after which a call that gets no
-        good answer gives up."""
+    def __init__(
+        self,
+        urls: str | Sequence[str],
+        *,
+        token: str | None = None,
+        patience: float = 30.0,
+        clock: Clock | None = None,
+    ) -> None:
+        """`urls`: such as http://127.0.0.1:7400, or 127.0.0.1:7400. `patience`: for how many seconds a call is retried
+        before its last error is raised."""
         self.urls = [_address(url) for url in ([urls] if isinstance(urls, str) else urls)]
         if not self.urls:
             raise InvalidValue("brokers", urls, "at least one address such as http://127.0.0.1:7400")
+        self.clock = clock or SystemClock()
+        self.failover_seconds = FAILOVER_SECONDS if len(self.urls) > 1 else RESPONSE_SECONDS
         self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
         self._patience = patience
         self._at = random.randrange(len(self.urls))
-        self.turn_seconds = TURN_SECONDS if len(self.urls) > 1 else ANSWER_SECONDS
-        self._turned = asyncio.Event()
-        """The broker that is called now was found to be out of reach; then it is another one's turn, and event."""
+        self._failed_over = asyncio.Event()
+        """Set when the current broker is given up for the next one, which gets a new event."""
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
@@ -81,12 +112,12 @@ class Brokers:
         path: str,
         *,
         wait: float = 0.0,
-        accept: str = wire.JSON,
-        timeout: float | None = None,  # noqa: ASYNC109 of a try; there may be several
+        accept: str = JSON,
+        timeout: float | None = None,  # noqa: ASYNC109 of one attempt; there may be several
         patience: float | None = None,
         **query: object,
-    ) -> Answer:
-        timeout = self.turn_seconds if timeout is None else timeout
+    ) -> Response:
+        timeout = self.failover_seconds if timeout is None else timeout
         headers = {"Accept": accept}
         return await self.call("GET", path, query=query, headers=headers, wait=wait, timeout=timeout, patience=patience)
 
@@ -95,12 +126,13 @@ class Brokers:
         path: str,
         content: object,
         *,
-        timeout: float | None = None,  # noqa: ASYNC109 of a try; there may be several
+        timeout: float | None = None,  # noqa: ASYNC109 of one attempt; there may be several
         patience: float | None = None,
-    ) -> Answer:
-        timeout = self.turn_seconds if timeout is None else timeout
-        body, headers = msgspec.json.encode(content), {"Content-Type": wire.JSON}
-        return await self.call("POST", path, body, headers, timeout=timeout, patience=patience)
+    ) -> Response:
+        timeout = self.failover_seconds if timeout is None else timeout
+        return await self.call(
+            "POST", path, encode(content), {"Content-Type": JSON}, timeout=timeout, patience=patience
+        )
 
     async def call(
         self,
@@ -111,120 +143,120 @@ class Brokers:
         *,
         query: Mapping[str, object] | None = None,
         wait: float = 0.0,
-        timeout: float = ANSWER_SECONDS,  # noqa: ASYNC109 of a try; there may be several
+        timeout: float = RESPONSE_SECONDS,  # noqa: ASYNC109 of one attempt; there may be several
         patience: float | None = None,
-    ) -> Answer:
-        """Call until it is answered; what a broker refuses is raised as it was raised there.
+    ) -> Response:
+        """The response to a request. An error of the broker is raised here as it was raised there.
 
-        `wait`: seconds for which the broker was asked to wait; `timeout`: seconds of silence beyond that after which
-        it is another one's turn.
+        `wait`: seconds for which the broker was asked to wait. `timeout`: seconds without a response, beyond that,
+        after which the call fails over to the next broker.
         """
         patience = self._patience if patience is None else patience
-        until = time.monotonic() + patience
+        deadline = self.clock.monotonic() + patience
         named = {name: str(value) for name, value in (query or {}).items() if value is not None}
-        pause, tries = FIRST_WAIT_SECONDS, 0
-        while True:
-            tries += 1
-            at = self._at
-            try:
-                told = (at, method, path, body, headers, named, wait, timeout)
-                waits = wait > 0 and len(self.urls) > 1
-                return Answer(await (self._waited(self._turned, *told) if waits else self._once(*told)), tries)
-            except _BROKEN as error:
-                if self._at == at:  # else another call has turned to the next one already
-                    self._turn()
-                failed: ShardyardError = Unreachable(self.urls, patience, _reason(error))
-            except RetryLater as error:
-                failed = error
-            if time.monotonic() >= until:
-                raise failed
-            if tries % len(self.urls) == 0:
-                await asyncio.sleep(random.uniform(0.5, 1.0) * pause)
-                pause = min(2 * pause, LONGEST_WAIT_SECONDS)
+        request = _Request(method, path, body, headers, named, wait, timeout)
+        attempts = 0
 
-    def _turn(self) -> None:
-        """To the next one. Who waits long for an answer of the last one is told: if it hangs, it would take its time to
-        notice."""
+        async def try_brokers() -> Response:
+            """One attempt with each broker, until one responds."""
+            nonlocal attempts
+            reason = ""
+            for _ in self.urls:
+                attempts += 1
+                at = self._at
+                try:
+                    return Response(await self._attempt(at, request), attempts)
+                except _UNREACHABLE as error:
+                    if self._at == at:  # otherwise a concurrent call has failed over already
+                        self._fail_over()
+                    reason = _reason(error)
+                if self.clock.monotonic() >= deadline:
+                    break
+            raise Unreachable(self.urls, patience, reason)
+
+        return await retry(try_brokers, clock=self.clock, deadline=deadline, backoff=BACKOFF)
+
+    def _fail_over(self) -> None:
+        """Use the next broker from now on. Long polls at the last one are interrupted: if it hangs, they would notice
+        that much later."""
         self._at += 1
-        self._turned.set()
-        self._turned = asyncio.Event()
+        self._failed_over.set()
+        self._failed_over = asyncio.Event()
 
-    async def _waited(self, turned: asyncio.Event, *told: Any) -> bytes:
-        """`_once`, unless others turn away from that broker before it has answered."""
-        answering = asyncio.ensure_future(self._once(*told))
-        turning = asyncio.ensure_future(turned.wait())
+    async def _attempt(self, at: int, request: _Request) -> bytes:
+        if request.wait <= 0 or len(self.urls) == 1:
+            return await self._send(at, request)
+        response = asyncio.ensure_future(self._send(at, request))
+        failed_over = asyncio.ensure_future(self._failed_over.wait())
         try:
-            await asyncio.wait((answering, turning), return_when=asyncio.FIRST_COMPLETED)
-            if answering.done():
-                return answering.result()
-            raise ConnectionError("it does not answer others")
+            await asyncio.wait((response, failed_over), return_when=asyncio.FIRST_COMPLETED)
+            if response.done():
+                return response.result()
+            raise ConnectionError("it does not respond to other calls")
         finally:
-            turning.cancel()
-            if not answering.done():
-                answering.cancel()
-                await asyncio.gather(answering, return_exceptions=True)
+            failed_over.cancel()
+            if not response.done():
+                response.cancel()
+                await asyncio.gather(response, return_exceptions=True)
 
-    async def _once(
-        self,
-        at: int,
-        method: str,
-        path: str,
-        body: bytes | None,
-        headers: Mapping[str, str] | None,
-        query: Mapping[str, str],
-        wait: float,
-        silence: float,
-    ) -> bytes:
+    async def _send(self, at: int, request: _Request) -> bytes:
         if self._session is None:
             raise InvalidCall("the client is not open: enter it by `async with` first")
-        url = self.urls[at % len(self.urls)] + path
-        timeout = aiohttp.ClientTimeout(total=wait + ANSWER_SECONDS, sock_connect=silence, sock_read=wait + silence)
-        data = io.BytesIO(body) if body is not None and len(body) > LARGE_BYTES else body
+        body = request.body
         async with self._session.request(
-            method, url, data=data, headers=headers, params=query, timeout=timeout
+            request.method,
+            self.urls[at % len(self.urls)] + request.path,
+            data=io.BytesIO(body) if body is not None and len(body) > LARGE_BYTES else body,
+            headers=request.headers,
+            params=request.query,
+            timeout=aiohttp.ClientTimeout(
+                total=request.wait + RESPONSE_SECONDS,
+                sock_connect=request.timeout,
+                sock_read=request.wait + request.timeout,
+            ),
         ) as response:
             content = await response.read()
             if response.status < 400:
                 return content
-            raise _refusal(response.status, content)
+            raise _error_of(response.status, content)
 
 
 def _address(url: str) -> str:
-    """As it is called. A host and a port are enough."""
+    """The URL of a broker. A host and a port are enough."""
     whole = f"http://{url}" if isinstance(url, str) and _HOST_AND_PORT.fullmatch(url) else url
     try:
         parts = urlsplit(whole)
-        right = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-    except (AttributeError, TypeError, ValueError):  # it is no text, or its port is none
-        right = False
-    if not right:
+        valid = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except (AttributeError, TypeError, ValueError):  # not a string, or with an invalid port
+        valid = False
+    if not valid:
         raise InvalidValue("broker", url, "an address such as http://127.0.0.1:7400, or a host and a port")
     return whole.rstrip("/")
 
 
 def _reason(error: Exception) -> str:
-    """Why a broker could not be reached, in few words."""
+    """Why a broker could not be reached, in a few words."""
     if isinstance(error, aiohttp.ClientConnectorDNSError):
-        return f"nobody knows the host {error.host}"
+        return f"unknown host {error.host}"
     if isinstance(error, aiohttp.ClientConnectorError) and error.os_error.errno:
         return os.strerror(error.os_error.errno).lower()
     if isinstance(error, TimeoutError):
-        return "no answer in time"
+        return "no response in time"
     if isinstance(error, aiohttp.ServerDisconnectedError):
-        return "it hung up"
+        return "it closed the connection"
     return str(error) or type(error).__name__
 
 
 def path(*names: object) -> str:
-    """A path of the API; names may have any characters."""
+    """A path of the API. Names can have any characters."""
     return "/v1/" + "/".join(quote(str(name), safe="") for name in names)
 
 
-def _refusal(status: int, content: bytes) -> Exception:
-    """What was refused; a proxy's own error counts as a broker that can't be reached."""
+def _error_of(status: int, content: bytes) -> Exception:
+    """The error of a response. An error of a proxy counts as a broker that can't be reached."""
     try:
-        return errors.error_of(msgspec.json.decode(content, type=errors.ErrorResponse).error)
+        return error_of(msgspec.json.decode(content, type=ErrorResponse).error)
     except msgspec.DecodeError:
         if status >= 500:
             return ConnectionError(f"status {status}")
-        return InvalidCall(f"a broker answered {status}: {content[:200].decode(errors='replace')}")
+        return InvalidCall(f"a broker answered with status {status}: {content[:200].decode(errors='replace')}")

@@ -1,4 +1,4 @@
-"""`Consumer`: a share of a group's partitions, through brokers."""
+"""`Consumer`: a member of a group, through brokers."""
 
 import asyncio
 import logging
@@ -15,6 +15,8 @@ from shardyard.client.remote import RemoteHost
 from shardyard.groups import OwnedBatch, Reader
 from shardyard.groups.partition_reader import Start
 from shardyard.model import InvalidCall, Partition, RetryLater
+from shardyard.runtime.clock import Clock
+from shardyard.wire.settings import GroupSettings
 
 _log = logging.getLogger(__name__)
 
@@ -22,10 +24,10 @@ _log = logging.getLogger(__name__)
 class Consumer:
     """A member of a group, from entering the block to leaving it.
 
-    `run` calls a handler for each record, several at once, those of one key in order. A record whose handler raises is
-    tried again later, and is a dead letter when that did not help; others are not held up by it. Iterating gives whole
-    batches instead, to be committed by hand; see `Reader`. How often to try, how many at once, tags and the like are
-    set on the group, and take effect while it runs.
+    `run` calls a handler for each record: several at once, those of the same key in order. A record whose handler
+    raises is retried later, without holding up others, and becomes a dead letter after the last retry. Iterating yields
+    whole batches instead, to be committed by the caller; see `Reader`. Retries, concurrency, tags and the like are
+    settings of the group, and changes take effect while the consumer runs.
     """
 
     def __init__(
@@ -43,15 +45,19 @@ class Consumer:
         start: Start = "earliest",
         max_records: int = 500,
         patience: float = 30.0,
+        clock: Clock | None = None,
     ) -> None:
-        """As of `Reader`; `patience`: seconds for which brokers may be out of reach."""
-        self._brokers = brokers if isinstance(brokers, Brokers) else Brokers(brokers, token=token, patience=patience)
-        self._own = not isinstance(brokers, Brokers)
-        self._node = RemoteHost(self._brokers, f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}")
+        """As for `Reader`; `token` and `patience` as for `Brokers`."""
+        self._owns_brokers = not isinstance(brokers, Brokers)
+        if not isinstance(brokers, Brokers):
+            brokers = Brokers(brokers, token=token, patience=patience, clock=clock)
+        self._brokers = brokers
+        self._clock = clock or brokers.clock
+        self._host = RemoteHost(brokers, f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}", clock=self._clock)
         self.member = Reader(
             group,
             topics,
-            node=self._node,
+            node=self._host,
             name=name,
             static=static,
             weight=weight,
@@ -59,6 +65,7 @@ class Consumer:
             session_timeout=session_timeout,
             start=start,
             max_records=max_records,
+            clock=self._clock,
         )
         self._session_timeout = session_timeout
         self._stack = AsyncExitStack()
@@ -66,17 +73,17 @@ class Consumer:
 
     @property
     def owned(self) -> set[Partition]:
-        """The partitions it owns, as far as it knows."""
+        """The partitions that it owns, as far as it knows."""
         return self.member.owned
 
     @property
-    def settings(self) -> dict[str, Any]:
-        """What is set on the group, as last heard."""
-        return self._node.coordinator.settings
+    def settings(self) -> GroupSettings:
+        """The settings of the group, as of the last heartbeat."""
+        return self._host.coordinator.settings
 
     async def __aenter__(self) -> Self:
-        async with AsyncExitStack() as stack:  # what was opened is closed if joining fails
-            if self._own:
+        async with AsyncExitStack() as stack:  # closes what was opened if joining fails
+            if self._owns_brokers:
                 await stack.enter_async_context(self._brokers)
             await stack.enter_async_context(self.member)
             self._stack = stack.pop_all()
@@ -90,7 +97,8 @@ class Consumer:
             await self._stack.aclose()
         except RetryLater:
             _log.warning(
-                "no broker could be told that member %s of group %s is gone: others get its partitions in %g s",
+                "member %s could not leave group %s, because no broker could be reached: "
+                "its partitions get other owners when its session expires in %g s",
                 self.member.name,
                 self.member.group,
                 self._session_timeout,
@@ -102,51 +110,51 @@ class Consumer:
     async def run(self, handler: Handler, *, concurrency: int | None = None) -> None:
         """Handle records until cancelled. `handler` is a coroutine function, or a plain one, which runs in threads.
 
-        `concurrency`: by default as the group has it.
+        `concurrency`: how many records are handled at once; by default the setting of the group.
         """
         if self._work:
-            raise InvalidCall("the consumer runs already")
-        slots = Slots(concurrency or self.settings["concurrency"])
+            raise InvalidCall("the consumer is running already")
+        slots = Slots(concurrency or self.settings.concurrency)
         if concurrency is None:
-            self._node.coordinator.heard = lambda settings: slots.set(settings["concurrency"])
-        caller = Caller(handler, lambda: self.settings["handler_seconds"])
-        broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._host.coordinator.on_settings = lambda settings: slots.set(settings.concurrency)
+        caller = Caller(handler, lambda: self.settings.handler_seconds)
+        failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         try:
             batches = self.member.__aiter__()
             while True:
-                batch = await _or_broken(batches, broken)
-                handling = Handling(batch, self._fail)
+                batch = await _next_or_raise(batches, failed)
+                handling = Handling(batch, self._fail, self._clock)
                 task = asyncio.create_task(handling.run(caller, slots), name=f"handling {batch!r}")
                 self._work.add(task)
-                task.add_done_callback(lambda done: self._finished(done, broken))
+                task.add_done_callback(lambda done: self._finished(done, failed))
         finally:
             await self.stop()
             caller.close()
 
     async def stop(self) -> None:
-        """End the handling that is under way, after a `run` that was cancelled; what is done of it is committed."""
+        """End the handling of batches in flight, after `run` was cancelled. What is done is committed."""
         for task in self._work:
-            if not task.cancelling():  # one that is told twice would not commit
+            if not task.cancelling():  # a second cancellation would interrupt its commit
                 task.cancel()
         await asyncio.gather(*self._work, return_exceptions=True)
 
-    def _finished(self, task: "asyncio.Task[None]", broken: "asyncio.Future[None]") -> None:
+    def _finished(self, task: "asyncio.Task[None]", failed: "asyncio.Future[None]") -> None:
         self._work.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None and not broken.done():
-            broken.set_exception(error)
+        if not task.cancelled() and (error := task.exception()) is not None and not failed.done():
+            failed.set_exception(error)
 
     async def _fail(self, failures: Sequence[tuple[Partition, int, int, str]]) -> None:
-        await self._node.coordinator.fail(self.member.seat, failures)
+        await self._host.coordinator.fail(self.member.seat, failures)
 
 
-async def _or_broken(batches: AsyncIterator[OwnedBatch], broken: "asyncio.Future[None]") -> OwnedBatch:
+async def _next_or_raise(batches: AsyncIterator[OwnedBatch], failed: "asyncio.Future[None]") -> OwnedBatch:
     """The next batch; what broke meanwhile is raised."""
     coming: asyncio.Task[OwnedBatch] = asyncio.create_task(next_of(batches))
     try:
-        both: set[asyncio.Future[Any]] = {coming, broken}
+        both: set[asyncio.Future[Any]] = {coming, failed}
         await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
-        if broken.done():
-            broken.result()
+        if failed.done():
+            failed.result()
         return coming.result()
     finally:
         if not coming.done():

@@ -1,32 +1,37 @@
-"""`Producer`: publishes through brokers, records together where they come together."""
+"""`Producer`: publishes through brokers, in batches where records come at the same time."""
 
 import asyncio
 import contextlib
 import math
 import random
-import time
 import uuid
 from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import pyarrow as pa
+from msgspec import structs
 
 from shardyard.client.brokers import Brokers, path
-from shardyard.model import SEQUENCE_WINDOW, TAG, TRACE, Closed, Headers, InvalidValue, Record
+from shardyard.model import SEQUENCE_WINDOW, TAG, TRACE, Appended, Closed, Headers, InvalidValue, Record
 from shardyard.model.batch import from_records, now_ms
 from shardyard.model.limits import Limits, check_records
-from shardyard.wire import records as wire
+from shardyard.runtime.clock import Clock
+from shardyard.wire import requests, responses
+from shardyard.wire.arrow import encode_arrow
+from shardyard.wire.codec import encode
+from shardyard.wire.media import ARROW, MSGPACK
+from shardyard.wire.records import PackedRecord, PackedRecords
 
-MOST_RECORDS = 500
-MOST_BYTES = 1024 * 1024
-"""Of what `send` puts into one request."""
-FLOWING_SECONDS = 0.1
-"""After a request of `send`, within which the next one follows it."""
-UNDER_WAY = 16
-"""Batches of `publish` on one topic at once."""
+MAX_BATCH_RECORDS = 500
+MAX_BATCH_BYTES = 1024 * 1024
+"""The limits of what `send` puts into one request."""
+BUSY_SECONDS = 0.1
+"""A lane is busy if a request follows the last one within this time."""
+MAX_IN_FLIGHT = 16
+"""Batches of `publish` per topic."""
 _LIMITS = Limits()
 
 
@@ -34,38 +39,42 @@ _LIMITS = Limits()
 class _Lane:
     """The records that wait to be sent to one topic."""
 
+    clock: Clock
     waiting: list[tuple[Record, asyncio.Future[None]]] = field(default_factory=list)
     sending: asyncio.Task[None] | None = None
     sequence: int = 0
     turn: int = 0
     sent_at: float = -math.inf
-    under_way: dict[int, asyncio.Event] = field(default_factory=dict)
-    """By sequence, the oldest first."""
-    room: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(UNDER_WAY))
+    in_flight: dict[int, asyncio.Event] = field(default_factory=dict)
+    """By sequence, oldest first."""
+    capacity: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_IN_FLIGHT))
 
-    def deal(self, count: int) -> dict[str, int]:
-        """Records without a key go round the partitions. Where request follows request, each has one of them, by
-        chance: if requests took turns, small and large ones in alternation would meet the same ones again and again."""
-        if count > 1 and time.monotonic() - self.sent_at < FLOWING_SECONDS:
-            return {"turn": random.getrandbits(31), "together": 1}
+    def distribute(self, count: int) -> tuple[int, int]:
+        """`turn` and `together` of the next request: how its records without a key are distributed.
+
+        Round-robin over the partitions; on a busy lane, a whole request goes to one partition, which is chosen at
+        random: if these were chosen round-robin too, alternating small and large requests would always meet the same
+        partitions."""
+        if count > 1 and self.clock.monotonic() - self.sent_at < BUSY_SECONDS:
+            return random.getrandbits(31), 1
         turn, self.turn = self.turn, self.turn + count
-        return {"turn": turn}
+        return turn, 0
 
     @contextlib.asynccontextmanager
     async def stamp(self) -> AsyncIterator[int]:
-        """The next sequence, once it is not too far ahead of the oldest that is under way: that may be tried again."""
-        while self.under_way and self.sequence - next(iter(self.under_way)) >= SEQUENCE_WINDOW:
-            await next(iter(self.under_way.values())).wait()
+        """The next sequence, once the oldest one in flight is so near that brokers will recognise a retry of it."""
+        while self.in_flight and self.sequence - next(iter(self.in_flight)) >= SEQUENCE_WINDOW:
+            await next(iter(self.in_flight.values())).wait()
         sequence, self.sequence = self.sequence, self.sequence + 1
-        done = self.under_way[sequence] = asyncio.Event()
+        done = self.in_flight[sequence] = asyncio.Event()
         try:
             yield sequence
         finally:
-            del self.under_way[sequence]
+            del self.in_flight[sequence]
             done.set()
 
-    def give_up(self) -> None:
-        """Tell those who wait that nothing more is sent."""
+    def close(self) -> None:
+        """Fail the records that were not sent."""
         for _, done in self.waiting:
             if not done.done():
                 done.set_exception(Closed("the producer"))
@@ -75,9 +84,9 @@ class _Lane:
 class Producer:
     """Sends records; each call returns when what it sent is durable.
 
-    What is tried again, through whichever broker, is stored once; only records with a delay may come twice then, with
-    the same id. `send` keeps the order of calls: records that come while a request is under way go together in the next
-    one. Batches of `publish` that are under way at once have no order between them.
+    What is retried, through any broker, is stored once; only records with a delay may be stored twice then, with the
+    same id. `send` keeps the order of its calls: records that come while a request is in flight are sent together in
+    the next one. Batches of `publish` that are in flight at the same time have no order among them.
     """
 
     def __init__(
@@ -87,32 +96,37 @@ class Producer:
         token: str | None = None,
         patience: float = 30.0,
         linger: float = 0.0,
+        clock: Clock | None = None,
     ) -> None:
-        """`linger`: seconds for which `send` waits for more records to come along."""
-        self._brokers = brokers if isinstance(brokers, Brokers) else Brokers(brokers, token=token, patience=patience)
-        self._own = not isinstance(brokers, Brokers)
+        """`token` and `patience` as for `Brokers`. `linger`: seconds for which `send` waits for more records, to send
+        them together."""
+        self._owns_brokers = not isinstance(brokers, Brokers)
+        if not isinstance(brokers, Brokers):
+            brokers = Brokers(brokers, token=token, patience=patience, clock=clock)
+        self._brokers = brokers
+        self._clock = clock or brokers.clock
         self._name = uuid.uuid4().hex
         self._linger = linger
-        self._lanes: defaultdict[str, _Lane] = defaultdict(_Lane)
+        self._lanes: defaultdict[str, _Lane] = defaultdict(lambda: _Lane(self._clock))
         self._closed = False
 
     async def __aenter__(self) -> Self:
-        if self._own:
+        if self._owns_brokers:
             await self._brokers.__aenter__()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """What was given to `send` is sent first, unless an error came up."""
+        """Send what is waiting, unless the block ends with an error."""
         self._closed = True
         tasks = [lane.sending for lane in self._lanes.values() if lane.sending is not None]
         for task in tasks if kind is not None else ():
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         for lane in self._lanes.values():
-            lane.give_up()
-        if self._own:
+            lane.close()
+        if self._owns_brokers:
             await self._brokers.__aexit__(kind, error, trace)
 
     async def send(
@@ -128,13 +142,13 @@ class Producer:
         delay: float | None = None,
         deliver_at: int | None = None,
     ) -> str:
-        """Send one record; returns its id when it is durable. `delay`: seconds until it is delivered; `deliver_at`: the
-        time of that, in milliseconds since 1970."""
+        """Send one record. Returns its id when it is durable. `delay`: seconds until it is delivered; `deliver_at`: the
+        same as a time, in milliseconds since 1970."""
         if self._closed:
             raise Closed("the producer")
         named = [(TAG, tag), (TRACE, trace)]
-        marks = tuple((name, text.encode()) for name, text in named if text is not None)
-        record = Record.new(_bytes(value), None if key is None else _bytes(key), marks + headers)
+        headers = (*((name, text.encode()) for name, text in named if text is not None), *headers)
+        record = Record.new(_bytes(value), None if key is None else _bytes(key), headers)
         if id is not None:
             record = Record(id, record.key, record.value, record.headers)
         check_records([record], _LIMITS)
@@ -151,51 +165,57 @@ class Producer:
 
     async def publish(
         self, topic: str, records: Sequence[Record] | pa.RecordBatch, *, partition: int | None = None
-    ) -> list[dict[str, Any]]:
-        """Send a batch in one request; returns where its parts are stored."""
+    ) -> list[Appended]:
+        """Send a batch in one request. Returns where its parts are stored."""
         if self._closed:
             raise Closed("the producer")
         rows = records if isinstance(records, pa.RecordBatch) else _rows(records)
         lane = self._lanes[topic]
-        async with lane.room:
-            return await self._post(topic, rows, lane, partition)
+        async with lane.capacity:
+            return await self._post(topic, rows, lane, partition=partition)
 
     async def _post(
-        self, topic: str, rows: pa.RecordBatch, lane: _Lane, partition: int | None = None, **dealing: int
-    ) -> list[dict[str, Any]]:
-        """`dealing`: how those without a key are distributed, as the broker takes it."""
+        self,
+        topic: str,
+        rows: pa.RecordBatch,
+        lane: _Lane,
+        *,
+        partition: int | None = None,
+        turn: int | None = None,
+        together: int = 0,
+    ) -> list[Appended]:
         async with lane.stamp() as sequence:
-            query = {"producer": self._name, "sequence": sequence, "partition": partition, **dealing}
-            headers = {"Content-Type": wire.ARROW}
-            told = await self._brokers.call(
+            query = requests.Publish(partition, self._name, sequence, turn, together)
+            response = await self._brokers.call(
                 "POST",
                 path("topics", topic, "records"),
-                wire.arrow_body(rows),
-                headers,
-                query=query,
-                timeout=self._brokers.turn_seconds,
+                encode_arrow(rows),
+                {"Content-Type": ARROW},
+                query=structs.asdict(query),
+                timeout=self._brokers.failover_seconds,
             )
-        stored: list[dict[str, Any]] = told.json()["stored"]
-        return stored
+        return [part.appended() for part in response.decode(responses.Published).stored]
 
     async def _delay(self, topic: str, record: Record, delay: float | None, deliver_at: int | None) -> None:
         if delay is not None:
             if deliver_at is not None or not 0 <= delay < 2**40:
                 raise InvalidValue("delay", delay, "seconds, at least 0; or deliver_at instead")
-            deliver_at = now_ms() + round(delay * 1000)
-        packed = wire.PackedRecord(record.value, record.key, record.id, list(record.headers), 0, deliver_at)
-        body = wire.packed(wire.PackedRecords([packed]))
-        await self._brokers.call("POST", path("topics", topic, "records"), body, {"Content-Type": wire.MSGPACK})
+            deliver_at = round((self._clock.now() + delay) * 1000)
+        packed = PackedRecord(record.value, record.key, record.id, list(record.headers), 0, deliver_at)
+        body = encode(PackedRecords([packed]), MSGPACK)
+        await self._brokers.call("POST", path("topics", topic, "records"), body, {"Content-Type": MSGPACK})
 
     async def _drain(self, topic: str, lane: _Lane) -> None:
-        """Send what waits, request after request, until nothing does."""
+        """Send what is waiting, request after request, until nothing is left."""
         while lane.waiting:
-            if self._linger and len(lane.waiting) < MOST_RECORDS:
-                await asyncio.sleep(self._linger)
+            if self._linger and len(lane.waiting) < MAX_BATCH_RECORDS:
+                await self._clock.sleep(self._linger)
             batch = _fitting(lane.waiting)
             del lane.waiting[: len(batch)]
+            turn, together = lane.distribute(len(batch))
             try:
-                await self._post(topic, _rows([record for record, _ in batch]), lane, **lane.deal(len(batch)))
+                rows = _rows([record for record, _ in batch])
+                await self._post(topic, rows, lane, turn=turn, together=together)
             except BaseException as error:
                 for _, done in batch:
                     if not done.done():
@@ -206,15 +226,15 @@ class Producer:
                 for _, done in batch:
                     if not done.done():
                         done.set_result(None)
-            lane.sent_at = time.monotonic()
+            lane.sent_at = self._clock.monotonic()
 
 
 def _fitting(waiting: Sequence[tuple[Record, "asyncio.Future[None]"]]) -> list[tuple[Record, "asyncio.Future[None]"]]:
-    """As much from the front as goes into one request."""
+    """As much from the front as fits into one request."""
     size, count = 0, 0
-    for record, _ in waiting[:MOST_RECORDS]:
+    for record, _ in waiting[:MAX_BATCH_RECORDS]:
         size += len(record.value)
-        if count and size > MOST_BYTES:
+        if count and size > MAX_BATCH_BYTES:
             break
         count += 1
     return list(waiting[:count])

@@ -1,16 +1,14 @@
-"""A place for members that is not beside the log and the registry: brokers carry their words there."""
+"""`Host` for members whose log and registry are elsewhere: brokers carry out their requests."""
 
-import asyncio
 import contextlib
 import logging
 import math
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
 
 import pyarrow as pa
+from msgspec import structs
 
-from shardyard.client.brokers import ANSWER_SECONDS, Brokers, path
+from shardyard.client.brokers import RESPONSE_SECONDS, Brokers, Response, path
 from shardyard.groups.coordinator import Changes, GroupCoordinator, JoinRequest, MemberIdentity
 from shardyard.groups.protocol import Grant
 from shardyard.model import (
@@ -24,143 +22,157 @@ from shardyard.model import (
     Span,
     Stamp,
     Topic,
-    TopicKind,
 )
 from shardyard.model.batch import Batch, from_records, now_ms
-from shardyard.wire import records as wire
+from shardyard.runtime.clock import Clock
+from shardyard.runtime.retry import Backoff, retry
+from shardyard.wire import requests, responses
+from shardyard.wire.arrow import encode_arrow
+from shardyard.wire.batches import decode_batch
+from shardyard.wire.codec import parse_partition
+from shardyard.wire.media import ARROW
+from shardyard.wire.settings import GroupSettings
 
 _log = logging.getLogger(__name__)
 
-LOOK_SECONDS = 5.0
-"""Of waiting for a change in one call."""
-LEAVE_PATIENCE_SECONDS = 2.0
-LEAST_BEAT_SECONDS = 0.5
-"""That a broker has for answering a heartbeat, however short the session is."""
-NAME_AGAIN_SECONDS = 0.5
-"""Before asking again for a name that is taken."""
+CHANGES_SECONDS = 5.0
+"""The longest wait for a change in one request."""
+LEAVE_SECONDS = 2.0
+"""For how long leaving a group is retried."""
+MIN_HEARTBEAT_SECONDS = 0.5
+"""A broker has at least this long to respond to a heartbeat, however short the session is."""
+NAME_BACKOFF = Backoff(first=0.5, longest=0.5)
+"""Between two attempts to join with a name that is taken."""
 
 
 class RemoteCoordinator(GroupCoordinator):
     """`GroupCoordinator`, through brokers."""
 
-    def __init__(self, brokers: Brokers) -> None:
+    def __init__(self, brokers: Brokers, clock: Clock | None = None) -> None:
         self._brokers = brokers
-        self.settings: dict[str, Any] = {}
-        """Of the group, as last heard."""
-        self.heard: Callable[[dict[str, Any]], None] | None = None
-        """Told the settings whenever they come."""
-        self._beat_at = -math.inf
-        """When a heartbeat was last answered."""
-        self._beat = 0.0
-        """Seconds that a broker has to answer a heartbeat: if it hangs, another is asked before the session is over."""
+        self._clock = clock or brokers.clock
+        self.settings = GroupSettings()
+        """Of the group, as of the last heartbeat."""
+        self.on_settings: Callable[[GroupSettings], None] | None = None
+        """Called with the settings that each heartbeat returns."""
+        self._heartbeat_at = -math.inf
+        """When a broker last responded to a heartbeat."""
+        self._heartbeat_timeout = 0.0
+        """Seconds after which a heartbeat fails over to another broker, early enough for the session to survive."""
 
     async def join(self, application: JoinRequest, since: int | None) -> MemberIdentity:
-        asks = {
-            "name": application.name,
-            "topics": list(application.topics),
-            "weight": application.weight,
-            "static": application.static,
-            "partitions": None if application.partitions is None else [str(p) for p in application.partitions],
-            "session_timeout": application.session_timeout,
-            "since": since,
-        }
-        if since is not None and time.monotonic() - self._beat_at < application.session_timeout / 2:
-            # It was in touch, and is out all the same: its work hangs. Let others have that before it gets it again.
-            await asyncio.sleep(application.session_timeout)
-        self._beat = min(max(application.session_timeout / 5, LEAST_BEAT_SECONDS), self._brokers.turn_seconds)
-        told = await self._joined(application, asks)
-        self._hear(told["settings"])
-        return MemberIdentity(told["group"], told["member"], told["epoch"])
+        timeout = application.session_timeout
+        if since is not None and self._clock.monotonic() - self._heartbeat_at < timeout / 2:
+            # It sent heartbeats and was evicted all the same, because its handler hangs. Wait for a session, so that
+            # other members get its partitions first.
+            await self._clock.sleep(timeout)
+        self._heartbeat_timeout = min(max(timeout / 5, MIN_HEARTBEAT_SECONDS), self._brokers.failover_seconds)
+        body = requests.Join(
+            topics=list(application.topics),
+            name=application.name,
+            weight=application.weight,
+            static=application.static,
+            partitions=None if application.partitions is None else [str(p) for p in application.partitions],
+            session_timeout=timeout,
+            since=since,
+        )
 
-    async def _joined(self, application: JoinRequest, asks: object) -> Any:
-        """A name that is taken may be ours: of an earlier life, or of a join whose answer was lost. Wait for the end of
-        its session."""
-        until = time.monotonic() + application.session_timeout + NAME_AGAIN_SECONDS
-        while True:
-            try:
-                return (await self._brokers.post(path("groups", application.group, "members"), asks)).json()
-            except MemberExists as error:
-                if time.monotonic() > until:
-                    raise
-                _log.warning("joining put off: %s", error)
-                await asyncio.sleep(NAME_AGAIN_SECONDS)
+        async def post() -> Response:
+            return await self._brokers.post(path("groups", application.group, "members"), body)
+
+        # A name that is taken may be ours: of an earlier process, or of a join whose response was lost. Retry until
+        # that session has expired.
+        response = await retry(
+            post,
+            clock=self._clock,
+            deadline=self._clock.monotonic() + timeout + NAME_BACKOFF.longest,
+            backoff=NAME_BACKOFF,
+            retry_on=MemberExists,
+            on_retry=lambda error: _log.warning("joining will be retried: %s", error),
+        )
+        joined = response.decode(responses.Joined)
+        self._update_settings(joined.settings)
+        return MemberIdentity(joined.group, joined.member, joined.epoch)
 
     async def heartbeat(self, seat: MemberIdentity, progress: Iterable[Partition]) -> dict[Partition, Grant]:
-        asks = {"epoch": seat.epoch, "progress": [str(partition) for partition in progress]}
-        answer = await self._brokers.post(f"{_path(seat)}/heartbeat", asks, timeout=self._beat, patience=2 * self._beat)
-        told = answer.json()
-        self._beat_at = time.monotonic()
-        self._hear(told["settings"])
-        return _holdings(told)
+        body = requests.Heartbeat(seat.epoch, [str(partition) for partition in progress])
+        timeout = self._heartbeat_timeout
+        response = await self._brokers.post(
+            f"{_member_path(seat)}/heartbeat", body, timeout=timeout, patience=2 * timeout
+        )
+        self._heartbeat_at = self._clock.monotonic()
+        heartbeat = response.decode(responses.HeartbeatResponse)
+        self._update_settings(heartbeat.settings)
+        return _grants(heartbeat)
 
-    def _hear(self, settings: dict[str, Any]) -> None:
+    def _update_settings(self, settings: GroupSettings) -> None:
         self.settings = settings
-        if self.heard is not None:
-            self.heard(settings)
+        if self.on_settings is not None:
+            self.on_settings(settings)
 
     async def look(self, seat: MemberIdentity) -> dict[Partition, Grant]:
-        told = await self._brokers.get(_path(seat), timeout=self._beat, patience=2 * self._beat, epoch=seat.epoch)
-        return _holdings(told.json())
+        timeout = self._heartbeat_timeout
+        response = await self._brokers.get(_member_path(seat), timeout=timeout, patience=2 * timeout, epoch=seat.epoch)
+        return _grants(response.decode(responses.Grants))
 
     async def commit(self, seat: MemberIdentity, positions: Mapping[Partition, tuple[int, Position]]) -> None:
-        told = {str(p): (owned, position.epoch, position.offset) for p, (owned, position) in positions.items()}
-        await self._brokers.post(f"{_path(seat)}/commit", {"epoch": seat.epoch, "positions": told})
+        named = {str(p): (owned, position.epoch, position.offset) for p, (owned, position) in positions.items()}
+        await self._brokers.post(f"{_member_path(seat)}/commit", requests.Commit(seat.epoch, named))
 
     async def release(self, seat: MemberIdentity, partitions: Mapping[Partition, int]) -> None:
-        told = {str(partition): epoch for partition, epoch in partitions.items()}
-        await self._brokers.post(f"{_path(seat)}/release", {"epoch": seat.epoch, "partitions": told})
+        named = {str(partition): epoch for partition, epoch in partitions.items()}
+        await self._brokers.post(f"{_member_path(seat)}/release", requests.Release(seat.epoch, named))
 
     async def leave(self, seat: MemberIdentity) -> None:
-        await self._brokers.call("DELETE", _path(seat), query={"epoch": seat.epoch}, patience=LEAVE_PATIENCE_SECONDS)
+        await self._brokers.call("DELETE", _member_path(seat), query={"epoch": seat.epoch}, patience=LEAVE_SECONDS)
 
     async def fail(self, seat: MemberIdentity, failures: Sequence[tuple[Partition, int, int, str]]) -> None:
-        """Hand over records whose handling failed: (partition, epoch of the ownership, offset, reason)."""
-        told = [
-            {"partition": str(partition), "epoch": epoch, "offset": offset, "reason": reason}
-            for partition, epoch, offset, reason in failures
+        """Report records whose handlers failed: (partition, epoch of the ownership, offset, reason)."""
+        failed = [
+            requests.Failed(str(partition), epoch, offset, reason) for partition, epoch, offset, reason in failures
         ]
-        await self._brokers.post(path("groups", seat.group, "failures"), {"failures": told})
+        await self._brokers.post(path("groups", seat.group, "failures"), requests.Failures(failed))
 
     @contextlib.contextmanager
     def changes(self, seat: MemberIdentity) -> Iterator[Changes]:
-        yield _RemoteChanges(self._brokers, seat.group, self._beat)
+        yield _RemoteChanges(self._brokers, self._clock, seat.group, self._heartbeat_timeout)
 
 
 class _RemoteChanges:
-    """Asks whether the group has changed, and is answered when it has."""
+    """Long polls for changes in a group."""
 
-    def __init__(self, brokers: Brokers, group: str, beat: float) -> None:
+    def __init__(self, brokers: Brokers, clock: Clock, group: str, timeout: float) -> None:
         self._brokers = brokers
-        self._beat = beat
+        self._clock = clock
+        self._timeout = timeout
         self._path = path("groups", group, "changes")
         self._seen = ""
 
     async def wait(self, seconds: float) -> None:
-        until = time.monotonic() + seconds
-        while (left := until - time.monotonic()) > 0:
-            step = min(left, LOOK_SECONDS)
+        deadline = self._clock.monotonic() + seconds
+        while (left := deadline - self._clock.monotonic()) > 0:
+            step = min(left, CHANGES_SECONDS)
+            query = structs.asdict(requests.Changes(self._seen, step))
             try:
-                told = await self._brokers.get(
-                    self._path, wait=step, timeout=self._beat, patience=step, seen=self._seen, wait_seconds=step
-                )
+                response = await self._brokers.get(self._path, wait=step, timeout=self._timeout, patience=step, **query)
             except RetryLater:
-                continue  # a heartbeat is due all the same, and tells what is wrong
-            version, before = told.json()["version"], self._seen
+                continue  # the next heartbeat will report it
+            version, before = response.decode(responses.GroupVersion).version, self._seen
             self._seen = version
             if version != before:
                 return
 
 
-def _path(seat: MemberIdentity) -> str:
+def _member_path(seat: MemberIdentity) -> str:
     return path("groups", seat.group, "members", seat.member)
 
 
-def _holdings(told: Mapping[str, Any]) -> dict[Partition, Grant]:
+def _grants(response: responses.Grants) -> dict[Partition, Grant]:
     return {
-        wire.partition_named(text): Grant(
-            held["epoch"], held["committed"] and Position(*held["committed"]), held["revoked"]
+        parse_partition(name): Grant(
+            granted.epoch, None if granted.committed is None else Position(*granted.committed), granted.revoked
         )
-        for text, held in told["partitions"].items()
+        for name, granted in response.partitions.items()
     }
 
 
@@ -171,24 +183,14 @@ class RemoteLog:
         self._brokers = brokers
 
     async def topic(self, name: str) -> Topic:
-        told = (await self._brokers.get(path("topics", name))).json()
-        return Topic(
-            told["name"],
-            told["partitions"],
-            TopicKind(told["kind"]),
-            epoch=told["epoch"],
-            partitioner=told["partitioner"],
-            hash=told["hash"],
-            sealed=told["sealed"],
-            successor=told["successor"],
-        )
+        return (await self._brokers.get(path("topics", name))).decode(responses.TopicInfo).topic()
 
     async def span(self, partition: Partition) -> Span:
-        told = (await self._brokers.get(path("topics", partition.topic, "partitions", partition.index))).json()
-        return Span(told["epoch"], told["first"], told["end"])
+        response = await self._brokers.get(path("topics", partition.topic, "partitions", partition.index))
+        return response.decode(responses.PartitionSpan).span()
 
     async def set_fence(self, fence: Fence) -> None:
-        await self._brokers.post(f"{_fenced(fence)}/fence", {"epoch": fence.epoch})
+        await self._brokers.post(f"{_fenced_path(fence)}/fence", requests.Fence(fence.epoch))
 
     async def read(
         self,
@@ -203,18 +205,11 @@ class RemoteLog:
     ) -> Batch:
         if fence is None:
             raise TypeError("an owner reads under its fence")
-        told = await self._brokers.get(
-            f"{_fenced(fence)}/records",
-            wait=wait,
-            accept=wire.ARROW,
-            offset=offset,
-            owner=fence.epoch,
-            epoch=epoch,
-            max_records=max_records,
-            max_bytes=max_bytes,
-            wait_seconds=wait,
+        query = requests.Read(offset, fence.epoch, epoch, wait, max_records, max_bytes)
+        response = await self._brokers.get(
+            f"{_fenced_path(fence)}/records", wait=wait, accept=ARROW, **structs.asdict(query)
         )
-        return wire.decoded_batch(partition, told.body)
+        return decode_batch(partition, response.body)
 
     async def append(
         self,
@@ -225,26 +220,27 @@ class RemoteLog:
         fence: Fence | None = None,
     ) -> Appended:
         rows = records if isinstance(records, pa.RecordBatch) else from_records(records, now_ms())
-        told = await self._brokers.call(
+        query = requests.Publish(
+            partition.index,
+            producer=None if stamp is None else stamp.producer,
+            sequence=None if stamp is None else stamp.sequence,
+            fence=None if fence is None else fence.name,
+            owner=None if fence is None else fence.epoch,
+        )
+        response = await self._brokers.call(
             "POST",
             path("topics", partition.topic, "records"),
-            wire.arrow_body(rows),
-            {"Content-Type": wire.ARROW},
-            query={
-                "partition": partition.index,
-                "producer": None if stamp is None else stamp.producer,
-                "sequence": None if stamp is None else stamp.sequence,
-                "fence": None if fence is None else fence.name,
-                "owner": None if fence is None else fence.epoch,
-            },
-            timeout=self._brokers.turn_seconds if stamp is not None else ANSWER_SECONDS,
+            encode_arrow(rows),
+            {"Content-Type": ARROW},
+            query=structs.asdict(query),
+            timeout=self._brokers.failover_seconds if stamp is not None else RESPONSE_SECONDS,
         )
-        (part,) = told.json()["stored"]
-        return Appended(partition, Position(part["epoch"], part["offset"]), part["count"], part["duplicate"])
+        (part,) = response.decode(responses.Published).stored
+        return part.appended()
 
 
-def _fenced(fence: Fence) -> str:
-    """The path of the partition that the fence is about; see `Member`."""
+def _fenced_path(fence: Fence) -> str:
+    """The path of the partition that a fence of `Reader` protects."""
     group, topic, index = fence.name.rsplit("/", 2)
     return path("groups", group, "partitions", topic, index)
 
@@ -252,10 +248,10 @@ def _fenced(fence: Fence) -> str:
 class RemoteHost:
     """`Host`, through brokers."""
 
-    def __init__(self, brokers: Brokers, name: str) -> None:
+    def __init__(self, brokers: Brokers, name: str, *, clock: Clock | None = None) -> None:
         self.name = name
         self.log = RemoteLog(brokers)
-        self.coordinator = RemoteCoordinator(brokers)
+        self.coordinator = RemoteCoordinator(brokers, clock)
         self._brokers = brokers
 
     @property

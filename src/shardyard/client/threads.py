@@ -1,4 +1,4 @@
-"""Threads that nobody has to wait for."""
+"""Threads for handlers that are plain functions. They do not keep the process alive."""
 
 import asyncio
 import contextlib
@@ -7,39 +7,39 @@ from collections.abc import Callable
 from queue import SimpleQueue
 
 MOST_THREADS = 1_000
-"""As many as hang, and so many more as work at once."""
+"""Those whose handler hangs count too."""
 
 Work = Callable[[], None]
 
 
 class Threads:
-    """Calls plain functions in threads, which are kept for the next call. A thread whose call hangs keeps no process
-    from ending, as one of `ThreadPoolExecutor` would."""
+    """Calls plain functions in threads, which are reused. Unlike those of `ThreadPoolExecutor`, a thread whose function
+    hangs does not keep the process from ending."""
 
     def __init__(self) -> None:
-        self._room = asyncio.Semaphore(MOST_THREADS)
+        self._capacity = asyncio.Semaphore(MOST_THREADS)
         self._all: list[SimpleQueue[Work | None]] = []
         self._idle: list[SimpleQueue[Work | None]] = []
 
     def close(self) -> None:
-        """What still runs is not waited for."""
+        """End idle threads. Functions that still run are not waited for."""
         for thread in self._all:
             thread.put(None)
 
     async def call(self, function: Callable[[], object]) -> object:
-        """What `function` returns or raises; whoever is cancelled leaves it running."""
-        await self._room.acquire()
+        """What `function` returns or raises. If the caller is cancelled, it keeps running."""
+        await self._capacity.acquire()
         try:
             thread = self._idle.pop() if self._idle else self._start()
-        except RuntimeError:  # the machine has no more of them
-            self._room.release()
+        except RuntimeError:  # the machine can't start another one
+            self._capacity.release()
             raise
         loop = asyncio.get_running_loop()
         done: asyncio.Future[object] = loop.create_future()
 
         def settle(result: object, error: BaseException | None) -> None:
             self._idle.append(thread)
-            self._room.release()
+            self._capacity.release()
             if done.done():
                 return
             if error is not None:
@@ -55,7 +55,7 @@ class Threads:
             except StopIteration as error:  # a future can't carry it
                 raised = RuntimeError("the handler raised StopIteration")
                 raised.__cause__ = error
-            except BaseException as error:  # noqa: BLE001 whoever called gets it
+            except BaseException as error:  # noqa: BLE001 the caller gets it
                 raised = error
             with contextlib.suppress(RuntimeError):  # the loop may be closed by now
                 loop.call_soon_threadsafe(settle, result, raised)
@@ -64,12 +64,12 @@ class Threads:
         return await done
 
     def _start(self) -> "SimpleQueue[Work | None]":
-        asked: SimpleQueue[Work | None] = SimpleQueue()
+        inbox: SimpleQueue[Work | None] = SimpleQueue()
 
         def serve() -> None:
-            while (work := asked.get()) is not None:
+            while (work := inbox.get()) is not None:
                 work()
 
         threading.Thread(target=serve, name=f"shardyard-handler-{len(self._all)}", daemon=True).start()
-        self._all.append(asked)
-        return asked
+        self._all.append(inbox)
+        return inbox

@@ -11,6 +11,7 @@ from shardyard.model import Fenced, ShardyardError, Topic
 from shardyard.registry import Registry, lease
 from shardyard.registry.change_signal import ChangeSignal
 from shardyard.runtime.clock import Clock, SystemClock
+from shardyard.runtime.metrics import REBALANCES
 
 _log = logging.getLogger(__name__)
 
@@ -32,6 +33,7 @@ def rebalance_all(registry: Registry, token: int, topics: Mapping[str, Topic]) -
             lease.check(tx, REBALANCER, token)
             if tx.group(group) is not None and (decision := protocol.rebalance(tx, group, topics)) is not None:
                 decisions.append(decision)
+                REBALANCES.add()
     return decisions
 
 

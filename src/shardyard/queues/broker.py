@@ -1,8 +1,7 @@
-"""What a broker works with: a log, a registry, and the tasks that all brokers share among them."""
+"""What the routes of a broker work with: a log, a registry, and the background tasks that all brokers share."""
 
 import asyncio
 import logging
-import time
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from types import TracebackType
@@ -24,27 +23,26 @@ from shardyard.wire.settings import GroupSettings
 _log = logging.getLogger(__name__)
 
 SETTINGS_SECONDS = 0.5
-"""How long to go by settings that were read before."""
-AGAIN_SECONDS = 1.0
-MOST_KNOWN = 10_000
-"""Settings, and ends of partitions, that are kept in mind."""
+"""How long settings are cached."""
+RESTART_SECONDS = 1.0
+"""Before a background task that failed is started again."""
+MAX_CACHED = 10_000
+"""Entries of each cache: settings, owners, and the ends of partitions."""
 
 
 class Broker:
-    """Everything that requests are answered with, from entering the block to leaving it. Nothing in it lasts: another
-    broker can answer the next request. It closes neither log nor registry."""
+    """Serves requests from entering the block to leaving it. It keeps no state that matters: any other broker on the
+    same log and registry can serve the next request. It closes neither of them."""
 
     def __init__(self, log: Log, registry: Registry, *, token: str | None = None, clock: Clock | None = None) -> None:
-        """`token`: what every caller must show who is not a publisher with the token of its topic."""
+        """`token`: required from every caller, except publishers to a topic that has a token of its own."""
         self.log = log
         self.registry = registry
         self.clock = clock or SystemClock()
         self.node = Node(log, registry)
-        self.delays = Delays(log)
-        self.failures = Failures(log, self.delays)
-        self.publisher = Publisher(log, self.delays)
-        self.closing = asyncio.Event()
-        """Requests that wait are to be answered with what there is."""
+        self.delays = Delays(log, clock=self.clock)
+        self.failures = Failures(log, self.delays, clock=self.clock)
+        self.publisher = Publisher(log, self.delays, clock=self.clock)
         self._token_hash = None if token is None else hashed(token)
         self._quotas: dict[str, Quota] = {}
         self._settings: dict[str, tuple[float, TopicSettings | GroupSettings]] = {}
@@ -56,87 +54,90 @@ class Broker:
         await self._stack.enter_async_context(self.node)
         holder = self.node.name
         for name, work in (
-            ("delays", Scheduler(self.node).run),
-            ("alarms", Alarms(self.log, self.registry, holder=holder).run),
-            ("retiring", Janitor(self.log, self.registry, holder=holder).run),
+            ("delays", Scheduler(self.node, clock=self.clock).run),
+            ("alarms", Alarms(self.log, self.registry, holder=holder, clock=self.clock).run),
+            ("janitor", Janitor(self.log, self.registry, holder=holder, clock=self.clock).run),
         ):
-            self._stack.push_async_callback(_ended, asyncio.create_task(_kept_up(name, work), name=name))
+            task = asyncio.create_task(self._keep_running(name, work), name=name)
+            self._stack.push_async_callback(_cancel, task)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.closing.set()
         await self._stack.aclose()
 
     def admits(self, token: str | None) -> bool:
-        """Whether who shows this token may do what is not publishing."""
+        """Whether a caller with this token may do everything but publish to a topic with a token of its own."""
         return TopicSettings(token_hash=self._token_hash).admits(token)
 
     def note_read(self, partition: Partition, end: Position) -> None:
-        """An owner was given what lies before this."""
-        if len(self._read) >= MOST_KNOWN:
+        """Remember that there are records up to this position, because an owner has read them."""
+        if len(self._read) >= MAX_CACHED:
             self._read.clear()
         self._read[partition] = max(end, self._read.get(partition, end))
 
     def has_read(self, partition: Partition, position: Position) -> bool:
-        """Whether it is known that there are records up to this position."""
+        """Whether an owner has read up to this position; if so, it need not be looked up in the log."""
         known = self._read.get(partition)
         return known is not None and known.epoch == position.epoch and position.offset <= known.offset
 
     async def check_owner(self, group: str, partition: Partition, epoch: int) -> None:
-        """`Fenced` if nobody owns the partition under this epoch. One who did is known to the log, and fenced there."""
+        """`Fenced` if no member ever owned the partition under this epoch. Earlier owners are fenced by the log."""
         if self._owners.get((group, partition)) == epoch:
             return
         row = await self.node.transactions.read(lambda tx: tx.ownership(group, partition))
         if row is None or row.owner is None or row.epoch != epoch:
-            raise Fenced(f"nobody owns {partition} in group {group!r} under epoch {epoch}")
-        if len(self._owners) >= MOST_KNOWN:
+            raise Fenced(f"no member of group {group!r} owns {partition} under epoch {epoch}")
+        if len(self._owners) >= MAX_CACHED:
             self._owners.clear()
         self._owners[group, partition] = epoch
 
     def take_quota(self, topic: str, count: int, settings: TopicSettings) -> None:
+        """`OverQuota` if the topic's publishers have used up their quota of records."""
         if settings.records_per_second is not None:
-            self._quotas.setdefault(topic, Quota()).take(topic, count, settings.records_per_second)
+            quota = self._quotas.setdefault(topic, Quota(self.clock))
+            quota.take(topic, count, settings.records_per_second)
 
     async def topic_settings(self, topic: str) -> TopicSettings:
-        found = self._known(f"topic/{topic}")
+        """As of at most half a second ago."""
+        found = self._cached(f"topic/{topic}")
         if not isinstance(found, TopicSettings):
             found = await self.node.transactions.read(lambda tx: topic_settings(tx, topic))
-            self._keep(f"topic/{topic}", found)
+            self._cache(f"topic/{topic}", found)
         return found
 
     async def group_settings(self, group: str) -> GroupSettings:
-        found = self._known(f"group/{group}")
+        """As of at most half a second ago."""
+        found = self._cached(f"group/{group}")
         if not isinstance(found, GroupSettings):
             found = await self.node.transactions.read(lambda tx: group_settings(tx, group))
-            self._keep(f"group/{group}", found)
+            self._cache(f"group/{group}", found)
         return found
 
     def forget_settings(self) -> None:
-        """They were just changed."""
+        """Empty the cache, because settings were changed through this broker."""
         self._settings.clear()
 
-    def _keep(self, scope: str, found: TopicSettings | GroupSettings) -> None:
-        if len(self._settings) >= MOST_KNOWN:  # whoever asks for names that do not exist fills it too
+    def _cache(self, scope: str, found: TopicSettings | GroupSettings) -> None:
+        if len(self._settings) >= MAX_CACHED:  # names that do not exist are cached too
             self._settings.clear()
-        self._settings[scope] = (time.monotonic(), found)
+        self._settings[scope] = (self.clock.monotonic(), found)
 
-    def _known(self, scope: str) -> TopicSettings | GroupSettings | None:
-        at, found = self._settings.get(scope, (0.0, None))
-        return found if time.monotonic() - at < SETTINGS_SECONDS else None
+    def _cached(self, scope: str) -> TopicSettings | GroupSettings | None:
+        cached = self._settings.get(scope)
+        return cached[1] if cached is not None and self.clock.monotonic() - cached[0] < SETTINGS_SECONDS else None
+
+    async def _keep_running(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
+        """Run `work` until cancelled. If it fails, that is logged, and it is started again."""
+        while True:
+            try:
+                await work()
+            except Exception:  # noqa: BLE001 whatever it is, records must not wait for a task that is gone
+                _log.exception("background task %r failed and will be started again", name)
+            await self.clock.sleep(RESTART_SECONDS)
 
 
-async def _kept_up(name: str, work: Callable[[], Awaitable[None]]) -> None:
-    """Until cancelled. Nobody awaits this work: if it fails, somebody must hear of it, and it begins anew."""
-    while True:
-        try:
-            await work()
-        except Exception:  # noqa: BLE001 whatever it is, records must not be left waiting for it
-            _log.exception("%s failed, and begin anew", name)
-        await asyncio.sleep(AGAIN_SECONDS)
-
-
-async def _ended(task: "asyncio.Task[None]") -> None:
+async def _cancel(task: "asyncio.Task[None]") -> None:
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)

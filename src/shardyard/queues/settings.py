@@ -14,7 +14,7 @@ from shardyard.groups.broadcast import groups_of, is_member_group, parent_group
 from shardyard.model import InvalidValue
 from shardyard.registry import Transaction
 from shardyard.wire.settings import Count, GroupSettings
-from shardyard.wire.validation import masked, refused
+from shardyard.wire.validation import masked, validation_error
 
 NAME = "queue"
 """Of the row that has all settings of a topic or group."""
@@ -129,7 +129,7 @@ def _changed(before: S, changes: Mapping[str, Any]) -> S:
     try:
         return msgspec.convert({**msgspec.to_builtins(before), **changes}, type(before))
     except msgspec.ValidationError:
-        raise refused(type(before), changes, "setting") from None
+        raise validation_error(type(before), changes, "setting") from None
 
 
 def _masked(changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 from shardyard.model.errors import Closed, ShardyardError
+from shardyard.runtime.metrics import GROUP_COMMIT_UNITS
 
 _log = logging.getLogger(__name__)
 Work = TypeVar("Work")
@@ -76,6 +77,7 @@ class GroupCommit(Generic[Work]):
             wanted = [(work, result) for work, result in group if not result.done()]
             self._last = len(wanted)
             if wanted:
+                GROUP_COMMIT_UNITS.observe(len(wanted))
                 outcomes = self._outcomes([work for work, _ in wanted])
                 _deliver([result for _, result in wanted], outcomes)
 

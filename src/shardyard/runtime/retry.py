@@ -3,12 +3,13 @@
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar, overload
 
-from shardyard.model import RetryLater
+from shardyard.model import RetryLater, ShardyardError
 from shardyard.runtime.clock import Clock
 
 T = TypeVar("T")
+E = TypeVar("E", bound=ShardyardError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,7 @@ class Backoff:
 DEFAULT_BACKOFF = Backoff()
 
 
+@overload
 async def retry(
     call: Callable[[], Awaitable[T]],
     *,
@@ -34,18 +36,41 @@ async def retry(
     deadline: float | None = None,
     backoff: Backoff = DEFAULT_BACKOFF,
     on_retry: Callable[[RetryLater], None] | None = None,
-) -> T:
-    """The result of `call`, which is called again while it raises `RetryLater`.
+) -> T: ...
 
-    `deadline` is a moment of `clock.monotonic()`; when it has passed, the last `RetryLater` is raised. None retries
-    until the caller is cancelled. `on_retry` is called with each error that is retried, to log it or to raise instead.
+
+@overload
+async def retry(
+    call: Callable[[], Awaitable[T]],
+    *,
+    clock: Clock,
+    deadline: float | None = None,
+    backoff: Backoff = DEFAULT_BACKOFF,
+    retry_on: type[E],
+    on_retry: Callable[[E], None] | None = None,
+) -> T: ...
+
+
+async def retry(
+    call: Callable[[], Awaitable[T]],
+    *,
+    clock: Clock,
+    deadline: float | None = None,
+    backoff: Backoff = DEFAULT_BACKOFF,
+    retry_on: type[ShardyardError] = RetryLater,
+    on_retry: Callable[[Any], None] | None = None,
+) -> T:
+    """The result of `call`, which is called again while it raises `retry_on`.
+
+    `deadline` is a moment of `clock.monotonic()`; when it has passed, the last error is raised. None retries until the
+    caller is cancelled. `on_retry` is called with each error that is retried, to log it or to raise instead.
     """
     attempt = 0
     while True:
         attempt += 1
         try:
             return await call()
-        except RetryLater as error:
+        except retry_on as error:
             left = None if deadline is None else deadline - clock.monotonic()
             if left is not None and left <= 0:
                 raise

@@ -1,125 +1,101 @@
-"""Requests and answers: bodies, tokens, errors and their status codes."""
+"""HTTP requests and responses: bodies, queries and errors, with their limits and status codes."""
 
 import re
+from collections.abc import Awaitable, Callable
 from typing import Annotated, Any, TypeVar
 
 import msgspec
-from fastapi import Depends, Path, Request, Response
+from fastapi import Path, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
 from msgspec import Struct
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
-from shardyard.model import (
-    InvalidValue,
-    Malformed,
-    RetryLater,
-    ShardyardError,
-    TooLarge,
-    WrongToken,
-)
-from shardyard.queues.broker import Broker
-from shardyard.wire import errors
-from shardyard.wire import records as wire
-from shardyard.wire.validation import refused
+from shardyard.model import InvalidValue, Malformed, RetryLater, ShardyardError, TooLarge, WrongToken
+from shardyard.runtime.metrics import ERRORS
+from shardyard.wire.codec import decode, encode
+from shardyard.wire.errors import ErrorBody, ErrorResponse, error_body, status_of
+from shardyard.wire.media import ARROW, JSON, MAX_BODY_BYTES, MEDIA_TYPES
+from shardyard.wire.validation import validation_error
 
 T = TypeVar("T")
 
-MOST_BYTES = 32 * 1024 * 1024
-"""Of a body."""
-
-
-def broker_of(request: Request) -> Broker:
-    broker: Broker = request.app.state.broker
-    return broker
-
-
-def token_of(request: Request) -> str | None:
-    scheme, _, token = request.headers.get("authorization", "").partition(" ")
-    return token if scheme.lower() == "bearer" else None
-
-
-def authorised(request: Request) -> Broker:
-    """The broker, for a caller who shows its token, if it asks for one."""
-    broker = broker_of(request)
-    if not broker.admits(token_of(request)):
-        raise WrongToken("this broker")
-    return broker
-
-
-Authorised = Annotated[Broker, Depends(authorised)]
 Index = Annotated[int, Path(ge=0, lt=10**9)]
+"""The index of a partition in a path."""
 
 
-def caller(request: Request) -> str:
-    """Who it is, for the audit: as the caller says, and from where."""
+def caller_of(request: Request) -> str:
+    """Who makes the request, for the audit log: the name that the caller gives, and its address."""
     host = request.client.host if request.client else "?"
     name = request.headers.get("x-shardyard-user")
     return f"{name}@{host}" if name else host
 
 
-async def body_of(request: Request) -> bytes:
-    """The body, up to a size."""
-    told = request.headers.get("content-length", "0")
-    if told.isdecimal() and int(told) > MOST_BYTES:
-        raise TooLarge("body in bytes", int(told), MOST_BYTES)
+async def read_bytes(request: Request) -> bytes:
+    """The body. One that is too large is refused, without reading it if its length is declared."""
+    declared = request.headers.get("content-length", "0")
+    if declared.isdecimal() and int(declared) > MAX_BODY_BYTES:
+        raise TooLarge("body in bytes", int(declared), MAX_BODY_BYTES)
     chunks, size = [], 0
     async for chunk in request.stream():
         size += len(chunk)
-        if size > MOST_BYTES:
-            raise TooLarge("body in bytes", size, MOST_BYTES)
+        if size > MAX_BODY_BYTES:
+            raise TooLarge("body in bytes", size, MAX_BODY_BYTES)
         chunks.append(chunk)
     return b"".join(chunks)
 
 
-async def told(request: Request, kind: type[T]) -> T:
-    """The body as what it should be."""
-    body = await body_of(request)
+async def read_body(request: Request, kind: type[T]) -> T:
+    """The JSON body as a `kind`. `InvalidValue` names the field that is wrong."""
+    body = await read_bytes(request)
     try:
-        return wire.decoded(body, kind)
+        return decode(body, kind)
     except Malformed:
-        raise refused(kind, wire.decoded(body, Any)) from None
+        raise validation_error(kind, decode(body, Any)) from None
 
 
-def queried(request: Request, kind: type[T]) -> T:
-    """The query as what it should be."""
+def read_query(request: Request, kind: type[T]) -> T:
+    """The query as a `kind`. `InvalidValue` names the parameter that is wrong."""
     query = dict(request.query_params)
     try:
         return msgspec.convert(query, kind, strict=False)
     except msgspec.ValidationError:
-        raise refused(kind, query, strict=False) from None
+        raise validation_error(kind, query, strict=False) from None
 
 
-def media_of(request: Request) -> str:
-    """The kind of the body; JSON if the caller says nothing, or what forms and `curl -d` say."""
-    media = request.headers.get("content-type", wire.JSON).partition(";")[0].strip().lower()
+def media_type_of(request: Request) -> str:
+    """The media type of the body. JSON if the caller gives none, or the one that forms and `curl -d` give."""
+    media = request.headers.get("content-type", JSON).partition(";")[0].strip().lower()
     if media == "application/x-www-form-urlencoded":
-        return wire.JSON
-    if media not in wire.MEDIA:
-        raise InvalidValue("content-type", media, "one of " + ", ".join(wire.MEDIA))
+        return JSON
+    if media not in MEDIA_TYPES:
+        raise InvalidValue("content-type", media, "one of " + ", ".join(MEDIA_TYPES))
     return media
 
 
-def wants_arrow(request: Request) -> bool:
-    return wire.ARROW in request.headers.get("accept", "")
+def accepts_arrow(request: Request) -> bool:
+    return ARROW in request.headers.get("accept", "")
 
 
-def answer(content: object, status: int = 200) -> Response:
-    return Response(msgspec.json.encode(content), status, media_type=wire.JSON)
+def respond(content: object, status: int = 200) -> Response:
+    """A response in JSON."""
+    return Response(encode(content), status, media_type=JSON)
 
 
 async def on_error(_: Request, error: Exception) -> Response:
-    """An error that was raised on purpose, as its status, code and sentence."""
+    """The response to an error of Shardyard's own: its status, code and message."""
     if not isinstance(error, ShardyardError):
         raise error
     headers = {"Retry-After": "1"} if isinstance(error, RetryLater) else {}
     if isinstance(error, WrongToken):
         headers["WWW-Authenticate"] = "Bearer"
-    return JSONResponse({"error": msgspec.to_builtins(errors.error_body(error))}, errors.status_of(error), headers)
+    body = error_body(error)
+    ERRORS.series(body.code).add()
+    return _error_response(body, status_of(error), headers)
 
 
-async def on_bad_query(request: Request, error: Exception) -> Response:
-    """What the path or the query names is not what it should be."""
+async def on_invalid_parameter(request: Request, error: Exception) -> Response:
+    """The response to a path or query parameter that FastAPI could not convert."""
     if not isinstance(error, RequestValidationError):
         raise error
     wrong = error.errors()[0]
@@ -127,18 +103,36 @@ async def on_bad_query(request: Request, error: Exception) -> Response:
     return await on_error(request, InvalidValue(str(wrong["loc"][-1]), wrong.get("input"), expected))
 
 
-async def on_no_such_call(request: Request, error: Exception) -> Response:
-    """There is nothing at that path, or nothing of that method."""
+async def on_no_route(request: Request, error: Exception) -> Response:
+    """The response if the path does not exist, or not with this method."""
     if not isinstance(error, HTTPException):
         raise error
     code = re.sub(r"\W+", "_", str(error.detail)).lower()
-    body = errors.ErrorBody(code, f"{request.method} {request.url.path} is no call of this API: see /docs")
-    return JSONResponse({"error": msgspec.to_builtins(body)}, error.status_code, error.headers)
+    body = ErrorBody(code, f"{request.method} {request.url.path} is no call of this API: see /docs")
+    return _error_response(body, error.status_code, dict(error.headers or {}))
 
 
-def takes(*kinds: type[Struct], media: tuple[str, ...] = (wire.JSON,)) -> dict[str, Any]:
-    """What the API's description says of a body."""
-    name = kinds[0].__name__
-    schema: dict[str, Any] = {"$ref": f"#/components/schemas/{name}"}
-    content: dict[str, Any] = {kind: {"schema": schema} if kind == wire.JSON else {} for kind in media}
+async def on_disconnect(_: Request, __: Exception) -> Response:
+    """The caller has gone, so nobody gets this; 499 is the status that proxies log for it."""
+    return Response(status_code=499)
+
+
+Handler = Callable[[Request, Exception], Awaitable[Response]]
+ERROR_HANDLERS: dict[type[Exception], Handler] = {
+    ShardyardError: on_error,
+    RequestValidationError: on_invalid_parameter,
+    HTTPException: on_no_route,
+    ClientDisconnect: on_disconnect,
+}
+"""The response to each kind of error, whichever route raised it. Others are bugs: they are logged, with status 500."""
+
+
+def _error_response(body: ErrorBody, status: int, headers: dict[str, str]) -> Response:
+    return Response(encode(ErrorResponse(body)), status, headers, media_type=JSON)
+
+
+def request_body(kind: type[Struct], *, media: tuple[str, ...] = (JSON,)) -> dict[str, Any]:
+    """The body of a request, as OpenAPI describes it."""
+    schema: dict[str, Any] = {"$ref": f"#/components/schemas/{kind.__name__}"}
+    content: dict[str, Any] = {each: {"schema": schema} if each == JSON else {} for each in media}
     return {"requestBody": {"content": content, "required": True}}

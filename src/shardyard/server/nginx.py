@@ -1,26 +1,25 @@
-"""An Nginx before several brokers."""
+"""The configuration of an Nginx in front of several brokers."""
 
 import re
 from collections.abc import Sequence
 from string import Template
 
 from shardyard.model import InvalidValue
-from shardyard.server.http import MOST_BYTES
-from shardyard.server.queues.members import LONGEST_WAIT_SECONDS
+from shardyard.wire.media import MAX_BODY_BYTES, MAX_WAIT_SECONDS
 
 SLACK_SECONDS = 15
-"""For an answer, beyond what a caller may ask to wait for."""
+"""For a response, beyond the longest wait of a long poll."""
 _HOST = r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])"
 _ADDRESS = re.compile(rf"({_HOST}):([0-9]{{1,5}})")
 _LISTEN = re.compile(rf"(?:({_HOST}|\*):)?([0-9]{{1,5}})")
 
 _CONFIG = Template("""\
-# Nginx before the brokers of Shardyard, made by `shardyard nginx-config`. Check it and start it, as any user:
+# Nginx in front of the brokers of Shardyard, written by `shardyard nginx-config`. Check it and start it, as any user:
 #
 #     nginx -p FOLDER -c nginx.conf -e error.log -t
 #     nginx -p FOLDER -c nginx.conf -e error.log
 #
-# All other files are in FOLDER too. If root starts it, its workers run as another user, who must get into FOLDER.
+# All other files are in FOLDER too. If root starts it, its workers run as another user, who needs access to FOLDER.
 
 worker_processes auto;
 worker_rlimit_nofile 16384;
@@ -28,7 +27,7 @@ pid nginx.pid;
 error_log error.log warn;
 
 events {
-    worker_connections 4096; # two for each call that waits
+    worker_connections 4096; # two for each long poll
 }
 
 http {
@@ -42,19 +41,19 @@ http {
     scgi_temp_path scgi_temp;
 
     upstream brokers {
-        zone brokers 256k; # all workers know the same of the brokers
+        zone brokers 256k; # all workers share what they know about the brokers
         least_conn;
-        # A broker that fails 3 times within 2 s gets no calls for the next 2 s.
+        # A broker that fails 3 times within 2 s gets no requests for the next 2 s.
 $servers
         keepalive 128;
-        keepalive_timeout 4s; # below the 5 s after which a broker hangs up
+        keepalive_timeout 4s; # less than the 5 s after which a broker closes an idle connection
     }
 
     server {
         listen $listen;
 
-        client_max_body_size $body; # as much as a broker takes
-        client_body_buffer_size 1m; # a batch of usual size touches no disk
+        client_max_body_size $body; # the limit of a broker
+        client_body_buffer_size 1m; # a batch of usual size is not written to disk
         error_page 413 @too_large;
 
         location / {
@@ -67,11 +66,11 @@ $servers
 
             proxy_connect_timeout 2s;
             proxy_send_timeout ${read}s;
-            proxy_read_timeout ${read}s; # a caller may ask to wait for up to ${wait} s
-            proxy_buffering off; # what was waited for goes on at once
+            proxy_read_timeout ${read}s; # a long poll waits for up to ${wait} s
+            proxy_buffering off; # responses are passed on at once
 
-            # Every call may be made twice, also a POST. A publish is stored once if it has a producer and a sequence,
-            # as those of the client have; others may be stored twice when a broker dies.
+            # All requests can be repeated, also POST. A publish is stored once if it has a producer and a sequence, as
+            # those of the client have; others may be stored twice when a broker dies.
             proxy_next_upstream error timeout invalid_header non_idempotent;
         }
 
@@ -85,7 +84,7 @@ $servers
 
 
 def nginx_config(brokers: Sequence[str], listen: str) -> str:
-    """A whole nginx.conf. `brokers`: such as 10.0.0.5:7400; `listen`: a port, or a host and a port."""
+    """A complete nginx.conf. `brokers`: such as 10.0.0.5:7400; `listen`: a port, or a host and a port."""
     if isinstance(brokers, str) or not brokers:
         raise InvalidValue("brokers", brokers, "at least one address such as 127.0.0.1:7400")
     if len(set(brokers)) < len(brokers):
@@ -96,9 +95,9 @@ def nginx_config(brokers: Sequence[str], listen: str) -> str:
     return _CONFIG.substitute(
         servers="\n".join(f"        server {address} max_fails=3 fail_timeout=2s;" for address in brokers),
         listen=listen if ":" in listen else f"127.0.0.1:{listen}",
-        body=MOST_BYTES,
-        wait=f"{LONGEST_WAIT_SECONDS:g}",
-        read=round(LONGEST_WAIT_SECONDS) + SLACK_SECONDS,
+        body=MAX_BODY_BYTES,
+        wait=f"{MAX_WAIT_SECONDS:g}",
+        read=round(MAX_WAIT_SECONDS) + SLACK_SECONDS,
     )
 
 

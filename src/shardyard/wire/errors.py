@@ -24,7 +24,7 @@ from shardyard.model import (
     UnknownGroup,
     UnknownTopic,
 )
-from shardyard.wire.records import partition_named
+from shardyard.wire.codec import parse_partition
 
 STATUS: dict[type[ShardyardError], int] = {
     InvalidCall: 400,
@@ -93,7 +93,7 @@ def error_of(body: ErrorBody) -> ShardyardError:
     error = kind.__new__(kind)
     error.args = (body.message,)
     for name, value in body.fields.items():
-        setattr(error, name, partition_named(value) if name == "partition" and isinstance(value, str) else value)
+        setattr(error, name, parse_partition(value) if name == "partition" and isinstance(value, str) else value)
     return error
 
 

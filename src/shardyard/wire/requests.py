@@ -1,4 +1,4 @@
-"""What callers ask for, as JSON."""
+"""The bodies and queries of requests."""
 
 from typing import Annotated, Literal
 
@@ -8,12 +8,12 @@ Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 Amount = Annotated[int, Meta(ge=1, le=2**62)]
 """Of bytes or milliseconds."""
 Whole = Annotated[int, Meta(ge=0, le=2**62)]
-Position = tuple[Whole, Whole, Whole]
-"""The epoch of the ownership, the epoch of the partition, the offset to go on from."""
+CommitPosition = tuple[Whole, Whole, Whole]
+"""The epoch of the ownership, the epoch of the partition, and the offset to continue from."""
 
 
 class NewTopic(Struct, forbid_unknown_fields=True):
-    """A topic to make."""
+    """A topic to create."""
 
     name: str
     partitions: int
@@ -25,61 +25,79 @@ class NewTopic(Struct, forbid_unknown_fields=True):
 
 
 class TopicChanges(Struct, forbid_unknown_fields=True):
-    """What is to be set about a topic; what is not named stays, and null takes it away."""
+    """Changes of a topic's settings. Settings that are not named stay as they are; null removes one."""
 
     token: str | UnsetType | None = UNSET
-    """That publishers must show."""
+    """The token that publishers must send."""
     records_per_second: Count | UnsetType | None = UNSET
-    """What publishers together may send through each broker."""
+    """The quota of all publishers together, per broker."""
     retention_ms: Amount | UnsetType | None = UNSET
     retention_bytes: Amount | UnsetType | None = UNSET
     """Per partition."""
 
 
 class Resize(Struct, forbid_unknown_fields=True):
-    """How many partitions a topic is to have."""
+    """The number of partitions that a topic is to have."""
 
     partitions: int
 
 
+class Publish(Struct):
+    """The query of a publish, whose body has the records."""
+
+    partition: Whole | None = None
+    """Store all of them on this partition, instead of by key."""
+    producer: str | None = None
+    """With `sequence`: makes a retry of the same batch harmless."""
+    sequence: Whole | None = None
+    turn: Whole | None = None
+    """With `producer`: the partition, counted round-robin, where the distribution of records without a key starts."""
+    together: Whole = 0
+    """1 stores all records without a key on that partition."""
+    fence: str | None = None
+    """With `owner`: refuse the records if this ownership has ended."""
+    owner: Whole | None = None
+    """The epoch of the ownership."""
+
+
 class Join(Struct, forbid_unknown_fields=True):
-    """A member to be."""
+    """A request to join a group."""
 
     topics: Annotated[list[str], Meta(min_length=1)]
     name: str | None = None
-    """One is given if there is none."""
+    """By default a new one is generated."""
     weight: Count = 1
     static: bool = False
     partitions: list[str] | None = None
-    """Own these and no others."""
+    """Own exactly these partitions, instead of a share of all."""
     session_timeout: float = 10.0
     since: int | None = None
-    """The epoch of this process's earlier life under the same name."""
+    """The epoch of this process's previous membership under the same name."""
 
 
 class Heartbeat(Struct, forbid_unknown_fields=True):
-    """A sign of life. `progress`: partitions that got ahead, or have nothing to do."""
+    """A heartbeat. `progress`: the partitions that made progress since the last one, or have nothing to do."""
 
     epoch: int
     progress: list[str] = []
 
 
 class Commit(Struct, forbid_unknown_fields=True):
-    """How far a member got."""
+    """The positions that a member has reached, by partition."""
 
     epoch: int
-    positions: dict[str, Position]
+    positions: dict[str, CommitPosition]
 
 
 class Release(Struct, forbid_unknown_fields=True):
-    """Partitions to let go of, with the epochs of their ownerships."""
+    """The partitions that a member releases, with the epochs of their ownerships."""
 
     epoch: int
     partitions: dict[str, int]
 
 
 class Failed(Struct, forbid_unknown_fields=True):
-    """A record whose handling failed."""
+    """A record whose handler failed."""
 
     partition: str
     epoch: Whole
@@ -89,48 +107,50 @@ class Failed(Struct, forbid_unknown_fields=True):
 
 
 class Failures(Struct, forbid_unknown_fields=True):
-    """Several of them."""
+    """Records whose handlers failed."""
 
     failures: list[Failed]
 
 
 class Fence(Struct, forbid_unknown_fields=True):
-    """From now on no owner with a lower epoch reads."""
+    """The epoch of an owner: owners with a lower one can no longer read."""
 
     epoch: Whole
 
 
 class Changes(Struct):
-    """What was seen of a group, in a query."""
+    """The query of a long poll for changes in a group. `seen`: the version that the caller knows."""
 
     seen: str = ""
     wait_seconds: Annotated[float, Meta(ge=0)] = 0.0
 
 
 class Read(Struct):
-    """Where to read on, in a query."""
+    """The query of a read by a partition's owner."""
 
     offset: int
     owner: int
+    """The epoch of the ownership."""
     epoch: int | None = None
+    """Of the partition."""
     wait_seconds: Annotated[float, Meta(ge=0)] = 0.0
     max_records: Count = 500
     max_bytes: Count = 4 * 1024 * 1024
 
 
 class Reset(Struct, forbid_unknown_fields=True):
-    """Where a group is to go on."""
+    """Where a group is to continue reading."""
 
     topic: str
     to: Literal["earliest", "latest", "offset", "time"]
     value: int | None = None
     """The offset, or milliseconds since 1970."""
     partitions: list[int] | None = None
-    """All, if none is named."""
+    """By default all of them."""
 
 
 class Redrive(Struct, forbid_unknown_fields=True):
-    """Which dead letters to try again: those with these ids, or all."""
+    """Which dead letters to redrive: those with these ids, or all."""
 
     topic: str
     ids: list[str] | None = None

@@ -1,4 +1,4 @@
-"""The settings of a group, as the API shows and takes them."""
+"""The settings of a group, in requests and responses."""
 
 import fnmatch
 from typing import Annotated, Literal
@@ -16,35 +16,35 @@ Address = Annotated[
 
 
 class GroupSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    """About a group."""
+    """The settings of a group."""
 
     backoff: tuple[Seconds, ...] = (1.0, 5.0, 30.0, 120.0, 600.0)
-    """Seconds before each further attempt at a record whose handling failed; after the last one it is dead."""
+    """Seconds before each retry of a record whose handler failed; after the last one it becomes a dead letter."""
     tags: tuple[str, ...] = ()
-    """Only records with one of these tags are delivered; empty: all."""
+    """Only records with one of these tags are delivered; empty delivers all."""
     paused: bool = False
     paused_partitions: tuple[PartitionName, ...] = ()
-    """Such as `orders/3`."""
+    """Names such as `orders/3`."""
     allow: tuple[str, ...] = ()
-    """Patterns (`*`, `?`) of members or hosts that may join; empty: all."""
+    """Patterns (`*`, `?`) of members or hosts that may join; empty allows all."""
     deny: tuple[str, ...] = ()
     broadcast: bool = False
-    """Each member gets every record."""
+    """Each member gets all records."""
     concurrency: Count = 16
-    """Records that a consumer handles at once, those of one key one after the other."""
+    """How many records a consumer handles at once. Records of the same key are handled one after the other."""
     max_records: Count = 500
-    """Of one batch."""
+    """The most records of one batch."""
     handler_seconds: Seconds | None = None
-    """How long handling one record may take before it counts as failed; None: as long as it likes."""
+    """How long handling one record may take before it counts as failed; None sets no limit."""
     lag_alarm: Count | None = None
-    """Records of lag on a topic from which on an alarm is raised."""
+    """The lag on a topic, in records, from which on an alarm is raised."""
     webhook: Address | None = None
-    """Where alarms are posted to, as JSON; they are logged in any case."""
+    """The URL that alarms are posted to, as JSON. They are always logged too."""
     assignor: Literal["sticky", "even", "contiguous", "least_loaded"] = "sticky"
     max_active: Count | None = None
-    """Members that get partitions; the others stand by."""
+    """The most members that own partitions; the others stand by."""
     release_after: Seconds | None = 60.0
-    """Seconds without progress after which a member whose handler hangs is put out; None: never."""
+    """Seconds without progress after which a member is evicted, because its handler hangs; None never evicts it."""
 
     def is_paused(self, partition: Partition) -> bool:
         return self.paused or str(partition) in self.paused_partitions

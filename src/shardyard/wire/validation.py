@@ -1,4 +1,4 @@
-"""What a value should be, in words, for who gave another one."""
+"""Error messages for values that do not fit their type: what was given, and what was expected, in plain words."""
 
 import difflib
 from collections.abc import Callable, Iterable, Mapping
@@ -10,47 +10,47 @@ from msgspec import Struct, inspect, structs
 from shardyard.model import InvalidValue
 
 SECRETS = ("token", "token_hash", "webhook")
-"""Addresses of webhooks are keys, too."""
+"""Fields whose values are never shown. The address of a webhook often contains a key."""
 
 _LONGEST = 200
-"""Characters of a value that are told."""
+"""Characters of a value that are shown."""
 
 
-def refused(kind: Any, told: object, part: str = "field", *, strict: bool = True) -> InvalidValue:
-    """Why this is no `kind`: which part of it is wrong, what was given, and what was expected.
+def validation_error(kind: Any, value: object, part: str = "field", *, strict: bool = True) -> InvalidValue:
+    """Why `value` is not a `kind`: which part of it is wrong, what was given, and what was expected.
 
-    `strict`: a number in a text is no number.
+    `part`: what a field is called in the message. `strict`: a string such as "4" is not a number.
     """
-    if not (isinstance(kind, type) and issubclass(kind, Struct) and isinstance(told, Mapping)):
-        return InvalidValue("body", _short(told), in_words(kind))
+    if not (isinstance(kind, type) and issubclass(kind, Struct) and isinstance(value, Mapping)):
+        return InvalidValue("body", _short(value), in_words(kind))
     fields = {field.name: field for field in structs.fields(kind)}
-    for name in told if kind.__struct_config__.forbid_unknown_fields else ():
+    for name in value if kind.__struct_config__.forbid_unknown_fields else ():
         if name not in fields:
             return unknown(part, name, fields)
     for name, field in fields.items():
-        if name in told or field.required:
+        if name in value or field.required:
             try:
-                msgspec.convert(told[name], field.type, strict=strict)
+                msgspec.convert(value[name], field.type, strict=strict)
             except (KeyError, msgspec.ValidationError):
-                return InvalidValue(name, masked(name, _short(told.get(name))), in_words(field.type))
-    return InvalidValue("body", _short(", ".join(told)), f"{in_words(kind)}, each once")
+                return InvalidValue(name, masked(name, _short(value.get(name))), in_words(field.type))
+    return InvalidValue("body", _short(", ".join(value)), f"{in_words(kind)}, each once")
 
 
 def unknown(part: str, name: str, known: Iterable[str]) -> InvalidValue:
-    """There is nothing of this name; one that is much like it is proposed."""
-    there = list(known)
-    near = difflib.get_close_matches(name[:_LONGEST].lower(), there, 1)
+    """The error for a name that does not exist, with the closest one that does as a hint."""
+    names = list(known)
+    near = difflib.get_close_matches(name[:_LONGEST].lower(), names, 1)
     hint = f" (did you mean {near[0]}?)" if near else ""
-    return InvalidValue(part, _short(name), f"one of {', '.join(there)}{hint}")
+    return InvalidValue(part, _short(name), f"one of {', '.join(names)}{hint}")
 
 
 def masked(name: str, value: object) -> object:
-    """What may be told of a value."""
+    """The value as it may be shown."""
     return "***" if name in SECRETS else value
 
 
 def in_words(kind: Any, none: str = "null") -> str:
-    """What a type takes; `none` is how nothing is written."""
+    """What a type accepts. `none`: how the absence of a value is written."""
     return _words(inspect.type_info(kind), none)
 
 
@@ -79,8 +79,8 @@ _WORDS: dict[type[inspect.Type], Callable[[Any, str], str]] = {
     inspect.AnyType: lambda _, __: "any value",
     inspect.NoneType: lambda _, none: none,
     inspect.BoolType: lambda _, __: "true or false",
-    inspect.StrType: lambda _, __: "a text",
-    inspect.IntType: lambda kind, _: f"a whole number{_range(kind)}",
+    inspect.StrType: lambda _, __: "a string",
+    inspect.IntType: lambda kind, _: f"an integer{_range(kind)}",
     inspect.FloatType: lambda kind, _: f"a number{_range(kind)}",
     inspect.LiteralType: lambda kind, _: f"one of {', '.join(kind.values)}",
     inspect.Metadata: lambda kind, _: str(kind.extra_json_schema["description"]),
@@ -91,7 +91,7 @@ _WORDS: dict[type[inspect.Type], Callable[[Any, str], str]] = {
     inspect.DictType: lambda kind, none: f"an object of names, each with {_words(kind.value_type, none)}",
     inspect.StructType: lambda kind, _: f"an object with {', '.join(field.name for field in kind.fields)}",
 }
-"""For each kind of type that bodies and settings have."""
+"""One for each kind of type that bodies and settings use."""
 
 
 def _short(value: object) -> object:

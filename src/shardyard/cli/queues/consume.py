@@ -200,9 +200,9 @@ def _line(record: Record, partition: Partition, offset: int) -> bytes:
 
 
 def _json_line(record: Record, partition: Partition, offset: int) -> bytes:
-    from shardyard.wire import records as wire  # noqa: PLC0415 slow to import
+    from shardyard.wire.records import json_record  # noqa: PLC0415 slow to import
 
-    return msgspec.json.encode(wire.json_record(record, partition, offset)) + b"\n"
+    return msgspec.json.encode(json_record(record, partition, offset)) + b"\n"
 
 
 class CommandFailed(Exception):

@@ -17,6 +17,7 @@ from shardyard.cli.queues.options import TIME, Brokers, Session, Text, Topic, as
 from shardyard.model import (
     TAG,
     TRACE,
+    Appended,
     Conflict,
     Denied,
     Headers,
@@ -162,30 +163,33 @@ class _Publishing:
             self._note(self._delay(later))
         self.count += len(batch)
 
-    def _delay(self, later: list["Posted"]) -> list[dict[str, Any]]:
-        from shardyard.wire import records as wire  # noqa: PLC0415 slow to import
+    def _delay(self, later: list["Posted"]) -> list[Appended]:
+        from shardyard.wire.codec import encode  # noqa: PLC0415 slow to import
+        from shardyard.wire.media import MSGPACK  # noqa: PLC0415
+        from shardyard.wire.records import PackedRecord, PackedRecords  # noqa: PLC0415
+        from shardyard.wire.responses import Published  # noqa: PLC0415
 
         packed = [
-            wire.PackedRecord(r.value, r.key, r.id, list(r.headers), r.timestamp, posted.due)
+            PackedRecord(r.value, r.key, r.id, list(r.headers), r.timestamp, posted.due)
             for posted in later
             for r in (posted.record,)
         ]
-        body = wire.packed(wire.PackedRecords(packed))
-        kind = {"Content-Type": wire.MSGPACK}
+        body = encode(PackedRecords(packed), MSGPACK)
+        kind = {"Content-Type": MSGPACK}
         path, query = f"/v1/topics/{self._topic}/records", {"partition": self._partition}
-        told = self._session.wait(self._session.brokers.call("POST", path, body, kind, query=query)).json()
-        self.delayed += told["delayed"]
-        late = sorted(later, key=_time)[len(later) - told["delayed"] :]  # what is due already is stored
+        response = self._session.wait(self._session.brokers.call("POST", path, body, kind, query=query))
+        published = response.decode(Published)
+        self.delayed += published.delayed
+        late = sorted(later, key=_time)[len(later) - published.delayed :]  # what is due already is stored
         room = MOST_LATER - len(self.later)
         self.later += [{"id": posted.record.id, "deliver_at": posted.due} for posted in late[:room]]
-        stored: list[dict[str, Any]] = told["stored"]
-        return stored
+        return [part.appended() for part in published.stored]
 
-    def _note(self, stored: list[dict[str, Any]]) -> None:
+    def _note(self, stored: list[Appended]) -> None:
         for part in stored:
-            index, first, last = part["partition"], part["offset"], part["offset"] + part["count"] - 1
+            index, first, last = part.partition.index, part.first.offset, part.first.offset + part.count - 1
             row = self._parts.setdefault(index, {"partition": index, "records": 0, "first": first, "last": last})
-            row["records"] += part["count"]
+            row["records"] += part.count
             row["first"], row["last"] = min(row["first"], first), max(row["last"], last)
 
     def rows(self) -> list[dict[str, int]]:
@@ -265,15 +269,16 @@ def _posted(
 
 def _parsed(batches: Iterable[list[bytes]]) -> Iterator[list["Posted"]]:
     from shardyard.model.batch import now_ms  # noqa: PLC0415 slow to import
-    from shardyard.wire import records as wire  # noqa: PLC0415
+    from shardyard.wire.media import JSON  # noqa: PLC0415
+    from shardyard.wire.records import Posted, decode_records  # noqa: PLC0415
 
     number = 0
     for batch in batches:
-        now, records = now_ms(), list[wire.Posted]()
+        now, records = now_ms(), list[Posted]()
         for line in batch:
             number += 1
             try:
-                records += wire.posted_records(line, wire.JSON, now) if line.strip() else []
+                records += decode_records(line, JSON, now) if line.strip() else []
             except (InvalidCall, Conflict, Denied) as error:
                 raise InvalidCall(f"line {number}: {error}") from None
         yield records

@@ -1,4 +1,4 @@
-"""Groups over HTTP, for people: who owns what, settings, resets, dead letters, audit."""
+"""Groups over HTTP: partitions and their owners, settings, resets, dead letters, audit log."""
 
 from typing import Annotated, Any
 
@@ -7,17 +7,17 @@ from fastapi import APIRouter, Query, Request, Response
 from shardyard.groups import PartitionStatus, To, reset, resolve, status
 from shardyard.groups.broadcast import groups_of, is_member_group, parent_group
 from shardyard.model import GroupInUse, InvalidCall, Partition, Position, UnknownGroup
-from shardyard.queues import cascade_delete
-from shardyard.queues.dead_letters import dead, letters_topic
-from shardyard.queues.dead_letters import redrive as drive_again
+from shardyard.queues import cascade_delete, dead_letters
+from shardyard.queues.broker import Broker
 from shardyard.queues.settings import change_group, forget, group_scope, group_settings, is_joined
 from shardyard.queues.topic_readers import known
 from shardyard.registry import MemberRow, Transaction
-from shardyard.server.http import Authorised, answer, caller, takes, told
+from shardyard.server.auth import Authorised
+from shardyard.server.http import caller_of, read_body, request_body, respond
 from shardyard.server.queues.members import check_group_name
-from shardyard.server.queues.topics import delete_topics
-from shardyard.wire import records as wire
-from shardyard.wire import requests
+from shardyard.server.queues.topics import delete_topics, kept_topics
+from shardyard.wire import requests, responses
+from shardyard.wire.records import json_record
 from shardyard.wire.settings import GroupSettings
 
 router = APIRouter(prefix="/v1", tags=["groups"])
@@ -30,14 +30,14 @@ Number = Annotated[int, Query(ge=0, lt=2**63)]
 async def list_groups(broker: Authorised) -> Response:
     """All groups, with the number of their members and their lag."""
     rows = []
-    for name, members in (await broker.node.transactions.read(_groups)).items():
+    for name, members in (await broker.node.transactions.read(_members_by_group)).items():
         statuses = [await _status(broker, part) for part in await _parts(broker, name)]
         lag = sum(row.lag for partitions in statuses for row in partitions)
-        rows.append({"group": name, "members": members, "lag": lag})
-    return answer(rows)
+        rows.append(responses.GroupSummary(name, members, lag))
+    return respond(rows)
 
 
-def _groups(tx: Transaction) -> dict[str, int]:
+def _members_by_group(tx: Transaction) -> dict[str, int]:
     found: dict[str, int] = {}
     for row in tx.groups():
         found[parent_group(row.name)] = found.get(parent_group(row.name), 0) + len(tx.members(row.name))
@@ -48,159 +48,166 @@ def _groups(tx: Transaction) -> dict[str, int]:
 async def show_group(group: str, broker: Authorised) -> Response:
     """A group: its partitions with owner, epoch, committed, end and lag; its members; its settings.
 
-    `joined`: whether anybody ever was a member; settings may be made before.
+    `joined`: whether it ever had a member; settings can be made before.
     """
-    those = await _parts(broker, group)
-    if not those:
+    parts = await _parts(broker, group)
+    if not parts:
         raise UnknownGroup(group)
-    rows = [_row(part, row) for part in those for row in await _status(broker, part)]
+    rows = [_partition(part, row) for part in parts for row in await _status(broker, part)]
     members, joined = await broker.node.transactions.read(
-        lambda tx: ([m for part in those for m in tx.members(part)], is_joined(tx, group))
+        lambda tx: ([m for part in parts for m in tx.members(part)], is_joined(tx, group))
     )
-    active = {row["owner"] for row in rows}
-    settings = await broker.group_settings(group)
-    shown = [_member(member, member.name in active) for member in members]
-    return answer({"group": group, "joined": joined, "partitions": rows, "members": shown, "settings": settings})
+    owners = {row.owner for row in rows}
+    settings = responses.ReportedSettings.of(await broker.group_settings(group))
+    shown = [_member(member, standby=member.name not in owners) for member in members]
+    return respond(responses.GroupDescription(group, joined, rows, shown, settings))
 
 
-async def _parts(broker: Authorised, group: str) -> list[str]:
+async def _parts(broker: Broker, group: str) -> list[str]:
+    """The group itself, or the groups of the members of a broadcast group."""
     return await broker.node.transactions.read(lambda tx: groups_of(tx, group))
 
 
-async def _status(broker: Authorised, group: str) -> list[PartitionStatus]:
+async def _status(broker: Broker, group: str) -> list[PartitionStatus]:
     try:
         return await status(broker.log, broker.registry, group)
-    except UnknownGroup:  # it went meanwhile
+    except UnknownGroup:  # it was deleted in the meantime
         return []
 
 
-def _row(group: str, row: PartitionStatus) -> dict[str, Any]:
-    return {
-        "group": group,
-        "topic": row.partition.topic,
-        "partition": row.partition.index,
-        "owner": row.owner,
-        "next_owner": row.target,
-        "epoch": row.epoch,
-        "committed": row.committed,
-        "end": row.end,
-        "lag": row.lag,
-        "stuck_for": round(row.stuck_for, 3),
-    }
+def _partition(group: str, row: PartitionStatus) -> responses.PartitionInfo:
+    return responses.PartitionInfo(
+        group=group,
+        topic=row.partition.topic,
+        partition=row.partition.index,
+        owner=row.owner,
+        next_owner=row.target,
+        epoch=row.epoch,
+        committed=row.committed,
+        end=row.end,
+        lag=row.lag,
+        stuck_for=round(row.stuck_for, 3),
+    )
 
 
-def _member(member: MemberRow, active: bool) -> dict[str, Any]:
-    return {
-        "group": member.group,
-        "member": member.name,
-        "topics": member.topics,
-        "weight": member.weight,
-        "static": member.static,
-        "session_timeout": member.session_timeout,
-        "standby": not active,
-    }
+def _member(member: MemberRow, *, standby: bool) -> responses.MemberInfo:
+    return responses.MemberInfo(
+        group=member.group,
+        member=member.name,
+        topics=list(member.topics),
+        weight=member.weight,
+        static=member.static,
+        session_timeout=member.session_timeout,
+        standby=standby,
+    )
 
 
-@router.patch("/groups/{group}", openapi_extra=takes(GroupSettings))
+@router.patch("/groups/{group}", openapi_extra=request_body(GroupSettings))
 async def set_group(group: str, request: Request, broker: Authorised) -> Response:
-    """Change settings; those that are not named stay. It takes effect at once, for all members."""
+    """Change settings. Those that are not named stay as they are. They take effect at once, for all members."""
     check_group_name(group)
-    changes = await told(request, dict[str, Any])
-    settings = await broker.node.transactions.run(lambda tx: change_group(tx, group, caller(request), changes))
+    changes = await read_body(request, dict[str, Any])
+    settings = await broker.node.transactions.run(lambda tx: change_group(tx, group, caller_of(request), changes))
     broker.forget_settings()
-    return answer(settings)
+    return respond(responses.ReportedSettings.of(settings))
 
 
 @router.delete("/groups/{group}")
 async def delete_group(group: str, request: Request, broker: Authorised, force: bool = False) -> Response:
-    """Forget a group that has no members: its positions and settings.
+    """Delete a group that has no members, with its positions and settings.
 
-    Its retry and dead-letter topics go with it. Those with records that wait to be tried again, or with dead letters,
-    are kept, unless by force; asked again by force, they go.
+    Its retry and dead-letter topics are deleted too. Those with records that wait for a retry, or with dead letters,
+    are kept, unless by `force`; a second request with `force` deletes them.
     """
     left = await cascade_delete.beside_group(broker.log, await broker.node.transactions.read(known), group, force=force)
-    who = caller(request)
-    await broker.node.transactions.run(lambda tx: _forget(tx, group, who, is_left=bool(left.going or left.kept)))
+    who = caller_of(request)
+    has_topics = bool(left.going or left.kept)
+    await broker.node.transactions.run(lambda tx: _delete(tx, group, who, has_topics=has_topics))
     broker.forget_settings()
-    now = await broker.node.transactions.read(known)  # somebody may have joined at once
+    now = await broker.node.transactions.read(known)  # a member may have joined in the meantime
     going = [topic for topic in left.going if not now.subscribing([topic])]
     await delete_topics(broker, going, who, {"with": f"group {group}"})
-    return answer({"group": group, "also_deleted": going, "kept": left.kept})
+    return respond(responses.GroupDeleted(group, going, kept_topics(left.kept)))
 
 
-def _forget(tx: Transaction, group: str, who: str, *, is_left: bool) -> None:
-    """`is_left`: whether topics of its are left, also of one that was forgotten before."""
-    those = groups_of(tx, group)
-    if not those and is_left:
+def _delete(tx: Transaction, group: str, who: str, *, has_topics: bool) -> None:
+    """`has_topics`: companion topics exist, perhaps of a group that was deleted before."""
+    parts = groups_of(tx, group)
+    if not parts and has_topics:
         return
-    if not those:
+    if not parts:
         raise UnknownGroup(group)
-    for member in (member for part in those for member in tx.members(part)):
+    for member in (member for part in parts for member in tx.members(part)):
         raise GroupInUse(group, member.name)
-    for part in those:
+    for part in parts:
         tx.delete_group(part)
     forget(tx, group_scope(group))
     tx.audit(who, "group deleted", group)
 
 
-@router.post("/groups/{group}/reset", openapi_extra=takes(requests.Reset))
+@router.post("/groups/{group}/reset", openapi_extra=request_body(requests.Reset))
 async def reset_group(group: str, request: Request, broker: Authorised) -> Response:
-    """Let the group go on elsewhere, while its members run."""
-    asked = await told(request, requests.Reset)
-    positions = await resolve(broker.log, asked.topic, asked.partitions, To(asked.to, asked.value))
-    await broker.node.transactions.run(lambda tx: _reset(tx, group, positions, caller(request)))
-    return answer({str(partition): position.offset for partition, position in positions.items()})
+    """Let the group continue elsewhere. Its members keep running."""
+    body = await read_body(request, requests.Reset)
+    positions = await resolve(broker.log, body.topic, body.partitions, To(body.to, body.value))
+    await broker.node.transactions.run(lambda tx: _reset(tx, group, positions, caller_of(request)))
+    offsets: responses.ResetOffsets = {str(partition): position.offset for partition, position in positions.items()}
+    return respond(offsets)
 
 
 def _reset(tx: Transaction, group: str, positions: dict[Partition, Position], who: str) -> None:
-    """Of a broadcast group, those of all members."""
-    those = [group]
+    """Reset the positions of the group, or of all members of a broadcast group."""
+    parts = [group]
     if group_settings(tx, group).broadcast:
-        those = [part for part in groups_of(tx, group) if is_member_group(part)]
-    if not those:
+        parts = [part for part in groups_of(tx, group) if is_member_group(part)]
+    if not parts:
         raise UnknownGroup(group)
-    for part in those:
+    for part in parts:
         reset(tx, part, positions, who)
 
 
 @router.get("/groups/{group}/dead")
-async def list_dead(group: str, topic: str, broker: Authorised, limit: Limit = 100) -> Response:
-    """Dead letters of a topic, the newest first; also of a group or topic that is gone, as far as they were kept."""
-    if await letters_topic(broker.log, group, topic) is None and not await _parts(broker, group):
+async def list_dead_letters(group: str, topic: str, broker: Authorised, limit: Limit = 100) -> Response:
+    """Dead letters of a topic, the newest first; also those that were kept of a group or topic that was deleted."""
+    if await dead_letters.letters_topic(broker.log, group, topic) is None and not await _parts(broker, group):
         raise UnknownGroup(group)
-    found = await dead(broker.log, group, topic, limit=limit)
-    return answer(
+    found = await dead_letters.dead(broker.log, group, topic, limit=limit)
+    return respond(
         [
-            {
-                "record": wire.json_record(letter.record, letter.partition, letter.offset),
-                "reason": letter.reason,
-                "attempts": letter.attempts,
-                "origin": letter.origin,
-                "published": letter.published,
-                "died_at": letter.died_at,
-            }
+            responses.DeadLetterInfo(
+                record=json_record(letter.record, letter.partition, letter.offset),
+                reason=letter.reason,
+                attempts=letter.attempts,
+                origin=letter.origin,
+                published=letter.published,
+                died_at=letter.died_at,
+            )
             for letter in found
         ]
     )
 
 
-@router.post("/groups/{group}/dead/redrive", openapi_extra=takes(requests.Redrive))
+@router.post("/groups/{group}/dead/redrive", openapi_extra=request_body(requests.Redrive))
 async def redrive(group: str, request: Request, broker: Authorised) -> Response:
-    """Try dead letters again: those with the ids, or all."""
-    asked = await told(request, requests.Redrive)
+    """Redrive dead letters: those with the ids of the request, or all."""
+    body = await read_body(request, requests.Redrive)
     if not await _parts(broker, group):
         raise UnknownGroup(group)
     if (await broker.group_settings(group)).broadcast:
-        raise InvalidCall(f"group {group!r} is a broadcast group: publish its dead letters anew for all of its members")
-    count = await drive_again(broker.log, group, asked.topic, ids=asked.ids)
-    who = caller(request)
-    detail = {"topic": asked.topic, "records": count}
+        raise InvalidCall(
+            f"group {group!r} is a broadcast group: publish its dead letters again for all of its members"
+        )
+    count = await dead_letters.redrive(broker.log, group, body.topic, ids=body.ids)
+    who = caller_of(request)
+    detail = {"topic": body.topic, "records": count}
     await broker.node.transactions.run(lambda tx: tx.audit(who, "dead letters re-driven", group, detail))
-    return answer({"redriven": count})
+    return respond(responses.Redriven(count))
 
 
 @router.get("/audit")
 async def audit(broker: Authorised, limit: Limit = 100, before: Number | None = None) -> Response:
     """Administrative changes, the newest first."""
     rows = await broker.node.transactions.read(lambda tx: tx.audit_log(limit, before))
-    return answer(rows)
+    return respond(
+        [responses.AuditEntry(row.number, row.at, row.who, row.action, row.subject, row.detail) for row in rows]
+    )

@@ -1,14 +1,11 @@
-"""Membership over HTTP: what `GroupCoordinator` and `OwnerLog` ask of a broker. Any broker answers any of it."""
+"""Membership over HTTP: what `GroupCoordinator` and `OwnerLog` need from a broker. Any broker takes any of it."""
 
-import asyncio
 import contextlib
 import re
 import uuid
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Mapping
 
 from fastapi import APIRouter, Request, Response
-from msgspec import structs
 
 from shardyard.groups import GroupConfig, configure, protocol
 from shardyard.groups.broadcast import member_group, parent_group
@@ -28,50 +25,64 @@ from shardyard.model import (
 from shardyard.model.batch import Batch
 from shardyard.model.limits import Limits, check_topic_name
 from shardyard.queues.broker import SETTINGS_SECONDS, Broker
-from shardyard.queues.failures import Failure
+from shardyard.queues.failures import Failure, Fate, Outcome
 from shardyard.queues.filtering import only_tagged, without_header
 from shardyard.queues.retry_topics import ensure_retry_topics, original, with_retry_topics
 from shardyard.queues.settings import sharing
 from shardyard.registry import Transaction
 from shardyard.registry.change_signal import ChangeSignal
-from shardyard.server.http import Authorised, Index, answer, authorised, queried, takes, told, wants_arrow
-from shardyard.wire import records as wire
-from shardyard.wire import requests
+from shardyard.runtime.metrics import (
+    COMMITS,
+    DEAD_LETTERS,
+    DELIVERED_BYTES,
+    DELIVERED_RECORDS,
+    HEARTBEATS,
+    JOINS,
+    RETRIES,
+)
+from shardyard.server.auth import Authorised
+from shardyard.server.drain import LongPoll, drain_of
+from shardyard.server.http import Index, accepts_arrow, read_body, read_query, request_body, respond
+from shardyard.server.routing import data_plane
+from shardyard.wire import requests, responses
+from shardyard.wire.batches import encode_batch
+from shardyard.wire.codec import parse_partition
 from shardyard.wire.headers import PUBLISHED
+from shardyard.wire.media import ARROW, JSON, MAX_WAIT_SECONDS
 from shardyard.wire.settings import GroupSettings
 
 router = APIRouter(prefix="/v1/groups/{group}", tags=["members"])
 
-LONGEST_WAIT_SECONDS = 30.0
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,100}")
 _MEMBER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
 
 
-@router.post("/members", status_code=201, openapi_extra=takes(requests.Join))
+@router.post("/members", status_code=201, openapi_extra=request_body(requests.Join))
 async def join(group: str, request: Request, broker: Authorised) -> Response:
-    """Become a member. All that follows names the group, the member and the epoch of the answer."""
-    asked = await told(request, requests.Join)
+    """Become a member. All further requests carry the group, the member and the epoch of the response."""
+    body = await read_body(request, requests.Join)
     check_group_name(group)
-    name = asked.name or uuid.uuid4().hex[:12]
+    name = body.name or uuid.uuid4().hex[:12]
     if _MEMBER.fullmatch(name) is None:
-        raise InvalidValue("member name", name, "1 to 200 letters, digits, '.', '_' and '-', not beginning with one")
-    protocol.check_session(asked.session_timeout)
+        raise InvalidValue(
+            "member name", name, "1 to 200 letters, digits, '.', '_' and '-', not starting with '.' or '-'"
+        )
+    protocol.check_session(body.session_timeout)
     settings = await broker.group_settings(group)
     _check_allowed(settings, group, name, request)
-    named = None if asked.partitions is None else [wire.partition_named(text) for text in asked.partitions]
-    topics = asked.topics
-    await _check_there(broker, topics, named or ())
-    shares = not settings.broadcast and asked.partitions is None
-    if shares:
+    manual = None if body.partitions is None else [parse_partition(partition) for partition in body.partitions]
+    await _check_exist(broker, body.topics, manual or ())
+    topics = body.topics
+    if not settings.broadcast and manual is None:
         topics = [check_topic_name(topic, Limits()) for topic in with_retry_topics(group, topics)]
-    seat_group = group if not settings.broadcast else member_group(group, name)
-    asks_for = JoinRequest(seat_group, name, topics, asked.weight, asked.static, named, asked.session_timeout)
-    seat = await broker.node.coordinator.join(asks_for, asked.since)
-    await broker.node.transactions.run(lambda tx: _configured(tx, seat_group, settings))
-    if shares:
-        await ensure_retry_topics(broker.log, group, asked.topics)
-    heard = _for_members(settings)
-    return answer({"group": seat.group, "member": seat.member, "epoch": seat.epoch, "settings": heard}, 201)
+        await ensure_retry_topics(broker.log, group, body.topics)  # before joining: their creation would rebalance
+    own_group = member_group(group, name) if settings.broadcast else group
+    candidate = JoinRequest(own_group, name, topics, body.weight, body.static, manual, body.session_timeout)
+    member = await broker.node.coordinator.join(candidate, body.since)
+    await broker.node.transactions.run(lambda tx: _apply_settings(tx, own_group, settings))
+    JOINS.add()
+    reported = responses.ReportedSettings.for_members(settings)
+    return respond(responses.Joined(member.group, member.member, member.epoch, reported), 201)
 
 
 def check_group_name(group: str) -> None:
@@ -79,27 +90,22 @@ def check_group_name(group: str) -> None:
         raise InvalidValue("group", group, "1 to 100 letters, digits, '_' and '-'")
 
 
-async def _check_there(broker: Broker, topics: list[str], named: Iterable[Partition]) -> None:
-    """Before anything is made for a member: what it asks for is there."""
+async def _check_exist(broker: Broker, topics: list[str], manual: Iterable[Partition]) -> None:
+    """Refuse a join for topics or partitions that do not exist, before anything is created for it."""
     counts = {topic: (await broker.log.topic(topic)).partitions for topic in topics}
-    for partition in named:
+    for partition in manual:
         if partition.topic not in counts:
-            raise InvalidValue("partition", str(partition), "one of the topics that are named, too")
+            raise InvalidValue("partition", str(partition), "a partition of one of the topics of the request")
         if partition.index >= counts[partition.topic]:
             raise PartitionOutOfRange(partition, counts[partition.topic])
 
 
-def _configured(tx: Transaction, group: str, settings: GroupSettings) -> None:
-    """A new group begins as its settings say."""
+def _apply_settings(tx: Transaction, group: str, settings: GroupSettings) -> None:
+    """Configure a group that the join created as its settings say."""
     shared = sharing(settings)
     row = tx.group(group)
     if row is not None and any(getattr(row, name) != value for name, value in shared.items()):
-        configure(tx, group, GroupConfig(**shared), who=None)  # who set it was audited then
-
-
-def _for_members(settings: GroupSettings) -> GroupSettings:
-    """What concerns members; a webhook may have a secret in it."""
-    return structs.replace(settings, webhook=None)
+        configure(tx, group, GroupConfig(**shared), who=None)  # the change of the settings was audited
 
 
 def _check_allowed(settings: GroupSettings, group: str, name: str, request: Request) -> None:
@@ -107,57 +113,62 @@ def _check_allowed(settings: GroupSettings, group: str, name: str, request: Requ
         raise NotAllowed(group, name)
 
 
-@router.post("/members/{member}/heartbeat", openapi_extra=takes(requests.Heartbeat))
+@router.post("/members/{member}/heartbeat", openapi_extra=request_body(requests.Heartbeat))
 async def heartbeat(group: str, member: str, request: Request, broker: Authorised) -> Response:
-    """Stay a member, and hear what one owns and what is set."""
-    asked = await told(request, requests.Heartbeat)
+    """Stay a member. The response has the partitions that the member owns, and the settings of the group."""
+    body = await read_body(request, requests.Heartbeat)
     settings = await broker.group_settings(parent_group(group))
-    seat = MemberIdentity(group, member, asked.epoch)
+    identity = MemberIdentity(group, member, body.epoch)
     try:
         _check_allowed(settings, parent_group(group), member, request)
     except NotAllowed:
-        await broker.node.coordinator.leave(seat)
+        await broker.node.coordinator.leave(identity)
         raise
-    held = await broker.node.coordinator.heartbeat(seat, [wire.partition_named(text) for text in asked.progress])
-    return answer({"partitions": _shown(held), "settings": _for_members(settings)})
+    progress = [parse_partition(partition) for partition in body.progress]
+    grants = await broker.node.coordinator.heartbeat(identity, progress)
+    HEARTBEATS.add()
+    reported = responses.ReportedSettings.for_members(settings)
+    return respond(responses.HeartbeatResponse(_granted(grants), reported))
 
 
 @router.get("/members/{member}")
-async def look(group: str, member: str, epoch: int, broker: Authorised) -> Response:
-    """Hear what one owns."""
-    held = await broker.node.coordinator.look(MemberIdentity(group, member, epoch))
-    return answer({"partitions": _shown(held)})
+async def show_member(group: str, member: str, epoch: int, broker: Authorised) -> Response:
+    """The partitions that a member owns."""
+    grants = await broker.node.coordinator.look(MemberIdentity(group, member, epoch))
+    return respond(responses.Grants(_granted(grants)))
 
 
-def _shown(held: dict[Partition, Grant]) -> dict[str, Any]:
+def _granted(grants: Mapping[Partition, Grant]) -> dict[str, responses.GrantedPartition]:
     return {
-        str(partition): {
-            "epoch": holding.epoch,
-            "committed": holding.committed and [holding.committed.epoch, holding.committed.offset],
-            "revoked": holding.revoked,
-        }
-        for partition, holding in held.items()
+        str(partition): responses.GrantedPartition(
+            grant.epoch,
+            None if grant.committed is None else (grant.committed.epoch, grant.committed.offset),
+            grant.revoked,
+        )
+        for partition, grant in grants.items()
     }
 
 
-@router.post("/members/{member}/commit", status_code=204, openapi_extra=takes(requests.Commit))
-async def commit(group: str, member: str, request: Request) -> Response:
-    """Note how far one got; durable when it is answered. All of it or nothing."""
-    broker = authorised(request)
-    asked = await told(request, requests.Commit)
+@router.post("/members/{member}/commit", status_code=204, openapi_extra=request_body(requests.Commit))
+@data_plane
+async def commit(group: str, member: str, request: Request, broker: Authorised) -> Response:
+    """Commit the positions that a member has reached: all of them or none. Durable when the response comes."""
+    body = await read_body(request, requests.Commit)
     positions = {
-        wire.partition_named(text): (owned, Position(epoch, offset))
-        for text, (owned, epoch, offset) in asked.positions.items()
+        parse_partition(name): (owned, Position(epoch, offset))
+        for name, (owned, epoch, offset) in body.positions.items()
     }
     for partition, (_, position) in positions.items():
         if not broker.has_read(partition, position):
             await _check_end(broker, partition, position)
-    await broker.node.coordinator.commit(MemberIdentity(group, member, asked.epoch), positions)
+    await broker.node.coordinator.commit(MemberIdentity(group, member, body.epoch), positions)
+    COMMITS.add()
     return Response(status_code=204)
 
 
 async def _check_end(broker: Broker, partition: Partition, position: Position) -> None:
-    with contextlib.suppress(UnknownTopic, PartitionOutOfRange):  # gone; so is its owner, soon
+    """Refuse a position beyond the partition's end."""
+    with contextlib.suppress(UnknownTopic, PartitionOutOfRange):  # deleted: its owner will learn of that
         span = await broker.log.span(partition)
         if position.epoch > span.epoch:
             raise WrongEpoch(partition, position.epoch, span.epoch)
@@ -165,53 +176,59 @@ async def _check_end(broker: Broker, partition: Partition, position: Position) -
             raise CommitBeyond(partition, position.offset, span.end)
 
 
-@router.post("/members/{member}/release", status_code=204, openapi_extra=takes(requests.Release))
+@router.post("/members/{member}/release", status_code=204, openapi_extra=request_body(requests.Release))
 async def release(group: str, member: str, request: Request, broker: Authorised) -> Response:
-    """Let go of partitions."""
-    asked = await told(request, requests.Release)
-    held = {wire.partition_named(text): epoch for text, epoch in asked.partitions.items()}
-    await broker.node.coordinator.release(MemberIdentity(group, member, asked.epoch), held)
+    """Release partitions, so that their next owners get them."""
+    body = await read_body(request, requests.Release)
+    partitions = {parse_partition(name): epoch for name, epoch in body.partitions.items()}
+    await broker.node.coordinator.release(MemberIdentity(group, member, body.epoch), partitions)
     return Response(status_code=204)
 
 
-@router.post("/failures", openapi_extra=takes(requests.Failures))
-async def failed(group: str, request: Request, broker: Authorised) -> Response:
-    """Records whose handling failed are tried again later, or are dead. Once it is answered, commit behind them."""
-    asked = await told(request, requests.Failures)
+@router.post("/failures", openapi_extra=request_body(requests.Failures))
+async def fail(group: str, request: Request, broker: Authorised) -> Response:
+    """Report records whose handlers failed. They will be retried, or become dead letters; commit past them then."""
+    body = await read_body(request, requests.Failures)
     settings = await broker.group_settings(parent_group(group))
-    failures = [Failure(wire.partition_named(f.partition), f.epoch, f.offset, f.reason) for f in asked.failures]
+    failures = [Failure(parse_partition(f.partition), f.epoch, f.offset, f.reason) for f in body.failures]
     for failure in failures:
         await broker.check_owner(group, failure.partition, failure.epoch)
-    read = await broker.node.transactions.read(
-        lambda tx: {t for m in tx.members(group) if m.manual is None for t in m.topics}
+    subscribed = await broker.node.transactions.read(
+        lambda tx: {topic for member in tx.members(group) if member.manual is None for topic in member.topics}
     )
-    outcomes = await broker.failures.handle(group, settings, failures, read)
-    return answer({"outcomes": outcomes})
+    outcomes = await broker.failures.handle(group, settings, failures, subscribed)
+    RETRIES.add(sum(outcome.fate == Fate.RETRY for outcome in outcomes))
+    DEAD_LETTERS.add(sum(outcome.fate == Fate.DEAD for outcome in outcomes))
+    return respond(responses.FailureOutcomes([_outcome(outcome) for outcome in outcomes]))
+
+
+def _outcome(outcome: Outcome) -> responses.FailureOutcome:
+    failure = outcome.failure
+    failed = responses.FailedRecord(failure.partition, failure.epoch, failure.offset, failure.reason)
+    return responses.FailureOutcome(failed, outcome.fate, outcome.attempts, outcome.due)
 
 
 @router.delete("/members/{member}", status_code=204)
 async def leave(group: str, member: str, epoch: int, broker: Authorised) -> Response:
-    """Go, giving up everything."""
+    """Leave the group and release all partitions."""
     await broker.node.coordinator.leave(MemberIdentity(group, member, epoch))
     return Response(status_code=204)
 
 
 @router.get("/changes")
-async def changes(group: str, request: Request, broker: Authorised) -> Response:
-    """Wait until the group is another than the one that was seen.
+async def wait_for_change(group: str, request: Request, broker: Authorised) -> Response:
+    """Wait until the version of the group differs from the one that the caller has seen.
 
-    Query: `seen`, the version of an earlier answer, and `wait_seconds` (at most 30).
+    Query: `seen`, the version of an earlier response, and `wait_seconds` (at most 30).
     """
-    asked = queried(request, requests.Changes)
-    seen = asked.seen
-    until = broker.clock.monotonic() + min(asked.wait_seconds, LONGEST_WAIT_SECONDS)
-    with ChangeSignal(broker.registry, protocol.watch_name(group)) as waking:
+    query = read_query(request, requests.Changes)
+    poll = LongPoll(drain_of(request), broker.clock, min(query.wait_seconds, MAX_WAIT_SECONDS))
+    with ChangeSignal(broker.registry, protocol.watch_name(group)) as changed:
         while True:
             version = await broker.node.transactions.read(lambda tx: _version(tx, group))
-            left = until - broker.clock.monotonic()
-            if version != seen or left <= 0 or broker.closing.is_set():
-                return answer({"version": version})
-            await _first(broker.closing.wait(), waking.wait(left))
+            if version != query.seen or poll.over:
+                return respond(responses.GroupVersion(version))
+            await poll.wait(changed.wait(poll.left))
 
 
 def _version(tx: Transaction, group: str) -> str:
@@ -219,85 +236,80 @@ def _version(tx: Transaction, group: str) -> str:
     return "" if row is None else f"{row.epoch}.{row.inputs}.{row.assigned}.{row.shape}"
 
 
-# What an owner reads
+# What the owner of a partition needs from the log
 
 
-@router.post("/partitions/{topic}/{index}/fence", status_code=204, openapi_extra=takes(requests.Fence))
-async def fence(group: str, topic: str, index: Index, request: Request, broker: Authorised) -> Response:
-    """From now on no earlier owner reads."""
-    asked = await told(request, requests.Fence)
-    await broker.check_owner(group, Partition(topic, index), asked.epoch)
-    await broker.log.set_fence(Fence(_fence_name(group, topic, index), asked.epoch))
+@router.post("/partitions/{topic}/{index}/fence", status_code=204, openapi_extra=request_body(requests.Fence))
+async def set_fence(group: str, topic: str, index: Index, request: Request, broker: Authorised) -> Response:
+    """Fence off all earlier owners of a partition: they can no longer read it."""
+    body = await read_body(request, requests.Fence)
+    await broker.check_owner(group, Partition(topic, index), body.epoch)
+    await broker.log.set_fence(Fence(_fence_name(group, topic, index), body.epoch))
     return Response(status_code=204)
 
 
 @router.get("/partitions/{topic}/{index}/records")
-async def read(group: str, topic: str, index: Index, request: Request) -> Response:
-    """Read on as the owner of a partition, waiting for records if there are none.
+@data_plane
+async def read(group: str, topic: str, index: Index, request: Request, broker: Authorised) -> Response:
+    """Read as the owner of a partition, waiting for records if there are none.
 
     Query: `offset` to read from, `owner` (the epoch of the ownership), `epoch` (of the partition), `wait_seconds` (at
-    most 30), `max_records`, `max_bytes`. Paused partitions have none, and only records with the group's tags are given.
+    most 30), `max_records`, `max_bytes`. A paused partition returns no records, and a group with tags gets only records
+    that have one of them.
     """
-    broker = authorised(request)
-    asked = queried(request, requests.Read)
+    query = read_query(request, requests.Read)
     partition = Partition(topic, index)
-    await broker.check_owner(group, partition, asked.owner)
-    reading = _Reading(broker, group, partition, asked.owner, asked.epoch, asked.max_records, asked.max_bytes)
-    batch = await reading.next(asked.offset, min(asked.wait_seconds, LONGEST_WAIT_SECONDS))
+    await broker.check_owner(group, partition, query.owner)
+    poll = LongPoll(drain_of(request), broker.clock, min(query.wait_seconds, MAX_WAIT_SECONDS))
+    batch = await _OwnerRead(broker, group, partition, query).next(poll)
     broker.note_read(partition, Position(batch.epoch, batch.end))
-    media = wire.ARROW if wants_arrow(request) else wire.JSON
-    return Response(wire.encoded_batch(batch, media), media_type=media)
+    media = ARROW if accepts_arrow(request) else JSON
+    body = encode_batch(batch, media)
+    DELIVERED_RECORDS.add(len(batch))
+    DELIVERED_BYTES.add(len(body))
+    return Response(body, media_type=media)
 
 
-class _Reading:
-    """One request to read, which may wait while settings change."""
+class _OwnerRead:
+    """One request to read, during which the settings of the group may change."""
 
-    def __init__(
-        self,
-        broker: Broker,
-        group: str,
-        partition: Partition,
-        owner: int,
-        epoch: int | None,
-        max_records: int,
-        max_bytes: int,
-    ) -> None:
+    def __init__(self, broker: Broker, group: str, partition: Partition, query: requests.Read) -> None:
         self._broker = broker
         self._group = parent_group(group)
         self._partition = partition
-        self._epoch = epoch
-        self._fence = Fence(_fence_name(group, partition.topic, partition.index), owner)
-        self._max = (max_records, max_bytes)
+        self._query = query
+        self._fence = Fence(_fence_name(group, partition.topic, partition.index), query.owner)
 
-    async def next(self, offset: int, wait: float) -> Batch:
-        until = self._broker.clock.monotonic() + wait
+    async def next(self, poll: LongPoll) -> Batch:
         while True:
             settings = await self._broker.group_settings(self._group)
-            left = until - self._broker.clock.monotonic()
-            step = min(max(left, 0.0), SETTINGS_SECONDS)
+            step = min(poll.left, SETTINGS_SECONDS)
             paused = settings.is_paused(self._partition)
-            batch = await self._read(offset, 0.0 if paused else step, 1 if paused else settings.max_records)
+            batch = None
+            if step > 0 and not paused:
+                batch = await poll.wait(self._read(settings.max_records, step))
+            if batch is None:
+                batch = await self._read(1 if paused else settings.max_records)
             settings = await self._broker.group_settings(self._group)  # they may have changed while it waited
             if len(batch) and not settings.is_paused(self._partition):
-                return self._handed_out(only_tagged(batch, settings.tags) if settings.tags else batch)
-            if left <= 0 or self._broker.closing.is_set():
+                return self._to_deliver(only_tagged(batch, settings.tags) if settings.tags else batch)
+            if poll.over:
                 return batch.emptied()
             if paused:
-                await _first(self._broker.closing.wait(), asyncio.sleep(step))
+                await poll.wait(self._broker.clock.sleep(step))
 
-    def _handed_out(self, batch: Batch) -> Batch:
-        """Without the time of publishing that a record which is tried again bears: it is kept for when it dies."""
+    def _to_deliver(self, batch: Batch) -> Batch:
+        """Without the time of publishing that retried records carry for the case that they become dead letters."""
         is_retry = original(self._group, batch.partition.topic) != batch.partition.topic
         return without_header(batch, PUBLISHED) if is_retry else batch
 
-    async def _read(self, offset: int, wait: float, most: int) -> Batch:
-        max_records, max_bytes = self._max
+    async def _read(self, max_records: int, wait: float = 0.0) -> Batch:
         return await self._broker.log.read(
             self._partition,
-            offset,
-            epoch=self._epoch,
-            max_records=min(max_records, most),
-            max_bytes=max_bytes,
+            self._query.offset,
+            epoch=self._query.epoch,
+            max_records=min(self._query.max_records, max_records),
+            max_bytes=self._query.max_bytes,
             wait=wait,
             fence=self._fence,
         )
@@ -305,13 +317,3 @@ class _Reading:
 
 def _fence_name(group: str, topic: str, index: int) -> str:
     return f"{group}/{topic}/{index}"
-
-
-async def _first(*works: Any) -> None:
-    """Until the first of them is done; the others are cancelled."""
-    tasks = [asyncio.ensure_future(work) for work in works]
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in tasks:
-            task.cancel()

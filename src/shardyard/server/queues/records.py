@@ -1,105 +1,95 @@
-"""Records over HTTP: publish, look at, search."""
+"""Records over HTTP: publish, inspect, search."""
 
-import re
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
-from shardyard.model import Appended, Fence, InvalidValue, Partition, Stamp, WrongToken
+from shardyard.model import Fence, InvalidValue, Partition, Stamp
 from shardyard.model.batch import now_ms
 from shardyard.queues.broker import Broker
 from shardyard.queues.search import search
-from shardyard.server.http import Authorised, answer, body_of, broker_of, media_of, takes, token_of
-from shardyard.wire import records as wire
+from shardyard.runtime.metrics import PUBLISHED_BYTES, PUBLISHED_RECORDS
+from shardyard.server.auth import Authorised, AuthorisedPublisher
+from shardyard.server.http import media_type_of, read_bytes, read_query, request_body, respond
+from shardyard.server.routing import data_plane
+from shardyard.wire import requests, responses
+from shardyard.wire.batches import encode_batch
+from shardyard.wire.codec import parse_partition
+from shardyard.wire.media import JSON, MEDIA_TYPES
+from shardyard.wire.records import JsonRecord, decode_records, json_record
 
 router = APIRouter(prefix="/v1/topics/{topic}", tags=["records"])
-
-_WHOLE = re.compile(r"[0-9]{1,18}")
 
 Whole = Annotated[int, Query(ge=0, lt=2**63)]
 Count = Annotated[int, Query(ge=1, le=10_000)]
 
 
-@router.post("/records", openapi_extra=takes(wire.JsonRecord, media=wire.MEDIA))
-async def publish(topic: str, request: Request) -> Response:
-    """Publish one record, or several as `{"records": [...]}`; answered when they are durable.
+@router.post("/records", openapi_extra=request_body(JsonRecord, media=MEDIA_TYPES))
+@data_plane
+async def publish(topic: str, request: Request, broker: AuthorisedPublisher) -> Response:
+    """Publish one record, or several as `{"records": [...]}`. They are durable when the response comes.
 
-    Query: `partition` pins them to one; `producer` and `sequence` make a retry of the same batch harmless; with
-    them, `turn` (a number that counts up) says at which partition the distribution of records without a key starts, and
-    `together=1` that all of them go there.
+    Query: `partition` stores all of them on that partition. `producer` and `sequence` make a retry of the same batch
+    harmless; with them, `turn` (a number that counts up) says at which partition the distribution of records without a
+    key starts, and `together=1` stores all of those on that partition.
     """
-    broker = broker_of(request)
-    settings = await broker.topic_settings(topic)
-    token = token_of(request)
-    if not settings.admits(token) or (settings.token_hash is None and not broker.admits(token)):
-        raise WrongToken(f"topic {topic!r}" if settings.token_hash is not None else "this broker")
-    posted = wire.posted_records(await body_of(request), media_of(request), now_ms())
-    partition, stamp = _options(request)
-    broker.take_quota(topic, len(posted), settings)
-    fence = await _fence(request, broker)
-    dealing: Any = {"turn": _whole(request, "turn"), "together": bool(_whole(request, "together"))}
-    stored = await broker.publisher.publish(topic, posted, partition=partition, stamp=stamp, fence=fence, **dealing)
-    return answer({"stored": [_shown(part) for part in stored], "delayed": len(posted) - sum(p.count for p in stored)})
+    body = await read_bytes(request)
+    records = decode_records(body, media_type_of(request), now_ms())
+    query = read_query(request, requests.Publish)
+    stamp = _stamp(query)
+    broker.take_quota(topic, len(records), await broker.topic_settings(topic))
+    stored = await broker.publisher.publish(
+        topic,
+        records,
+        partition=query.partition,
+        stamp=stamp,
+        fence=await _fence(query, broker),
+        turn=query.turn,
+        together=bool(query.together),
+    )
+    PUBLISHED_RECORDS.add(len(records))
+    PUBLISHED_BYTES.add(len(body))
+    delayed = len(records) - sum(part.count for part in stored)
+    return respond(responses.Published([responses.Stored.of(part) for part in stored], delayed))
 
 
-def _options(request: Request) -> tuple[int | None, Stamp | None]:
-    """The partition and the stamp, where the query names them."""
-    producer, sequence = request.query_params.get("producer"), _whole(request, "sequence")
-    if (producer is None) != (sequence is None):
-        raise InvalidValue("producer", producer, "both producer and sequence, or none of them")
-    stamp = Stamp(producer, sequence) if producer is not None and sequence is not None else None
-    return _whole(request, "partition"), stamp
-
-
-def _whole(request: Request, name: str) -> int | None:
-    """A whole number, where the query names one."""
-    text = request.query_params.get(name)
-    if text is not None and not _WHOLE.fullmatch(text):
-        raise InvalidValue(name, text, "a whole number of at least 0")
-    return None if text is None else int(text)
-
-
-async def _fence(request: Request, broker: Broker) -> Fence | None:
-    """The ownership that an owner who publishes relies on."""
-    name, owner = request.query_params.get("fence"), request.query_params.get("owner")
-    if name is None:
+def _stamp(query: requests.Publish) -> Stamp | None:
+    if query.producer is None and query.sequence is None:
         return None
-    if owner is None or not _WHOLE.fullmatch(owner):
-        raise InvalidValue("owner", owner, "the epoch of the ownership")
-    group, _, partition = name.partition("/")
-    await broker.check_owner(group, wire.partition_named(partition), int(owner))
-    return Fence(name, int(owner))
+    if query.producer is None or query.sequence is None:
+        raise InvalidValue("producer", query.producer, "both producer and sequence, or neither of them")
+    return Stamp(query.producer, query.sequence)
 
 
-def _shown(part: Appended) -> dict[str, Any]:
-    return {
-        "topic": part.partition.topic,
-        "partition": part.partition.index,
-        "epoch": part.first.epoch,
-        "offset": part.first.offset,
-        "count": part.count,
-        "duplicate": part.duplicate,
-    }
+async def _fence(query: requests.Publish, broker: Broker) -> Fence | None:
+    """The ownership that the publisher relies on, if it is current."""
+    if query.fence is None:
+        return None
+    if query.owner is None:
+        raise InvalidValue("owner", query.owner, "the epoch of the ownership")
+    group, _, partition = query.fence.partition("/")
+    await broker.check_owner(group, parse_partition(partition), query.owner)
+    return Fence(query.fence, query.owner)
 
 
 @router.get("/records")
-async def look(
+async def inspect(
     topic: str, broker: Authorised, partition: Whole = 0, offset: Whole | None = None, limit: Count = 20
 ) -> Response:
-    """Look at records of a partition from an offset on (by default the newest), without being a member of anything."""
-    place = Partition(topic, partition)
-    span = await broker.log.span(place)
+    """Read records of a partition from an offset on (by default the newest), without being a member of a group."""
+    where = Partition(topic, partition)
+    span = await broker.log.span(where)
     if offset is None:
         offset = max(span.first, span.end - limit)
-    batch = await broker.log.read(place, offset, max_records=limit)
-    return Response(wire.encoded_batch(batch, wire.JSON), media_type=wire.JSON)
+    batch = await broker.log.read(where, offset, max_records=limit)
+    return Response(encode_batch(batch, JSON), media_type=JSON)
 
 
 @router.get("/search")
 async def find(
     topic: str,
     broker: Authorised,
-    id: str | None = None,  # noqa: A002 it is what people search for
+    id: str | None = None,  # noqa: A002 the name of the field
     key: str | None = None,
     trace: str | None = None,
     tag: str | None = None,
@@ -108,7 +98,7 @@ async def find(
     partition: Whole | None = None,
     limit: Count = 100,
 ) -> Response:
-    """Records by id, key, trace, tag and time (ms since 1970)."""
+    """Find records by id, key, trace, tag and time (ms since 1970)."""
     found = await search(
         broker.log,
         topic,
@@ -121,4 +111,4 @@ async def find(
         partition=partition,
         limit=limit,
     )
-    return answer([wire.json_record(hit.record, hit.partition, hit.offset) for hit in found])
+    return respond([json_record(hit.record, hit.partition, hit.offset) for hit in found])

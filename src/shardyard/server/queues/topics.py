@@ -1,7 +1,7 @@
-"""Topics over HTTP: make, describe, resize, set, delete."""
+"""Topics over HTTP: create, describe, resize, configure, delete."""
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -14,123 +14,114 @@ from shardyard.queues.draining import closing, spans
 from shardyard.queues.settings import change_topic, check_topic, forget, topic_scope
 from shardyard.queues.topic_readers import known, leading_to
 from shardyard.registry import Transaction
-from shardyard.server.http import Authorised, Index, answer, caller, takes, told
-from shardyard.wire import requests
+from shardyard.server.auth import Authorised
+from shardyard.server.http import Index, caller_of, read_body, request_body, respond
+from shardyard.wire import requests, responses
 
 router = APIRouter(prefix="/v1/topics", tags=["topics"])
-
-
-def shown(topic: Topic) -> dict[str, Any]:
-    """A topic as JSON."""
-    return {
-        "name": topic.name,
-        "partitions": topic.partitions,
-        "receiving": topic.receiving,
-        "kind": str(topic.kind),
-        "partitioner": topic.partitioner,
-        "hash": topic.hash,
-        "retention_ms": topic.retention.age_ms,
-        "retention_bytes": topic.retention.bytes_per_partition,
-        "epoch": topic.epoch,
-        "sealed": topic.sealed,
-        "successor": topic.successor,
-    }
 
 
 @router.get("")
 async def list_topics(broker: Authorised) -> Response:
     """All topics."""
-    return answer([shown(topic) for topic in await broker.log.topics()])
+    return respond([responses.TopicInfo.of(topic) for topic in await broker.log.topics()])
 
 
-@router.post("", status_code=201, openapi_extra=takes(requests.NewTopic))
+@router.post("", status_code=201, openapi_extra=request_body(requests.NewTopic))
 async def create_topic(request: Request, broker: Authorised) -> Response:
-    """Make a topic."""
-    asked = await told(request, requests.NewTopic)
-    retention = Retention(asked.retention_ms, asked.retention_bytes)
+    """Create a topic."""
+    body = await read_body(request, requests.NewTopic)
+    retention = Retention(body.retention_ms, body.retention_bytes)
     topic = await broker.log.create_topic(
-        asked.name, asked.partitions, retention=retention, partitioner=asked.partitioner, hash_=asked.hash
+        body.name, body.partitions, retention=retention, partitioner=body.partitioner, hash_=body.hash
     )
-    await _audit(broker, caller(request), "topic created", topic.name, {"partitions": topic.partitions})
-    return answer(shown(topic), 201)
+    await _audit(broker, caller_of(request), "topic created", topic.name, {"partitions": topic.partitions})
+    return respond(responses.TopicInfo.of(topic), 201)
 
 
 @router.get("/{name}")
 async def describe_topic(name: str, broker: Authorised) -> Response:
-    """A topic, what is in its partitions, and what is set about it.
+    """A topic with its settings and what its partitions hold.
 
-    `closing`: its partitions that take no more records, each with the groups that are waited for before it goes.
+    `closing`: its draining partitions, which take no more records, each with the groups that have to read it first.
     """
     topic = await broker.log.topic(name)
     found = await spans(broker.log, topic)
     settings = await broker.topic_settings(name)
-    return answer(
-        {
-            **await _resized(broker, topic),
-            "token": settings.token_hash is not None,
-            "records_per_second": settings.records_per_second,
-            "spans": [{"first": span.first, "end": span.end} for span in found.values()],
-        }
+    return respond(
+        responses.TopicDescription.of(
+            topic,
+            closing=await _draining(broker, topic),
+            token=settings.token_hash is not None,
+            records_per_second=settings.records_per_second,
+            spans=[responses.OffsetRange(span.first, span.end) for span in found.values()],
+        )
     )
 
 
-async def _resized(broker: Broker, topic: Topic) -> dict[str, Any]:
-    """A topic as JSON, with its closing partitions."""
+async def _resized(broker: Broker, topic: Topic) -> Response:
+    return respond(responses.ResizedTopic.of(topic, closing=await _draining(broker, topic)))
+
+
+async def _draining(broker: Broker, topic: Topic) -> list[responses.DrainingPartition]:
     if topic.open_partitions is None:
-        return {**shown(topic), "closing": []}
-    return {**shown(topic), "closing": await closing(broker.log, await broker.node.transactions.read(known), topic)}
+        return []
+    return [
+        responses.DrainingPartition(row.partition, row.records, row.waiting_for, row.drained)
+        for row in await closing(broker.log, await broker.node.transactions.read(known), topic)
+    ]
 
 
 @router.get("/{name}/partitions/{index}")
 async def describe_partition(name: str, index: Index, broker: Authorised) -> Response:
-    """Which offsets a partition holds."""
-    span = await broker.log.span(Partition(name, index))
-    return answer({"epoch": span.epoch, "first": span.first, "end": span.end})
+    """The offsets that a partition holds."""
+    return respond(responses.PartitionSpan.of(await broker.log.span(Partition(name, index))))
 
 
-@router.post("/{name}/expand", openapi_extra=takes(requests.Resize))
+@router.post("/{name}/expand", openapi_extra=request_body(requests.Resize))
 async def expand_topic(name: str, request: Request, broker: Authorised) -> Response:
     """Raise the number of partitions."""
-    topic = await broker.log.expand_topic(name, (await told(request, requests.Resize)).partitions)
-    await _audit(broker, caller(request), "topic expanded", name, {"partitions": topic.receiving})
-    return answer(await _resized(broker, topic))
+    topic = await broker.log.expand_topic(name, (await read_body(request, requests.Resize)).partitions)
+    await _audit(broker, caller_of(request), "topic expanded", name, {"partitions": topic.receiving})
+    return await _resized(broker, topic)
 
 
-@router.post("/{name}/contract", openapi_extra=takes(requests.Resize))
+@router.post("/{name}/contract", openapi_extra=request_body(requests.Resize))
 async def contract_topic(name: str, request: Request, broker: Authorised) -> Response:
-    """Lower the number of partitions: those beyond take no more records, and go when every group that reads the topic
-    is done with them. `closing` of the answer names them, each with the groups that are waited for."""
-    topic = await broker.log.contract_topic(name, (await told(request, requests.Resize)).partitions)
-    await _audit(broker, caller(request), "topic contracted", name, {"partitions": topic.receiving})
-    return answer(await _resized(broker, topic))
+    """Lower the number of partitions. The others are drained: they take no more records, and are dropped once every
+    group that reads the topic has read them. `closing` in the response lists them, each with the groups that have not.
+    """
+    topic = await broker.log.contract_topic(name, (await read_body(request, requests.Resize)).partitions)
+    await _audit(broker, caller_of(request), "topic contracted", name, {"partitions": topic.receiving})
+    return await _resized(broker, topic)
 
 
-@router.patch("/{name}", openapi_extra=takes(requests.TopicChanges))
+@router.patch("/{name}", openapi_extra=request_body(requests.TopicChanges))
 async def set_topic(name: str, request: Request, broker: Authorised) -> Response:
-    """Change settings; those that are not named stay, and null takes one away."""
+    """Change settings. Those that are not named stay as they are; null removes one."""
     topic = await broker.log.topic(name)
-    asked = structs.asdict(await told(request, requests.TopicChanges))
-    changes = {setting: value for setting, value in asked.items() if value is not UNSET}
-    kept = topic.retention
+    body = structs.asdict(await read_body(request, requests.TopicChanges))
+    changes = {setting: value for setting, value in body.items() if value is not UNSET}
+    current = topic.retention
     limits: dict[str, Any] = {of: changes.pop(of) for of in ("retention_ms", "retention_bytes") if of in changes}
     retention = Retention(
-        limits.get("retention_ms", kept.age_ms), limits.get("retention_bytes", kept.bytes_per_partition)
+        limits.get("retention_ms", current.age_ms), limits.get("retention_bytes", current.bytes_per_partition)
     )
     check_topic(changes)  # before anything is changed
-    if retention != kept:
+    if retention != current:
         await broker.log.set_retention(name, retention)
-    if changes or retention != kept:
-        await broker.node.transactions.run(lambda tx: change_topic(tx, name, caller(request), changes, limits))
+    if changes or retention != current:
+        await broker.node.transactions.run(lambda tx: change_topic(tx, name, caller_of(request), changes, limits))
         broker.forget_settings()
     return await describe_topic(name, broker)
 
 
 @router.delete("/{name}")
 async def delete_topic(name: str, request: Request, broker: Authorised, force: bool = False) -> Response:
-    """Delete a topic with its records; not while somebody subscribes to it, unless by force.
+    """Delete a topic with its records. While it has subscribers, this takes `force`.
 
-    The retry and dead-letter topics that groups have beside it go with it. Those with dead letters are kept, unless by
-    force.
+    Its companion topics, where groups keep retries and dead letters, are deleted too. Those with dead letters are kept,
+    unless by `force`.
     """
     topic = await broker.log.topic(name)
     names = leading_to(name, await broker.log.topics())
@@ -138,27 +129,34 @@ async def delete_topic(name: str, request: Request, broker: Authorised, force: b
     if not force and (groups := readers.subscribing(names)):
         raise TopicInUse(name, groups)
     left = await cascade_delete.beside_topic(broker.log, readers, topic, force=force)
-    who = caller(request)
-    await delete_topics(broker, left.going, who, {"with": f"topic {name}"})  # first, so that it can be done again
+    who = caller_of(request)
+    # Companions first: if this fails halfway, it can be repeated.
+    await delete_topics(broker, left.going, who, {"with": f"topic {name}"})
     await broker.log.delete_topic(name)
-    await _deleted(broker, name, who, {"force": force})
-    return answer({"topic": name, "also_deleted": left.going, "kept": left.kept})
+    await _forget(broker, name, who, {"force": force})
+    return respond(responses.TopicDeleted(name, list(left.going), kept_topics(left.kept)))
 
 
 async def delete_topics(broker: Broker, names: Sequence[str], who: str, detail: object) -> None:
-    """Delete these, as far as they are still there."""
+    """Delete those of the topics that still exist."""
     for name in names:
         with contextlib.suppress(UnknownTopic):
             await broker.log.delete_topic(name)
-            await _deleted(broker, name, who, detail)
+            await _forget(broker, name, who, detail)
 
 
-async def _deleted(broker: Broker, name: str, who: str, detail: object) -> None:
-    def note(tx: Transaction) -> None:
+def kept_topics(kept: Iterable[cascade_delete.Kept]) -> list[responses.KeptTopic]:
+    return [responses.KeptTopic(topic.topic, topic.records, topic.because) for topic in kept]
+
+
+async def _forget(broker: Broker, name: str, who: str, detail: object) -> None:
+    """Delete the settings of a topic that was deleted, and audit it."""
+
+    def work(tx: Transaction) -> None:
         forget(tx, topic_scope(name))
         tx.audit(who, "topic deleted", name, detail)
 
-    await broker.node.transactions.run(note)
+    await broker.node.transactions.run(work)
     broker.forget_settings()
 
 

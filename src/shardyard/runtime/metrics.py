@@ -1,0 +1,220 @@
+"""Metrics: each is declared once, below, with its type, unit and meaning, and rendered for Prometheus.
+
+    HEARTBEATS.add()
+    REQUESTS.series("/v1/topics", "200").add()
+
+Updating a series takes no lock: it is one in-place addition, which CPython's GIL does not interrupt. They count for the
+whole process.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
+from typing import Any, Generic, Protocol, TypeVar
+
+from shardyard.model import InvalidValue
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+"""The media type of what `render` returns."""
+
+
+class Series(Protocol):
+    """One time series: a metric with certain labels."""
+
+    def samples(self) -> Iterator[tuple[str, str, float]]:
+        """Suffix of the name, further label if any, and value of each sample."""
+        ...
+
+
+class Counter:
+    """Goes up only."""
+
+    __slots__ = ("value",)
+
+    def __init__(self) -> None:
+        self.value: float = 0
+
+    def add(self, amount: float = 1) -> None:
+        self.value += amount
+
+    def samples(self) -> Iterator[tuple[str, str, float]]:
+        yield "", "", self.value
+
+
+class Gauge:
+    """Goes up and down."""
+
+    __slots__ = ("value",)
+
+    def __init__(self) -> None:
+        self.value: float = 0
+
+    def add(self, amount: float = 1) -> None:
+        self.value += amount
+
+    def set(self, value: float) -> None:
+        self.value = value
+
+    def samples(self) -> Iterator[tuple[str, str, float]]:
+        yield "", "", self.value
+
+
+class Histogram:
+    """Counts observations by size, in buckets with upper bounds."""
+
+    __slots__ = ("_bounds", "counts", "sum")
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self._bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        """Observations in each bucket; the last one has no upper bound."""
+        self.sum: float = 0
+
+    def observe(self, value: float) -> None:
+        self.counts[bisect_left(self._bounds, value)] += 1
+        self.sum += value
+
+    def samples(self) -> Iterator[tuple[str, str, float]]:
+        total = 0
+        for bound, count in zip((*self._bounds, None), list(self.counts), strict=True):
+            total += count
+            yield "_bucket", f'le="{"+Inf" if bound is None else f"{bound:g}"}"', total
+        yield "_sum", "", self.sum
+        yield "_count", "", total
+
+
+S = TypeVar("S", bound=Series)
+
+
+class Metric(Generic[S]):
+    """A declared metric, with one series for each combination of label values.
+
+    Keep the number of combinations small and fixed: every series stays in memory.
+    """
+
+    def __init__(
+        self, kind: str, name: str, unit: str, meaning: str, labels: tuple[str, ...], new: Callable[[], S]
+    ) -> None:
+        if any(metric.name == name for metric in METRICS):
+            raise InvalidValue("metric", name, "a name that is not declared yet")
+        self.kind = kind
+        self.name = name
+        self.unit = unit
+        self.meaning = meaning
+        self.labels = labels
+        self._new = new
+        self._series: dict[tuple[str, ...], S] = {}
+        METRICS.append(self)
+
+    def series(self, *labels: str) -> S:
+        """The series with these label values, in the order in which the labels were declared."""
+        found = self._series.get(labels)
+        if found is None:
+            if len(labels) != len(self.labels):
+                raise InvalidValue(f"labels of {self.name}", labels, f"a value for each of {', '.join(self.labels)}")
+            found = self._series.setdefault(labels, self._new())
+        return found
+
+    def render(self) -> Iterator[str]:
+        yield f"# HELP {self.name} {self.meaning}"
+        yield f"# TYPE {self.name} {self.kind}"
+        for values, series in sorted(self._series.items()):
+            named = [f'{name}="{_escape(value)}"' for name, value in zip(self.labels, values, strict=True)]
+            for suffix, label, value in series.samples():
+                labels = ",".join([*named, label] if label else named)
+                yield f"{self.name}{suffix}{{{labels}}} {value!r}" if labels else f"{self.name}{suffix} {value!r}"
+
+
+METRICS: list[Metric[Any]] = []
+"""All that are declared."""
+
+
+def render() -> str:
+    """All metrics in the text format of Prometheus."""
+    return "\n".join(line for metric in METRICS for line in metric.render()) + "\n"
+
+
+def markdown_table() -> str:
+    """All metrics as the table of the documentation."""
+    rows = ["| metric | type | unit | labels | meaning |", "|---|---|---|---|---|"]
+    for m in METRICS:
+        labels = ", ".join(f"`{label}`" for label in m.labels)
+        rows.append(f"| `{m.name}` | {m.kind} | {m.unit} | {labels} | {m.meaning} |")
+    return "\n".join(rows) + "\n"
+
+
+def _escape(value: str) -> str:
+    return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+
+
+def counter(name: str, unit: str, meaning: str, *labels: str) -> Metric[Counter]:
+    return Metric("counter", name, unit, meaning, labels, Counter)
+
+
+def gauge(name: str, unit: str, meaning: str, *labels: str) -> Metric[Gauge]:
+    return Metric("gauge", name, unit, meaning, labels, Gauge)
+
+
+def histogram(name: str, unit: str, meaning: str, *labels: str, bounds: tuple[float, ...]) -> Metric[Histogram]:
+    return Metric("histogram", name, unit, meaning, labels, lambda: Histogram(bounds))
+
+
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+
+# The server
+
+REQUESTS = counter(
+    "shardyard_requests_total", "requests", "HTTP requests answered, by route and status.", "route", "status"
+)
+REQUEST_SECONDS = histogram(
+    "shardyard_request_seconds",
+    "seconds",
+    "Time from a request to its response, with the waiting of long polls.",
+    "route",
+    bounds=_SECONDS,
+)
+REQUESTS_IN_FLIGHT = gauge(
+    "shardyard_requests_in_flight", "requests", "HTTP requests that are being answered, with the long polls."
+).series()
+LONG_POLLS_WAITING = gauge(
+    "shardyard_long_polls_waiting", "requests", "Long polls that wait for records or for a change in their group."
+).series()
+ERRORS = counter(
+    "shardyard_errors_total",
+    "responses",
+    "Requests refused with an error, by its code; `fenced` are calls of members that no longer own a partition.",
+    "code",
+)
+
+# Records
+
+PUBLISHED_RECORDS = counter(
+    "shardyard_published_records_total", "records", "Records stored by publishes, with the delayed ones."
+).series()
+PUBLISHED_BYTES = counter("shardyard_published_bytes_total", "bytes", "Bodies of publishes that were stored.").series()
+DELIVERED_RECORDS = counter(
+    "shardyard_delivered_records_total", "records", "Records delivered to the owners of partitions."
+).series()
+DELIVERED_BYTES = counter("shardyard_delivered_bytes_total", "bytes", "Bodies of responses to these reads.").series()
+RETRIES = counter(
+    "shardyard_retries_total", "records", "Records whose handler failed and that will be retried."
+).series()
+DEAD_LETTERS = counter(
+    "shardyard_dead_letters_total", "records", "Records that became dead letters after their last retry."
+).series()
+
+# Groups
+
+JOINS = counter("shardyard_joins_total", "members", "Members that joined a group through this broker.").series()
+HEARTBEATS = counter("shardyard_heartbeats_total", "heartbeats", "Heartbeats of members.").series()
+COMMITS = counter("shardyard_commits_total", "commits", "Commits of positions.").series()
+REBALANCES = counter(
+    "shardyard_rebalances_total", "rebalances", "Assignments of a group that this process changed as the leader."
+).series()
+LEADER = gauge("shardyard_leader", "0 or 1", "Whether this broker leads, that is, runs the rebalancer.").series()
+
+# Storage
+
+GROUP_COMMIT_UNITS = histogram(
+    "shardyard_group_commit_units", "units", "Appends or transactions that shared one sync to disk.", bounds=_SIZES
+).series()

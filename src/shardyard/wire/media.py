@@ -1,0 +1,12 @@
+"""The media types of bodies, and the limits that a server sets on every request."""
+
+JSON = "application/json"
+MSGPACK = "application/msgpack"
+ARROW = "application/vnd.apache.arrow.stream"
+MEDIA_TYPES = (JSON, MSGPACK, ARROW)
+"""What records can be published in."""
+
+MAX_BODY_BYTES = 32 * 1024 * 1024
+"""A larger body is refused before it is read."""
+MAX_WAIT_SECONDS = 30.0
+"""The longest time for which a request can wait for records or changes."""
