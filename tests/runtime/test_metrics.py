@@ -1,7 +1,6 @@
 """Metrics: what Prometheus gets, and that the documentation lists all of them."""
 
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,9 +12,8 @@ DOCUMENT = Path(__file__).parents[2] / "docs" / "metrics.md"
 
 
 @pytest.fixture(autouse=True)
-def _declared_metrics_stay(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _restore_declarations(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metrics, "METRICS", list(metrics.METRICS))
-    yield
 
 
 def test_a_counter_and_a_gauge_are_rendered_with_help_type_and_labels() -> None:

@@ -191,4 +191,3 @@ def test_a_broker_about_to_stop_is_not_ready() -> None:
                     assert (await call(app, "GET", "/healthz")).status == 200
 
     asyncio.run(story())
-

@@ -97,7 +97,7 @@ class Metric(Generic[S]):
         if any(metric.name == name for metric in METRICS):
             raise InvalidValue("metric", name, "a name that is not declared yet")
         self.kind = kind
-        self.name = name
+        self.name: str = name
         self.unit = unit
         self.meaning = meaning
         self.labels = labels

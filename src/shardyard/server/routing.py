@@ -56,7 +56,7 @@ class _DirectRoute:
     """A route of the data plane."""
 
     def __init__(self, route: APIRoute) -> None:
-        (self.method,) = route.methods or ()
+        [self.method] = list(route.methods or [])
         self.measured = _Measured(route.path)
         self._pattern = route.path_regex
         self._endpoint = route.endpoint
