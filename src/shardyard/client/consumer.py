@@ -117,7 +117,7 @@ class Consumer:
         slots = Slots(concurrency or self.settings.concurrency)
         if concurrency is None:
             self._host.coordinator.on_settings = lambda settings: slots.set(settings.concurrency)
-        caller = Caller(handler, lambda: self.settings.handler_seconds)
+        caller = Caller(handler, lambda: self.settings.handler_seconds, self._clock)
         failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         try:
             batches = self.member.__aiter__()

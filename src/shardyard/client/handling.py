@@ -12,7 +12,7 @@ from functools import partial
 from shardyard.client.threads import Threads
 from shardyard.groups import OwnedBatch
 from shardyard.model import Fenced, Partition, PartitionOutOfRange, Record, RetryLater, ShardyardError, UnknownTopic
-from shardyard.runtime.clock import Clock
+from shardyard.runtime.clock import Clock, timeout
 from shardyard.runtime.retry import Backoff, retry
 from shardyard.wire.headers import ATTEMPT, ORIGIN, REASON_CHARACTERS
 
@@ -100,10 +100,11 @@ class Slots:
 class Caller:
     """Calls a handler. A plain function runs in a thread, so that it does not block the event loop."""
 
-    def __init__(self, handler: Handler, seconds: Callable[[], float | None]) -> None:
+    def __init__(self, handler: Handler, seconds: Callable[[], float | None], clock: Clock) -> None:
         """`seconds`: returns how long a call may take; None sets no limit."""
         self._handler = handler
         self._seconds = seconds
+        self._clock = clock
         self._threads = None if inspect.iscoroutinefunction(handler) else Threads()
 
     def close(self) -> None:
@@ -115,7 +116,7 @@ class Caller:
         """Why the handler failed; None if it did not."""
         seconds = self._seconds()
         try:
-            async with asyncio.timeout(seconds) as limit:
+            async with timeout(self._clock, seconds) as limit:
                 call = partial(self._handler, message)
                 result = call() if self._threads is None else await self._threads.call(call)
                 if inspect.isawaitable(result):
@@ -164,7 +165,7 @@ class Handling:
             await self._run(caller, slots)
         except asyncio.CancelledError:
             with contextlib.suppress(ShardyardError, TimeoutError):
-                async with asyncio.timeout(LEAVE_SECONDS):
+                async with timeout(self._clock, LEAVE_SECONDS):
                     await self._store(everything=False)
             raise
         finally:

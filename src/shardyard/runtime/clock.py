@@ -1,9 +1,11 @@
 """The clock is injected everywhere, so that tests and simulations control time."""
 
 import asyncio
+import contextlib
 import heapq
 import itertools
 import time
+from collections.abc import AsyncIterator
 from typing import Protocol
 
 from shardyard.model import InvalidValue
@@ -84,6 +86,27 @@ class ManualClock:
     def jump(self, seconds: float) -> None:
         """Step the wall clock by `seconds`, forwards or back, as an administrator or NTP might."""
         self._now += seconds
+
+
+@contextlib.asynccontextmanager
+async def timeout(clock: Clock, seconds: float | None) -> AsyncIterator[asyncio.Timeout]:
+    """`asyncio.timeout` on a clock: raises `TimeoutError` when `seconds` have passed on it. None sets no limit."""
+    async with asyncio.timeout(None) as limit:
+        if seconds is None:
+            yield limit
+            return
+        timer = asyncio.ensure_future(clock.sleep(seconds))
+
+        def expire(done: "asyncio.Future[None]") -> None:
+            if not done.cancelled():
+                limit.reschedule(0.0)
+
+        timer.add_done_callback(expire)
+        try:
+            yield limit
+        finally:
+            timer.remove_done_callback(expire)
+            timer.cancel()
 
 
 async def _let_tasks_run() -> None:
