@@ -84,7 +84,7 @@ class Yard:
 def yard(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Yard]:
     clock = VirtualClock()
     registry: Registry = (
-        MemoryRegistry(clock) if request.param == "memory" else SqlRegistry(SqliteStore(str(tmp_path / "r.db")), clock)
+        MemoryRegistry(clock) if request.param == "memory" else SqlRegistry(SqliteStore(str(tmp_path / "r.db"), clock))
     )
     with registry:
         yield Yard(registry, clock)

@@ -9,10 +9,10 @@ from dataclasses import replace
 
 from shardyard.groups import protocol
 from shardyard.model import Partition, Position, UnknownGroup
-from shardyard.registry import OwnershipRow, Transaction
+from shardyard.registry import OwnershipRow, Snapshot, Transaction
 
 
-def positions_on(tx: Transaction, topic: str) -> dict[str, dict[Partition, Position]]:
+def positions_on(tx: Snapshot, topic: str) -> dict[str, dict[Partition, Position]]:
     """Every group that has committed on the topic, with its committed positions there."""
     found = {
         group.name: {

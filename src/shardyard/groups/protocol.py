@@ -31,7 +31,7 @@ from shardyard.model import (
     whole_number,
 )
 from shardyard.placement import ASSIGNORS, assign
-from shardyard.registry import GroupRow, MemberRow, OwnershipRow, Transaction
+from shardyard.registry import GroupRow, MemberRow, OwnershipRow, Snapshot, Transaction
 
 LEAST_SESSION_SECONDS = 1.0
 MOST_SESSION_SECONDS = 3600.0
@@ -177,7 +177,7 @@ def heartbeat(
     return _holdings(rows, name)
 
 
-def look(tx: Transaction, group: str, name: str, epoch: int) -> dict[Partition, Grant]:
+def look(tx: Snapshot, group: str, name: str, epoch: int) -> dict[Partition, Grant]:
     """Hear what one owns, without changing anything."""
     _member(tx, group, name, epoch)
     return _holdings(tx.ownerships_of(group, name), name)
@@ -260,7 +260,7 @@ def rebalance(tx: Transaction, group: str, topics: Mapping[str, Topic]) -> Decis
     return Decision(before, after)
 
 
-def is_due(tx: Transaction, row: GroupRow, topics: Mapping[str, Topic]) -> bool:
+def is_due(tx: Snapshot, row: GroupRow, topics: Mapping[str, Topic]) -> bool:
     """Whether there is anything for `rebalance` to do."""
     members = tx.members(row.name)
     if any(_lasts_too_long(tx, member) or _why_out(tx, row, member) is not None for member in members):
@@ -287,7 +287,7 @@ def _last(name: str, topics: Mapping[str, Topic]) -> str:
     return name
 
 
-def _lasts_too_long(tx: Transaction, member: MemberRow) -> bool:
+def _lasts_too_long(tx: Snapshot, member: MemberRow) -> bool:
     """The clock went back: no session lasts that long."""
     return member.expires_at > tx.now + member.session_timeout
 
@@ -327,7 +327,7 @@ def _without_waiting(
     return {p: name for p, name in after.items() if p.topic not in ending or p in owned}
 
 
-def _why_out(tx: Transaction, row: GroupRow, member: MemberRow) -> str | None:
+def _why_out(tx: Snapshot, row: GroupRow, member: MemberRow) -> str | None:
     """Why a member is to be put out, if it is: its session is over, or it hangs.
 
     It hangs if it had not got ahead with a partition for `release_after` seconds when it last heartbeat; what happened
@@ -417,7 +417,7 @@ def _group(tx: Transaction, name: str) -> GroupRow:
     return row
 
 
-def _member(tx: Transaction, group: str, name: str, epoch: int) -> MemberRow:
+def _member(tx: Snapshot, group: str, name: str, epoch: int) -> MemberRow:
     member = tx.member(group, name)
     if member is None or member.epoch != epoch:
         raise Fenced(f"member {name!r} (epoch {epoch}) is no longer in group {group!r}: it has to join again")

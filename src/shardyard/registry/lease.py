@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from shardyard.model import Fenced
 from shardyard.registry.batcher import TransactionBatcher
-from shardyard.registry.port import LeaseRow, Transaction
+from shardyard.registry.port import LeaseRow, Snapshot, Transaction
 
 
 def acquire(tx: Transaction, name: str, holder: str, seconds: float) -> int | None:
@@ -28,7 +28,7 @@ def release(tx: Transaction, name: str, token: int) -> None:
         tx.put_lease(LeaseRow(name, row.holder, token, tx.now))
 
 
-def check(tx: Transaction, name: str, token: int) -> None:
+def check(tx: Snapshot, name: str, token: int) -> None:
     """`Fenced` if the lease was acquired by another holder since. Call it in every transaction that relies on it."""
     row = tx.lease(name)
     if row is None or row.token != token:

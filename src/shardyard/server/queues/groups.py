@@ -12,7 +12,7 @@ from shardyard.queues.dead_letters import dead, letters_topic
 from shardyard.queues.dead_letters import redrive as drive_again
 from shardyard.queues.settings import change_group, forget, group_scope, group_settings, is_joined
 from shardyard.queues.topic_readers import known
-from shardyard.registry import MemberRow, Transaction
+from shardyard.registry import MemberRow, Snapshot, Transaction
 from shardyard.server.http import Authorised, answer, caller, takes, told
 from shardyard.server.queues.members import check_group_name
 from shardyard.server.queues.topics import delete_topics
@@ -37,7 +37,7 @@ async def list_groups(broker: Authorised) -> Response:
     return answer(rows)
 
 
-def _groups(tx: Transaction) -> dict[str, int]:
+def _groups(tx: Snapshot) -> dict[str, int]:
     found: dict[str, int] = {}
     for row in tx.groups():
         found[parent_group(row.name)] = found.get(parent_group(row.name), 0) + len(tx.members(row.name))

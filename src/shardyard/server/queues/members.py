@@ -32,7 +32,7 @@ from shardyard.queues.failures import Failure
 from shardyard.queues.filtering import only_tagged, without_header
 from shardyard.queues.retry_topics import ensure_retry_topics, original, with_retry_topics
 from shardyard.queues.settings import sharing
-from shardyard.registry import Transaction
+from shardyard.registry import Snapshot, Transaction
 from shardyard.registry.change_signal import ChangeSignal
 from shardyard.server.http import Authorised, Index, answer, authorised, queried, takes, told, wants_arrow
 from shardyard.wire import records as wire
@@ -214,7 +214,7 @@ async def changes(group: str, request: Request, broker: Authorised) -> Response:
             await _first(broker.closing.wait(), waking.wait(left))
 
 
-def _version(tx: Transaction, group: str) -> str:
+def _version(tx: Snapshot, group: str) -> str:
     row = tx.group(group)
     return "" if row is None else f"{row.epoch}.{row.inputs}.{row.assigned}.{row.shape}"
 
