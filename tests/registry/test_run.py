@@ -11,7 +11,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import OperationalError
 
 from shardyard.model import Busy, Fenced
-from shardyard.registry import GroupRow, Registry, Transaction
+from shardyard.registry import GroupRow, Registry, Snapshot, Transaction
 from shardyard.registry.port import TransactionAborted
 from shardyard.registry.sql import SqlRegistry
 from shardyard.registry.sqlite import SqliteStore
@@ -91,6 +91,20 @@ def test_busy_when_every_attempt_is_aborted_until_the_deadline(tmp_path: Path) -
         assert isinstance(busy.value.__cause__, TransactionAborted)
         store.aborts = 0
         assert state(registry) == ([], 0)
+
+
+def test_an_aborted_snapshot_is_read_again(registry: Registry) -> None:
+    registry.run(increment)
+    runs = 0
+
+    def work(snapshot: Snapshot) -> list[GroupRow]:
+        nonlocal runs
+        runs += 1
+        if runs < 3:
+            raise TransactionAborted("the test database", "conflict with recovery")
+        return snapshot.groups()
+
+    assert registry.read(work) == [GroupRow("billing", 1)]
 
 
 def test_an_error_of_the_work_is_not_retried(store: AbortingStore, registry: Registry) -> None:

@@ -9,7 +9,8 @@ from shardyard.registry.port import Registry
 
 
 class ChangeSignal:
-    """Wakes a waiting coroutine when `name` was touched. A touch between two waits is not missed."""
+    """Wakes a waiting coroutine when `name`, or a name below one that ends with "/", is touched. A touch between two
+    waits is not missed."""
 
     def __init__(self, registry: Registry, name: str) -> None:
         self._registry = registry
@@ -40,4 +41,4 @@ class ChangeSignal:
 
 
 def _no_watch() -> None:
-    """Ends nothing: the watch has not begun."""
+    """For a signal whose watch has not started."""

@@ -237,8 +237,11 @@ class MemoryTransaction(MemorySnapshot):
         self._members(group).rows.pop(name, None)
 
     def put_ownerships(self, rows: Iterable[OwnershipRow]) -> None:
+        group, table = None, _NO_OWNERSHIPS
         for row in rows:
-            self._ownerships(row.group).put(row.partition, row)
+            if row.group != group:  # nearly always they are all of one group
+                group, table = row.group, self._ownerships(row.group)
+            table.put(row.partition, row)
 
     def delete_ownerships(self, group: str, partitions: Iterable[Partition]) -> None:
         table = self._ownerships(group)

@@ -121,8 +121,9 @@ def _create_version_1(connection: Connection, _now: float) -> None:
 
 
 def _migrate_to_version_2(connection: Connection, now: float) -> None:
-    """New columns, audit numbers that the database assigns, `changes.version` as the number of a transaction instead of
-    a count (any number above the counts will do), and a group's configuration in `groups` alone."""
+    """Adds columns, lets the database assign audit numbers, and stores a group's configuration in `groups` alone.
+    `changes.version` was a count for each name, and is now a number for all names, which continues above the
+    highest."""
     for statement in (
         "ALTER TABLE groups ADD COLUMN broadcast BOOLEAN NOT NULL DEFAULT FALSE",
         "ALTER TABLE members ADD COLUMN address TEXT",

@@ -17,6 +17,7 @@ from shardyard.model import Busy, Partition, Position, RetryLater
 from shardyard.runtime.retry import Backoff
 
 T = TypeVar("T")
+S = TypeVar("S")
 
 _BACKOFF = Backoff(first=0.001, longest=0.1)
 """Between two attempts at a transaction."""
@@ -129,8 +130,8 @@ class AuditRow:
 
 class TransactionAborted(RetryLater):
     """Raised by an engine when the database rolled a transaction back because of another one, and the same work may
-    succeed in a new transaction: a serialization failure, a deadlock, a lock. `Registry.run` retries it; callers of
-    `run` do not see it."""
+    succeed in a new transaction: a serialization failure, a deadlock, a lock. `Registry.run` and `read` retry it, so
+    their callers do not see it."""
 
     def __init__(self, what: str, why: str) -> None:
         super().__init__(f"{what} rolled back a transaction because of another one ({why}): run it again")
@@ -237,31 +238,20 @@ class Registry(ABC):
         the state of that time. So `work` must have no side effects: it reads and changes rows, and returns a result.
         `Busy` if no attempt succeeded within `busy_wait` seconds. When this raises, nothing was changed.
         """
-        deadline = time.monotonic() + self.busy_wait
-        attempt = 0
-        while True:
-            attempt += 1
-            try:
-                with self._transaction(_seconds_until(deadline)) as tx:
-                    return work(tx)
-            except TransactionAborted as error:
-                if not _seconds_until(deadline):
-                    raise Busy(error.what, self.busy_wait) from error
-            time.sleep(min(_BACKOFF.delay(attempt), _seconds_until(deadline)))
+        return self._retry(self._transaction, work)
 
     def read(self, work: Callable[[Snapshot], T]) -> T:
         """Run `work` on the state that was last committed, and return its result. It does not wait for writers, and no
-        writer waits for it."""
-        with self._snapshot() as snapshot:
-            return work(snapshot)
+        writer waits for it. As in `run`, `work` must have no side effects."""
+        return self._retry(lambda _wait: self._snapshot(), work)
 
     def transaction(self) -> AbstractContextManager[Transaction]:
-        """A single attempt at a transaction, from which engines build `run`. It is committed at the end of the block,
-        or rolled back if the block raised. `TransactionAborted` is up to the caller; `run` takes care of it."""
+        """The building block of `run`: a single attempt at a transaction, committed at the end of the block, or
+        rolled back if the block raised. Unlike `run`, it may raise `TransactionAborted`."""
         return self._transaction(self.busy_wait)
 
     def snapshot(self) -> AbstractContextManager[Snapshot]:
-        """A snapshot for the length of a block, from which engines build `read`."""
+        """The building block of `read`: a snapshot that is open for the length of the block."""
         return self._snapshot()
 
     @abstractmethod
@@ -288,6 +278,19 @@ class Registry(ABC):
     @abstractmethod
     def _snapshot(self) -> AbstractContextManager[Snapshot]:
         """For engines: the state that was last committed. The object has no methods that write."""
+
+    def _retry(self, begin: Callable[[float], AbstractContextManager[S]], work: Callable[[S], T]) -> T:
+        deadline = time.monotonic() + self.busy_wait
+        attempt = 0
+        while True:
+            attempt += 1
+            try:
+                with begin(_seconds_until(deadline)) as state:
+                    return work(state)
+            except TransactionAborted as error:
+                if not _seconds_until(deadline):
+                    raise Busy(error.what, self.busy_wait) from error
+            time.sleep(min(_BACKOFF.delay(attempt), _seconds_until(deadline)))
 
     def __enter__(self) -> Self:
         return self

@@ -19,10 +19,10 @@ from shardyard.runtime.clock import Clock, SystemClock
 
 _SYSTEM_CLOCK = SystemClock()
 
-_NEXT_NUMBER = "SELECT coalesce(max(version), 0) + 1 FROM changes"
-_RECORD_TOUCHED = (
-    "INSERT INTO changes (name, version) VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET version = excluded.version"
-)
+_RECORD_TOUCHED = """
+INSERT INTO changes (name, version) VALUES (?, (SELECT coalesce(max(version), 0) + 1 FROM changes))
+ON CONFLICT (name) DO UPDATE SET version = excluded.version
+"""
 
 
 class SqliteStore:
@@ -59,8 +59,7 @@ class SqliteStore:
         return self._clock.now()
 
     def record_touched(self, connection: Connection, names: set[str]) -> None:
-        number = connection.exec_driver_sql(_NEXT_NUMBER).scalar()
-        connection.exec_driver_sql(_RECORD_TOUCHED, [(name, number) for name in names])
+        connection.exec_driver_sql(_RECORD_TOUCHED, [(name,) for name in names])
 
     def committed(self, names: set[str]) -> None:
         self._watcher.wake(names)

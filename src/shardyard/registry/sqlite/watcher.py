@@ -18,15 +18,14 @@ _log = logging.getLogger(__name__)
 
 
 class Watcher:
-    """While there are watches, its thread polls for commits on a connection of its own. In `changes`, each touched name
-    has the number of the last transaction that touched it; a poll reads the names with a number above the last one
-    it saw."""
+    """While there are watches, its thread polls for commits on a connection of its own. Touches are numbered, and
+    `changes` has the last number of each name: a poll reads the names with a number above the last one that it saw."""
 
     def __init__(self, file: RegistryFile) -> None:
         self._file = file
         self._watches = Watches()
         self._since: dict[str, int] = {}
-        """For each watched name, the number of the last transaction before the watch began."""
+        """For each watched name, the number of the last touch before the watch began."""
         self._seen = 0
         """The number up to which the thread has read `changes`."""
         self._connection: sqlite3.Connection | None = None
