@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from bench.figures import filesystem, milliseconds, sync_seconds, use_cores
 
 from shardyard.groups import Node, OwnedBatch, Reader
-from shardyard.groups.rebalancer import REBALANCER
+from shardyard.groups.rebalancer import LEASE
 from shardyard.log import Log
 from shardyard.log.sqlite import SqliteLog
 from shardyard.model import Fenced, Partition, Record
@@ -378,7 +378,7 @@ async def crash(folder: Path, interval: float, session: float, *, leader: bool) 
 
 def leader_of(registry: Registry) -> str | None:
     with registry.transaction() as tx:
-        lease = tx.lease(REBALANCER)
+        lease = tx.lease(LEASE)
     return None if lease is None else lease.holder
 
 
