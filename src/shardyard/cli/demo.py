@@ -133,7 +133,7 @@ class _DemoGroup:
         started = time.monotonic()
         before = self.owners
         async with asyncio.timeout(TIMEOUT_SECONDS):
-            while not await self._settled(members):  # noqa: ASYNC110 no single event says so
+            while not await self._is_settled(members):  # noqa: ASYNC110 no single event says so
                 await asyncio.sleep(0.01)
         seconds = time.monotonic() - started
         await asyncio.sleep(STAGE_SECONDS)
@@ -146,7 +146,7 @@ class _DemoGroup:
             "records so far": sum(self.sent.values()),
         }
 
-    async def _settled(self, members: int) -> bool:
+    async def _is_settled(self, members: int) -> bool:
         if any(task.done() for task in self.tasks.values()):
             await asyncio.gather(*self.tasks.values())  # raise the error that ended it
         with self.registry.snapshot() as tx:

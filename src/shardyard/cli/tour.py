@@ -15,7 +15,7 @@ STEPS = (
         "place alice bob carol --partitions 12",
     ),
     (
-        "How evenly? Ids 1 to 100 million over 1000 partitions:",
+        "How evenly are ids spread? 1 to 100 million over 1000 partitions:",
         "check --hash fnv1a32 --keys 100000000 --partitions 1000",
     ),
     ("From 12 to 13 partitions, what moves?", "compare --partitions 12 --to 13"),

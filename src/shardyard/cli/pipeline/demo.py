@@ -60,7 +60,7 @@ class _Demo:
 
     def run(self) -> dict[str, Any]:
         """The results of all jobs, by name."""
-        from shardyard.cli.pipeline.traffic import TOPIC, Traffic  # noqa: PLC0415 loads numba, which others do not need
+        from shardyard.cli.pipeline.traffic import TOPIC, Traffic  # noqa: PLC0415 loads numba
 
         results: dict[str, Any] = {}
         with Traffic(self._log, self._registry, BEFORE) as traffic:

@@ -157,7 +157,9 @@ def resume(group: Group, partitions: Partitions = None, brokers: Brokers = None,
             raise InvalidCall(f"all of group {group!r} is paused: resume it without --partition")
         for partition in partitions or ():
             if partition not in paused:
-                raise InvalidValue("--partition", partition, f"a paused partition: {', '.join(paused) or 'none is'}")
+                raise InvalidValue(
+                    "--partition", partition, f"a paused partition: {', '.join(paused) or 'there is none'}"
+                )
         still_paused = [partition for partition in paused if partitions and partition not in partitions]
         changes = {"paused": False, "paused_partitions": still_paused}
         _print_paused(group, session.request("PATCH", _path(group), changes), json=json)
@@ -236,7 +238,8 @@ def _path(group: str) -> str:
 
 
 def _partition_row(row: dict[str, Any], group: str) -> dict[str, object]:
-    member_group = {} if row["group"] == group else {"group": row["group"]}  # each member of a broadcast group has one
+    # Each member of a broadcast group has a group of its own.
+    member_group = {} if row["group"] == group else {"group": row["group"]}
     return member_group | {
         "partition": f"{row['topic']}/{row['partition']}",
         "owner": row["owner"],

@@ -97,8 +97,8 @@ def publish(
       echo '{"value": "hello", "key": "alice", "delay": 5}' | shardyard publish orders --json-lines
     """
     check_name(topic)
-    in_json = (values, key, record_id, tag, trace, headers, delay, deliver_at)
-    if json_lines and any(given is not None for given in in_json):
+    record_options = (values, key, record_id, tag, trace, headers, delay, deliver_at)
+    if json_lines and any(given is not None for given in record_options):
         raise InvalidCall(
             "--json-lines takes everything about a record from its line: expected no values, and none of --key, --id, "
             "--tag, --trace, --header, --delay and --deliver-at"
