@@ -22,9 +22,10 @@ from typing import Any, NamedTuple
 
 from bench.figures import filesystem, milliseconds, pin_to_cores, sync_seconds
 
-from shardyard.groups import Member, Node, OwnedBatch
-from shardyard.groups.lease import REBALANCER
-from shardyard.log import Log, SqliteLog
+from shardyard.groups import Node, OwnedBatch, Reader
+from shardyard.groups.rebalancer import LEASE
+from shardyard.log import Log
+from shardyard.log.sqlite import SqliteLog
 from shardyard.model import Fenced, Partition, Record
 from shardyard.registry import Registry, open_registry
 
@@ -75,7 +76,7 @@ async def _run_worker(connection: Connection, folder: Path, names: list[str], se
             while (command := await loop.run_in_executor(receiver, connection.recv)) == "join":
                 async with contextlib.AsyncExitStack() as stack:
                     for name in names:
-                        member = Member(
+                        member = Reader(
                             GROUP, [TOPIC], node=node, name=name, session_timeout=session, drain=10, max_records=1
                         )
                         await stack.enter_async_context(member)
@@ -88,7 +89,7 @@ async def _run_worker(connection: Connection, folder: Path, names: list[str], se
     connection.send(events)
 
 
-async def consume(member: Member, interval: float, events: list[Event]) -> None:
+async def consume(member: Reader, interval: float, events: list[Event]) -> None:
     """Handle one record per partition at a time, all partitions concurrently; each record takes `interval` seconds."""
 
     async def handle(batch: OwnedBatch) -> None:
@@ -389,7 +390,7 @@ async def bench_crash(folder: Path, interval: float, session: float, *, leader: 
 
 def leader_of(registry: Registry) -> str | None:
     with registry.transaction() as tx:
-        lease = tx.lease(REBALANCER)
+        lease = tx.lease(LEASE)
     return None if lease is None else lease.holder
 
 

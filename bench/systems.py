@@ -22,8 +22,9 @@ import redis
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 from redis import asyncio as aioredis
 
-from shardyard.log import SCHEMA, Durability, SqliteLog
+from shardyard.log.sqlite import Durability, SqliteLog
 from shardyard.model import Partition, Record, TopicExists
+from shardyard.model.batch import SCHEMA
 
 PARTITIONS = 16
 BATCH_RECORDS = 500

@@ -11,32 +11,8 @@ from shardyard import __version__
 from shardyard.cli import broker, check, compare, demo, pipeline, place, queues, tour
 from shardyard.cli.help import CommandGroup, Rows, apply_help_format
 from shardyard.cli.queues.session import DEFAULT_BROKER
-from shardyard.model import (
-    Closing,
-    GroupInUse,
-    InvalidCall,
-    MemberExists,
-    Moved,
-    NotAllowed,
-    PartitionTaken,
-    ShardyardError,
-    TopicExists,
-    TopicInUse,
-    WrongToken,
-)
-
-AS_THINGS_ARE = (
-    Closing,
-    GroupInUse,
-    MemberExists,
-    Moved,
-    NotAllowed,
-    PartitionTaken,
-    TopicExists,
-    TopicInUse,
-    WrongToken,
-)
-"""Refused for what is there; the call itself is fine."""
+from shardyard.model import ShardyardError
+from shardyard.wire.errors import exit_code_of
 
 _HELP = """Every message on the right partition, every partition with the right owner.
 

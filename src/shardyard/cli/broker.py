@@ -59,7 +59,7 @@ def broker(
 async def _serve(
     log_url: str, registry_url: str, host: str, port: int, token: str | None, trusted: Sequence[str]
 ) -> None:
-    from shardyard.queues.broker.app import BACKLOG, serving  # noqa: PLC0415 loads a web server
+    from shardyard.server.app import BACKLOG, serving  # noqa: PLC0415 loads a web server
 
     with _listening_socket(host, port, BACKLOG) as listener, open_registry(registry_url) as registry:
         async with (

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from shardyard.cli.options import Json, Partitions, integer_option
 from shardyard.cli.output import Row, print_json, print_table
-from shardyard.groups import Member, Node, status
+from shardyard.groups import Node, Reader, status
 from shardyard.log import Log, open_log
 from shardyard.model import InvalidValue, Partition, Record, whole_number
 from shardyard.placement import Modulus, plan

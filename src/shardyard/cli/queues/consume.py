@@ -211,7 +211,7 @@ def _format_tabs(record: Record, partition: Partition, offset: int) -> bytes:
 
 
 def _format_json(record: Record, partition: Partition, offset: int) -> bytes:
-    from shardyard.queues import wire  # noqa: PLC0415 slow to import
+    from shardyard.wire import records as wire  # noqa: PLC0415 slow to import
 
     return msgspec.json.encode(wire.json_record(record, partition, offset)) + b"\n"
 

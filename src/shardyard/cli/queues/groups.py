@@ -190,11 +190,11 @@ def reset(
 
     Examples:
 
-      shardyard.groups.position_reset billing orders --to earliest
+      shardyard groups reset billing orders --to earliest
 
-      shardyard.groups.position_reset billing orders --offset 1200 --partition 3
+      shardyard groups reset billing orders --offset 1200 --partition 3
 
-      shardyard.groups.position_reset billing orders --time 2026-01-31T12:00:00Z
+      shardyard groups reset billing orders --time 2026-01-31T12:00:00Z
     """
     options = {"to": to, "offset": offset, "time": parse_time("--time", time)}
     given = [(option, value) for option, value in options.items() if value is not None]
@@ -254,7 +254,7 @@ def _partition_row(row: dict[str, Any], group: str) -> dict[str, object]:
 
 def _member_row(member: dict[str, Any]) -> dict[str, object]:
     """A member without its retry topics, which every member has."""
-    from shardyard.queues.marks import beside  # noqa: PLC0415 slow to import
+    from shardyard.queues.retry_topics import beside  # noqa: PLC0415 slow to import
 
     return {
         "member": member["member"],

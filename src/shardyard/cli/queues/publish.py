@@ -174,7 +174,7 @@ class _Publisher:
 
     def _publish_delayed(self, delayed: list["Posted"]) -> list[dict[str, Any]]:
         """Returns where records were stored that turned out to be due already."""
-        from shardyard.queues import wire  # noqa: PLC0415 slow to import
+        from shardyard.wire import records as wire  # noqa: PLC0415 slow to import
 
         packed = [
             wire.PackedRecord(r.value, r.key, r.id, list(r.headers), r.timestamp, posted.due)
@@ -206,7 +206,7 @@ class _Publisher:
 
 def _due_time(delay: float | None, deliver_at: str | None) -> Callable[[], int | None]:
     """A function that returns when a record published now is due, in ms since 1970, or None for at once."""
-    from shardyard.log.batch import now_ms  # noqa: PLC0415 slow to import
+    from shardyard.model.batch import now_ms  # noqa: PLC0415 slow to import
     from shardyard.queues.delays import MAX_DELAY_MS  # noqa: PLC0415
 
     max_seconds = MAX_DELAY_MS // 1000
@@ -275,8 +275,8 @@ def _to_records(
 
 
 def _parse_json(batches: Iterable[list[bytes]]) -> Iterator[list["Posted"]]:
-    from shardyard.log.batch import now_ms  # noqa: PLC0415 slow to import
-    from shardyard.queues import wire  # noqa: PLC0415
+    from shardyard.model.batch import now_ms  # noqa: PLC0415 slow to import
+    from shardyard.wire import records as wire  # noqa: PLC0415
 
     line_number = 0
     for batch in batches:

@@ -11,7 +11,7 @@ from shardyard.model import InvalidValue
 
 def parse_settings(kind: type[msgspec.Struct], pairs: Sequence[str]) -> dict[str, Any]:
     """The settings in `pairs`, written as NAME=VALUE, with the types that they have in `kind`."""
-    from shardyard.queues.expected import in_words, masked, unknown  # noqa: PLC0415 slow to import
+    from shardyard.wire.validation import in_words, masked, unknown  # noqa: PLC0415 slow to import
 
     fields = {field.name: field for field in msgspec.structs.fields(kind)}
     settings = {}
@@ -42,7 +42,7 @@ def format_setting(value: object) -> str:
 
 def settings_help(kind: type[msgspec.Struct]) -> Rows:
     """The settings of `kind`, with the values they take and their defaults."""
-    from shardyard.queues.expected import in_words  # noqa: PLC0415 slow to import
+    from shardyard.wire.validation import in_words  # noqa: PLC0415 slow to import
 
     return [
         (field.name, f"{in_words(field.type, 'none')}{_default(field.default)}")

@@ -209,7 +209,7 @@ def _path(topic: str) -> str:
 
 
 def _is_internal(name: str) -> bool:
-    from shardyard.queues.marks import beside  # noqa: PLC0415 slow to import
+    from shardyard.queues.retry_topics import beside  # noqa: PLC0415 slow to import
 
     return name.startswith(INTERNAL_PREFIX) or beside(name) is not None
 
