@@ -20,7 +20,11 @@ run: $(VENV)/.ready ## take a tour: placing keys, planning moves, a group on a d
 
 .PHONY: test
 test: lint ## run lint, type checks, import layers and all tests
-	@$(BIN)/python -m pytest -n 2
+	@$(BIN)/python -m pytest -n 2 --dist loadgroup
+
+.PHONY: quick
+quick: $(VENV)/.ready ## the tests that need neither Spark nor other servers (under two minutes)
+	@$(BIN)/python -m pytest -n 2 --dist loadgroup -q -m "not spark and not server and not processes"
 
 .PHONY: lint
 lint: $(VENV)/.ready ## run ruff, mypy (strict) and the import-layer check

@@ -15,6 +15,7 @@ from tests.cli.invocation import invoke
 from tests.pipeline.logs import contents, create, fill, url
 
 LOG = "sqlite:///log"
+pytestmark = pytest.mark.spark
 
 
 def shardyard(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
