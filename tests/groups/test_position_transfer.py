@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from shardyard.groups import positions_on, protocol, status, transfer_positions
+from shardyard.groups import GroupConfig, assignment, positions_on, protocol, status, transfer_positions
 from shardyard.log import Sender
 from shardyard.model import Partition, Position, Record, Topic, UnknownGroup
 from tests.groups.test_protocol import GROUP, P0, Yard, yard
@@ -39,7 +39,7 @@ def test_members_of_a_moved_topic_release_it_and_share_its_successor(yard: Yard)
     with yard.registry.snapshot() as tx:
         row = tx.group(GROUP)
         assert row is not None
-        assert protocol.is_due(tx, row, yard.topics)
+        assert assignment.is_due(tx, row, yard.topics)
     yard.rebalance()
     assert all(holding.revoked for name in "ab" for holding in yard.heartbeat(name).values())
     yard.commit("a", *next((p, h.epoch, 3) for p, h in yard.heartbeat("a").items()))  # what is in hand is finished
@@ -138,7 +138,7 @@ def test_the_positions_of_all_groups_on_a_topic_are_found(yard: Yard) -> None:
         yard.commit("a", partition, held[partition].epoch, offset)
     yard.leave("a")
     with yard.registry.transaction() as tx:
-        protocol.configure(tx, "another group", protocol.GroupConfig(), who="ann")
+        protocol.configure(tx, "another group", GroupConfig(), who="ann")
         assert positions_on(tx, TOPIC) == {GROUP: {P0: Position(1, 5), Partition(TOPIC, 2): Position(1, 0)}}
         assert positions_on(tx, "mail") == {GROUP: {Partition("mail", 0): Position(1, 7)}}
 
@@ -151,7 +151,7 @@ def test_a_group_begins_on_the_successor_where_its_positions_were_carried_over_t
         with yard.registry.transaction() as tx:
             transfer_positions(tx, GROUP, begin, "ann")
             assert [(row.who, row.action, row.subject, row.detail) for row in tx.audit_log()] == [
-                ("ann", "positions carried over", GROUP, {"orders.2/0": 4, "orders.2/3": 0})
+                ("ann", "positions transferred", GROUP, {"orders.2/0": 4, "orders.2/3": 0})
             ]
     assert yard.rebalance() is None, "they wait for the move"
     move(yard)

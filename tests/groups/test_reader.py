@@ -222,8 +222,8 @@ def test_an_owner_that_was_followed_can_neither_commit_append_nor_read(tell: Cal
             await yard.send(0, "x")
             (batch,) = await take(zombie, 1)
             await batch.append(Partition(TOPIC, 1), [Record("as owner", None, b"")])
-            assert zombie._living is not None
-            zombie._living.cancel()  # as good as SIGSTOP: no more heartbeats
+            assert zombie._membership._task is not None
+            zombie._membership._task.cancel()  # as good as SIGSTOP: no more heartbeats
             async with yard.member("m2", session_timeout=60.0) as successor:
                 await yard.until_shared(4)
 
@@ -238,7 +238,7 @@ def test_an_owner_that_was_followed_can_neither_commit_append_nor_read(tell: Cal
                 with pytest.raises(Fenced):
                     await batch.append(Partition(TOPIC, 1), [Record("too late", None, b"")])
                 with pytest.raises(Fenced):
-                    await batch._claim._read(Position((await yard.log.topic(TOPIC)).epoch, 0), 1, 1000)
+                    await batch._reader._read(Position((await yard.log.topic(TOPIC)).epoch, 0), 1, 1000)
                 assert (await yard.log.span(Partition(TOPIC, 1))).end == 1
 
     tell(story)
@@ -389,7 +389,7 @@ def test_bad_calls_say_what_is_wrong(tell: Callable[[Story], None]) -> None:
             Reader("billing", TOPIC, node=yard.node)
         with pytest.raises(InvalidValue, match="topics is \\[\\]"):
             Reader("billing", [], node=yard.node)
-        with pytest.raises(InvalidValue, match="member name is 5: expected a text"):
+        with pytest.raises(InvalidValue, match="member name is 5: expected a string"):
             async with yard.member(5):  # type: ignore[arg-type]
                 pass
         with pytest.raises(InvalidCall, match="has not joined: enter it"):
@@ -411,7 +411,7 @@ def test_bad_calls_say_what_is_wrong(tell: Callable[[Story], None]) -> None:
             (batch,) = await take(member, 1)
             with pytest.raises(CommitBeyond, match="offset 3 of orders/0 lies beyond what was delivered, 2"):
                 await batch.commit(upto=3)
-            with pytest.raises(InvalidCall, match="has no batch of orders/9 in hand"):
+            with pytest.raises(InvalidCall, match="has no batch of orders/9 in flight"):
                 await member.commit({Partition(TOPIC, 0): 2, Partition(TOPIC, 9): 0})
             assert (await yard.committed())[0] is None
             await batch.commit(upto=1)
@@ -514,10 +514,10 @@ def test_a_healthy_member_is_not_put_out_between_two_heartbeats(tell: Callable[[
             configure(tx, "billing", GroupConfig(release_after=0.01), who="ann")
         async with yard.member("m1") as member:
             await yard.until_shared(4)
-            heard = member._heard
+            heard = member._membership._last_contact
 
             async def heard_again() -> bool:
-                return member._heard > heard
+                return member._membership._last_contact > heard
 
             await yard.until(heard_again)
             with yard.registry.transaction() as tx:
@@ -537,7 +537,7 @@ def test_a_batch_that_is_not_committed_is_warned_of(
             await take(member, 1)
 
             async def warned() -> bool:
-                return "<OwnedBatch orders/0, offsets 0 to 0> has been in hand for" in caplog.text
+                return "<OwnedBatch orders/0, offsets 0 to 0> has been in flight for" in caplog.text
 
             await yard.until(warned)
 

@@ -25,6 +25,7 @@ def run(*command: str | Path, cwd: Path) -> Any:
     return json.loads(done.stdout)
 
 
+@pytest.mark.spark
 @pytest.mark.timeout(300)
 def test_ingest_and_balance_run_on_a_cluster(tmp_path: Path) -> None:
     log = url(tmp_path)

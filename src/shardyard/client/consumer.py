@@ -136,7 +136,7 @@ class Consumer:
             broken.set_exception(error)
 
     async def _fail(self, failures: Sequence[tuple[Partition, int, int, str]]) -> None:
-        await self._node.coordinator.fail(self.member.seat, failures)
+        await self._node.coordinator.fail(self.member.identity, failures)
 
 
 async def _or_broken(batches: AsyncIterator[OwnedBatch], broken: "asyncio.Future[None]") -> OwnedBatch:

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from shardyard.client.brokers import ANSWER_SECONDS, Brokers, path
 from shardyard.groups.coordinator import Changes, GroupCoordinator, JoinRequest, MemberIdentity
-from shardyard.groups.protocol import Grant
+from shardyard.groups.protocol import Grant, MemberAssignment
 from shardyard.model import (
     Appended,
     Fence,
@@ -27,6 +27,7 @@ from shardyard.model import (
     TopicKind,
 )
 from shardyard.model.batch import Batch, from_records, now_ms
+from shardyard.runtime.clock import SystemClock
 from shardyard.wire import records as wire
 
 _log = logging.getLogger(__name__)
@@ -62,6 +63,9 @@ class RemoteCoordinator(GroupCoordinator):
             "static": application.static,
             "partitions": None if application.partitions is None else [str(p) for p in application.partitions],
             "session_timeout": application.session_timeout,
+            "address": application.address,
+            "metadata": application.metadata,
+            "prepare_seconds": application.prepare_seconds,
             "since": since,
         }
         if since is not None and time.monotonic() - self._beat_at < application.session_timeout / 2:
@@ -85,7 +89,7 @@ class RemoteCoordinator(GroupCoordinator):
                 _log.warning("joining put off: %s", error)
                 await asyncio.sleep(NAME_AGAIN_SECONDS)
 
-    async def heartbeat(self, seat: MemberIdentity, progress: Iterable[Partition]) -> dict[Partition, Grant]:
+    async def heartbeat(self, seat: MemberIdentity, progress: Iterable[Partition]) -> MemberAssignment:
         asks = {"epoch": seat.epoch, "progress": [str(partition) for partition in progress]}
         answer = await self._brokers.post(f"{_path(seat)}/heartbeat", asks, timeout=self._beat, patience=2 * self._beat)
         told = answer.json()
@@ -98,13 +102,17 @@ class RemoteCoordinator(GroupCoordinator):
         if self.heard is not None:
             self.heard(settings)
 
-    async def look(self, seat: MemberIdentity) -> dict[Partition, Grant]:
+    async def assignment(self, seat: MemberIdentity) -> MemberAssignment:
         told = await self._brokers.get(_path(seat), timeout=self._beat, patience=2 * self._beat, epoch=seat.epoch)
         return _holdings(told.json())
 
     async def commit(self, seat: MemberIdentity, positions: Mapping[Partition, tuple[int, Position]]) -> None:
         told = {str(p): (owned, position.epoch, position.offset) for p, (owned, position) in positions.items()}
         await self._brokers.post(f"{_path(seat)}/commit", {"epoch": seat.epoch, "positions": told})
+
+    async def ready(self, seat: MemberIdentity, partitions: Iterable[Partition]) -> None:
+        asks = {"epoch": seat.epoch, "partitions": [str(partition) for partition in partitions]}
+        await self._brokers.post(f"{_path(seat)}/ready", asks)
 
     async def release(self, seat: MemberIdentity, partitions: Mapping[Partition, int]) -> None:
         told = {str(partition): epoch for partition, epoch in partitions.items()}
@@ -155,13 +163,14 @@ def _path(seat: MemberIdentity) -> str:
     return path("groups", seat.group, "members", seat.member)
 
 
-def _holdings(told: Mapping[str, Any]) -> dict[Partition, Grant]:
-    return {
+def _holdings(told: Mapping[str, Any]) -> MemberAssignment:
+    owned = {
         wire.partition_named(text): Grant(
             held["epoch"], held["committed"] and Position(*held["committed"]), held["revoked"]
         )
         for text, held in told["partitions"].items()
     }
+    return MemberAssignment(owned, frozenset(map(wire.partition_named, told["incoming"])))
 
 
 class RemoteLog:
@@ -256,6 +265,7 @@ class RemoteHost:
         self.name = name
         self.log = RemoteLog(brokers)
         self.coordinator = RemoteCoordinator(brokers)
+        self.clock = SystemClock()
         self._brokers = brokers
 
     @property

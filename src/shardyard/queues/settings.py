@@ -108,7 +108,7 @@ def change_group(tx: Transaction, group: str, who: str, changes: Mapping[str, An
     shared = sharing(changed)
     if tx.group(group) is None or any(shared[name] != getattr(before, name) for name in shared):
         for part in {group, *those}:
-            configure(tx, part, GroupConfig(**shared), who=None)
+            configure(tx, part, GroupConfig(**shared, broadcast=changed.broadcast and part == group), who=None)
     tx.put_setting(group_scope(group), NAME, msgspec.to_builtins(changed))
     tx.audit(who, "group settings changed", group, _masked(changes))
     return changed

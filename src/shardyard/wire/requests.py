@@ -1,6 +1,6 @@
 """What callers ask for, as JSON."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
@@ -53,8 +53,20 @@ class Join(Struct, forbid_unknown_fields=True):
     partitions: list[str] | None = None
     """Own these and no others."""
     session_timeout: float = 10.0
+    address: str | None = None
+    """Where others reach it."""
+    metadata: Any = None
+    prepare_seconds: Annotated[float, Meta(gt=0)] | None = None
+    """How long the owner of a partition keeps it while this member prepares to take it over."""
     since: int | None = None
     """The epoch of this process's earlier life under the same name."""
+
+
+class Ready(Struct, forbid_unknown_fields=True):
+    """Incoming partitions that a member has prepared."""
+
+    epoch: int
+    partitions: list[str]
 
 
 class Heartbeat(Struct, forbid_unknown_fields=True):

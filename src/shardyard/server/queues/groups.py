@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
 
-from shardyard.groups import PartitionStatus, To, reset, resolve, status
+from shardyard.groups import PartitionStatus, ResetTarget, reset, resolve_positions, status
 from shardyard.groups.broadcast import groups_of, is_member_group, parent_group
 from shardyard.model import GroupInUse, InvalidCall, Partition, Position, UnknownGroup
 from shardyard.queues import cascade_delete
@@ -147,7 +147,7 @@ def _forget(tx: Transaction, group: str, who: str, *, is_left: bool) -> None:
 async def reset_group(group: str, request: Request, broker: Authorised) -> Response:
     """Let the group go on elsewhere, while its members run."""
     asked = await told(request, requests.Reset)
-    positions = await resolve(broker.log, asked.topic, asked.partitions, To(asked.to, asked.value))
+    positions = await resolve_positions(broker.log, asked.topic, asked.partitions, ResetTarget(asked.to, asked.value))
     await broker.node.transactions.run(lambda tx: _reset(tx, group, positions, caller(request)))
     return answer({str(partition): position.offset for partition, position in positions.items()})
 

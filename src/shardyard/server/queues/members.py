@@ -10,10 +10,10 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from msgspec import structs
 
-from shardyard.groups import GroupConfig, configure, protocol
-from shardyard.groups.broadcast import member_group, parent_group
+from shardyard.groups import GroupConfig, protocol
+from shardyard.groups.broadcast import parent_group
 from shardyard.groups.coordinator import JoinRequest, MemberIdentity
-from shardyard.groups.protocol import Grant
+from shardyard.groups.protocol import MemberAssignment
 from shardyard.model import (
     CommitBeyond,
     Fence,
@@ -32,7 +32,7 @@ from shardyard.queues.failures import Failure
 from shardyard.queues.filtering import only_tagged, without_header
 from shardyard.queues.retry_topics import ensure_retry_topics, original, with_retry_topics
 from shardyard.queues.settings import sharing
-from shardyard.registry import Snapshot, Transaction
+from shardyard.registry import Snapshot
 from shardyard.registry.change_signal import ChangeSignal
 from shardyard.server.http import Authorised, Index, answer, authorised, queried, takes, told, wants_arrow
 from shardyard.wire import records as wire
@@ -64,12 +64,22 @@ async def join(group: str, request: Request, broker: Authorised) -> Response:
     shares = not settings.broadcast and asked.partitions is None
     if shares:
         topics = [check_topic_name(topic, Limits()) for topic in with_retry_topics(group, topics)]
-    seat_group = group if not settings.broadcast else member_group(group, name)
-    asks_for = JoinRequest(seat_group, name, topics, asked.weight, asked.static, named, asked.session_timeout)
-    seat = await broker.node.coordinator.join(asks_for, asked.since)
-    await broker.node.transactions.run(lambda tx: _configured(tx, seat_group, settings))
     if shares:
         await ensure_retry_topics(broker.log, group, asked.topics)
+    joining = JoinRequest(
+        group,
+        name,
+        topics,
+        asked.weight,
+        asked.static,
+        named,
+        asked.session_timeout,
+        asked.address,
+        asked.metadata,
+        asked.prepare_seconds,
+        GroupConfig(**sharing(settings), broadcast=settings.broadcast),
+    )
+    seat = await broker.node.coordinator.join(joining, asked.since)
     heard = _for_members(settings)
     return answer({"group": seat.group, "member": seat.member, "epoch": seat.epoch, "settings": heard}, 201)
 
@@ -87,14 +97,6 @@ async def _check_there(broker: Broker, topics: list[str], named: Iterable[Partit
             raise InvalidValue("partition", str(partition), "one of the topics that are named, too")
         if partition.index >= counts[partition.topic]:
             raise PartitionOutOfRange(partition, counts[partition.topic])
-
-
-def _configured(tx: Transaction, group: str, settings: GroupSettings) -> None:
-    """A new group begins as its settings say."""
-    shared = sharing(settings)
-    row = tx.group(group)
-    if row is not None and any(getattr(row, name) != value for name, value in shared.items()):
-        configure(tx, group, GroupConfig(**shared), who=None)  # who set it was audited then
 
 
 def _for_members(settings: GroupSettings) -> GroupSettings:
@@ -119,25 +121,34 @@ async def heartbeat(group: str, member: str, request: Request, broker: Authorise
         await broker.node.coordinator.leave(seat)
         raise
     held = await broker.node.coordinator.heartbeat(seat, [wire.partition_named(text) for text in asked.progress])
-    return answer({"partitions": _shown(held), "settings": _for_members(settings)})
+    return answer({**_shown(held), "settings": _for_members(settings)})
 
 
 @router.get("/members/{member}")
 async def look(group: str, member: str, epoch: int, broker: Authorised) -> Response:
     """Hear what one owns."""
-    held = await broker.node.coordinator.look(MemberIdentity(group, member, epoch))
-    return answer({"partitions": _shown(held)})
+    return answer(_shown(await broker.node.coordinator.assignment(MemberIdentity(group, member, epoch))))
 
 
-def _shown(held: dict[Partition, Grant]) -> dict[str, Any]:
-    return {
+def _shown(assignment: MemberAssignment) -> dict[str, Any]:
+    owned = {
         str(partition): {
-            "epoch": holding.epoch,
-            "committed": holding.committed and [holding.committed.epoch, holding.committed.offset],
-            "revoked": holding.revoked,
+            "epoch": grant.epoch,
+            "committed": grant.committed and [grant.committed.epoch, grant.committed.offset],
+            "revoked": grant.revoked,
         }
-        for partition, holding in held.items()
+        for partition, grant in assignment.owned.items()
     }
+    return {"partitions": owned, "incoming": sorted(map(str, assignment.incoming))}
+
+
+@router.post("/members/{member}/ready", status_code=204, openapi_extra=takes(requests.Ready))
+async def ready(group: str, member: str, request: Request, broker: Authorised) -> Response:
+    """Incoming partitions are prepared: their owners may release them."""
+    asked = await told(request, requests.Ready)
+    partitions = [wire.partition_named(text) for text in asked.partitions]
+    await broker.node.coordinator.ready(MemberIdentity(group, member, asked.epoch), partitions)
+    return Response(status_code=204)
 
 
 @router.post("/members/{member}/commit", status_code=204, openapi_extra=takes(requests.Commit))
@@ -205,7 +216,7 @@ async def changes(group: str, request: Request, broker: Authorised) -> Response:
     asked = queried(request, requests.Changes)
     seen = asked.seen
     until = broker.clock.monotonic() + min(asked.wait_seconds, LONGEST_WAIT_SECONDS)
-    with ChangeSignal(broker.registry, protocol.watch_name(group)) as waking:
+    with ChangeSignal(broker.registry, protocol.watch_name(group), broker.clock) as waking:
         while True:
             version = await broker.node.transactions.read(lambda tx: _version(tx, group))
             left = until - broker.clock.monotonic()
