@@ -21,7 +21,7 @@ from pyspark.sql import functions as F  # noqa: N812 as everybody calls it
 from shardyard.log import SCHEMA, Sender, open_log
 from shardyard.model import Partition
 from shardyard.pipeline.lake.ingest import ingest
-from shardyard.pipeline.placing import placement_column
+from shardyard.pipeline.partitioning import placement_column
 from shardyard.pipeline.reshard.reshard import reshard
 from shardyard.pipeline.session import session
 from shardyard.placement import generate_ids

@@ -8,10 +8,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 as everybody calls it
 
 from shardyard.pipeline.balance import hot_keys
-from shardyard.pipeline.balance.blocks import Counted, collected
+from shardyard.pipeline.balance.count_blocks import Counted, collected
+from shardyard.pipeline.balance.counting import BUCKET_BITS, BUCKETS, THINNED, THINNED_BITS, Counting, key_hash
 from shardyard.pipeline.balance.hot_keys import KEYS, Wanted, as_loads, counted_keys, distinct_keys, hottest
 from shardyard.pipeline.balance.loads import LOADS
-from shardyard.pipeline.balance.tally import BUCKET_BITS, BUCKETS, THINNED, THINNED_BITS, Counting, key_hash
 
 ALL = Wanted((), 1, 0, 0)
 

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from shardyard.pipeline.plan.advice import PartitionCount, ordinal, readable, recommendation, recommended
 from shardyard.pipeline.plan.load import Load
+from shardyard.pipeline.plan.recommendation import PartitionCount, ordinal, readable, recommendation, recommended
 from shardyard.pipeline.plan.report import make_plan
 
 TWENTY_GB = Load(10_000_000, 20 * 10**9)

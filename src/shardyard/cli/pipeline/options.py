@@ -44,8 +44,8 @@ def spark_session(
     """A session for one command, or the one that is running. Failures come out in one line. `own_bar`: the command
     draws its progress itself."""
     need_spark()
-    from shardyard.pipeline.failures import told_plainly  # noqa: PLC0415 Spark is slow to import
     from shardyard.pipeline.session import SparkSession, session  # noqa: PLC0415
+    from shardyard.pipeline.spark_errors import told_plainly  # noqa: PLC0415 Spark is slow to import
 
     running = SparkSession.getActiveSession()
     settings = {"spark.ui.showConsoleProgress": "false"} if own_bar else {}
@@ -118,7 +118,7 @@ def loads(
     """What `balance` and `plan` look at."""
     from shardyard.pipeline.balance.loads import loads_of_table, loads_of_topic  # noqa: PLC0415 as above
     from shardyard.pipeline.blocking import blocking  # noqa: PLC0415
-    from shardyard.pipeline.source.lookup import fixed_range  # noqa: PLC0415
+    from shardyard.pipeline.source.offset_lookup import fixed_range  # noqa: PLC0415
     from shardyard.pipeline.source.options import absolute  # noqa: PLC0415
 
     if parquet is not None:

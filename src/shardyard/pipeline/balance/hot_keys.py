@@ -13,8 +13,8 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 as everybody calls it
 from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, StructField, StructType
 
-from shardyard.pipeline.balance.blocks import Counted, Counts
-from shardyard.pipeline.balance.tally import BUCKET_BITS, THIN, THINNED_BITS, key_hash
+from shardyard.pipeline.balance.count_blocks import Counted, Counts
+from shardyard.pipeline.balance.counting import BUCKET_BITS, THIN, THINNED_BITS, key_hash
 
 HEAVY_BUCKETS = 512
 """By records, and as many by bytes."""

@@ -10,7 +10,8 @@ import numpy as np
 from pyspark.sql import DataFrame
 
 from shardyard.model import InvalidValue, Member, Partition, whole_number
-from shardyard.pipeline.balance.blocks import Counted, collected
+from shardyard.pipeline.balance.count_blocks import Counted, collected
+from shardyard.pipeline.balance.counting import ACTUAL, BUCKETS, THINNED, TOTAL, Counting
 from shardyard.pipeline.balance.figures import (
     ACTUAL_NAME,
     BalanceReport,
@@ -28,7 +29,6 @@ from shardyard.pipeline.balance.figures import (
 from shardyard.pipeline.balance.hot_keys import Wanted, as_loads, counted_keys, hottest
 from shardyard.pipeline.balance.loads import LOADS, loads_of_table, loads_of_topic
 from shardyard.pipeline.balance.scheme import MOST_PARTITIONS, Scheme, every_scheme
-from shardyard.pipeline.balance.tally import ACTUAL, BUCKETS, THINNED, TOTAL, Counting
 from shardyard.pipeline.balance.verdict import verdict
 from shardyard.placement import assign, partitioner_named
 from shardyard.placement.assignors import assignor_named

@@ -21,7 +21,7 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from shardyard.model import Damaged, NotOurs, WrongSchemaVersion
-from shardyard.pipeline.durable import alone, store_json, sync
+from shardyard.pipeline.atomic_files import alone, store_json, sync
 
 SCHEMA_VERSION = 1
 COLUMNS = ("partition", "offset", "epoch", "timestamp", "id", "key", "value", "headers")

@@ -14,10 +14,10 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from shardyard.model import Damaged, InvalidValue, UnknownTopic
 from shardyard.pipeline.blocking import blocking
-from shardyard.pipeline.failures import told_plainly
 from shardyard.pipeline.lake.files import COLUMNS, Lake, Merge, rows_in
 from shardyard.pipeline.source.offsets import Offsets, ranges
 from shardyard.pipeline.source.options import absolute
+from shardyard.pipeline.spark_errors import told_plainly
 
 RECORDS_PER_BATCH = 2_000_000
 EVERY_SECONDS = 5.0

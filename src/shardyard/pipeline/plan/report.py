@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from shardyard.model import InvalidValue, whole_number
-from shardyard.pipeline.plan.advice import PartitionCount, recommendation, recommended
 from shardyard.pipeline.plan.load import Bytes, Load
+from shardyard.pipeline.plan.recommendation import PartitionCount, recommendation, recommended
 from shardyard.pipeline.plan.routing_size import ADR_009, TableSize, WorkerMemory, table_size, worker_memory
 from shardyard.pipeline.plan.steps import MemberStep, PartitionStep, member_steps, partition_steps
 from shardyard.placement import ASSIGNORS, DEFAULT_HASH, balance, hash_named

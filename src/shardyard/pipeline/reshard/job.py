@@ -12,10 +12,10 @@ from typing import Any, Self
 from shardyard.log import Limits
 from shardyard.log.batch import check_topic_name
 from shardyard.model import Damaged, InvalidCall, InvalidValue, Moved, Retention, Topic, TopicExists
+from shardyard.pipeline.atomic_files import alone, store_json
 from shardyard.pipeline.blocking import BlockingLog, blocking
-from shardyard.pipeline.durable import alone, store_json
-from shardyard.pipeline.placing import Placing
-from shardyard.pipeline.reshard.carrying import Chunk
+from shardyard.pipeline.partitioning import Placing
+from shardyard.pipeline.reshard.offset_translation import Chunk
 from shardyard.pipeline.source.options import absolute
 from shardyard.pipeline.source.staging import Staging, folder_of
 

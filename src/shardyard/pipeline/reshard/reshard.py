@@ -30,15 +30,15 @@ from shardyard.model import (
     whole_number,
 )
 from shardyard.pipeline.blocking import BlockingLog, blocking
-from shardyard.pipeline.failures import told_plainly
-from shardyard.pipeline.placing import Placing
-from shardyard.pipeline.reshard.carrying import Chunk, carry, levels
+from shardyard.pipeline.partitioning import Placing
 from shardyard.pipeline.reshard.checksum import checksum
 from shardyard.pipeline.reshard.job import Job, Round, Rounds, alone_at, begin, forget, home_of
-from shardyard.pipeline.source import lookup
+from shardyard.pipeline.reshard.offset_translation import Chunk, carry, levels
+from shardyard.pipeline.source import offset_lookup
 from shardyard.pipeline.source.columns import from_spark
 from shardyard.pipeline.source.options import absolute
 from shardyard.pipeline.source.staging import Manifest, Places, Staging, commit, folder_of
+from shardyard.pipeline.spark_errors import told_plainly
 from shardyard.registry import open_registry
 
 SWITCH_BELOW = 20_000
@@ -168,7 +168,7 @@ class _Work:
 
     def _check_complete(self) -> None:
         """Nothing may be missing, and nothing else may be there, whatever is remembered of the rounds."""
-        spans = self._wait(lookup.extents(self._log, [self._job.target]))[self._job.target].spans
+        spans = self._wait(offset_lookup.extents(self._log, [self._job.target]))[self._job.target].spans
         there = [span.end for span in spans]
         expected = _sums(self._rounds.all(), self._job.placing.partitions)
         if there != expected or self._copied() != self._ends():
@@ -195,7 +195,7 @@ class _Work:
         return [span.end for span in self._spans()]
 
     def _spans(self) -> tuple[Span, ...]:
-        return self._wait(lookup.extents(self._log, [self._job.topic]))[self._job.topic].spans
+        return self._wait(offset_lookup.extents(self._log, [self._job.topic]))[self._job.topic].spans
 
     # One round
 

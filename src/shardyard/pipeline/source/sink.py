@@ -16,7 +16,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 
 from shardyard.model import InvalidValue, Topic
 from shardyard.pipeline.blocking import blocking
-from shardyard.pipeline.placing import Placing
+from shardyard.pipeline.partitioning import Placing
 from shardyard.pipeline.source.columns import from_spark
 from shardyard.pipeline.source.options import WriteOptions
 from shardyard.pipeline.source.staging import Manifest, Places, Staging, commit, folder_of, successor_of

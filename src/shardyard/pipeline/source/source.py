@@ -11,7 +11,7 @@ from pyspark.sql.types import StructType
 
 from shardyard.model import InvalidValue, OffsetBeyondEnd, OffsetTrimmed, Partition, UnknownTopic, WrongEpoch
 from shardyard.pipeline.blocking import BlockingLog, blocking
-from shardyard.pipeline.source import lookup, offsets
+from shardyard.pipeline.source import offset_lookup, offsets
 from shardyard.pipeline.source.columns import COLUMNS, check_writable, chosen, to_spark
 from shardyard.pipeline.source.offsets import DataLost, Extent, Offsets, Range
 from shardyard.pipeline.source.options import ReadOptions, read_options, write_options
@@ -74,9 +74,9 @@ class BatchReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         with blocking(self._options.log) as log:
-            known = log.wait(lookup.extents(log.log, self._options.topics))
-            start = log.wait(lookup.locate(log.log, known, self._options.start))
-            end = log.wait(lookup.locate(log.log, known, self._options.end))
+            known = log.wait(offset_lookup.extents(log.log, self._options.topics))
+            start = log.wait(offset_lookup.locate(log.log, known, self._options.start))
+            end = log.wait(offset_lookup.locate(log.log, known, self._options.end))
         return _tasks(start, end, self._options)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -94,8 +94,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 Spark's name
         log = self._log()
-        known = log.wait(lookup.extents(log.log, self._options.topics))
-        return log.wait(lookup.locate(log.log, known, self._options.start)).to_json()
+        known = log.wait(offset_lookup.extents(log.log, self._options.topics))
+        return log.wait(offset_lookup.locate(log.log, known, self._options.start)).to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 Spark's name
         most = self._options.max_records_per_trigger
@@ -125,7 +125,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _reconciled(self, start: dict[str, Any]) -> tuple[Offsets, dict[str, Extent]]:
         log, fail = self._log(), self._options.fail_on_data_loss
-        known = log.wait(lookup.extents(log.log, self._options.topics, fail=fail))
+        known = log.wait(offset_lookup.extents(log.log, self._options.topics, fail=fail))
         return offsets.reconcile(Offsets.from_json(start), known, fail=fail), known
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -141,7 +141,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _latest(self) -> Offsets:
         log = self._log()
         fail = self._options.fail_on_data_loss
-        return offsets.latest(log.wait(lookup.extents(log.log, self._options.topics, fail=fail)))
+        return offsets.latest(log.wait(offset_lookup.extents(log.log, self._options.topics, fail=fail)))
 
     def _log(self) -> BlockingLog:
         """Opened when first used, since a reader is also sent to the tasks."""

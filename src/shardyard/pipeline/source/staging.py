@@ -33,7 +33,7 @@ from shardyard.model import (
     SequenceTooOld,
     Topic,
 )
-from shardyard.pipeline.durable import store_json, sync
+from shardyard.pipeline.atomic_files import store_json, sync
 
 APPEND_RECORDS = 20_000
 APPEND_BYTES = 4 * 1024 * 1024
@@ -232,7 +232,7 @@ async def successor_of(log: Log, topic: Topic) -> Topic:
 
 def _placed(data: pa.RecordBatch, placing: Sequence[str | None], topic: Topic) -> pa.RecordBatch:
     """Records with the partitions of another topic, sorted by them."""
-    from shardyard.pipeline.placing import Placing  # noqa: PLC0415 placement takes time, and is seldom needed here
+    from shardyard.pipeline.partitioning import Placing  # noqa: PLC0415 placement takes time, and is seldom needed here
 
     places = Placing.of(topic, *placing).places(data["key"], np.arange(len(data)))
     order = np.argsort(places, kind="stable")

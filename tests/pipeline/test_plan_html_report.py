@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from shardyard.pipeline.plan.html_report import render
 from shardyard.pipeline.plan.load import KeySample, Load
-from shardyard.pipeline.plan.page import render
 from shardyard.pipeline.plan.report import PlanReport, make_plan
 
 VOID = {"meta", "br"}

@@ -14,7 +14,7 @@ from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from shardyard.pipeline.plan.advice import percent, readable
+from shardyard.pipeline.plan.recommendation import percent, readable
 from shardyard.pipeline.plan.report import PlanReport
 from shardyard.pipeline.plan.routing_size import (
     ACTIVATE_BYTES,
@@ -65,7 +65,7 @@ def render(report: PlanReport, title: str) -> str:
     page = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     page.filters |= {"bytes": readable, "percent": percent}
     page.policies["json.dumps_kwargs"] = {"sort_keys": False, "allow_nan": False}
-    template = page.from_string(resources.files(__package__).joinpath("page.html.j2").read_text("utf-8"))
+    template = page.from_string(resources.files(__package__).joinpath("report.html.j2").read_text("utf-8"))
     with mpl.rc_context(_STYLE):
         plots = {
             "moves": _svg("moves", _moves(report), "Partitions that move when members are added, for each assignor"),

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardyard.pipeline.reshard.carrying import Carried, Chunk, carry, levels
+from shardyard.pipeline.reshard.offset_translation import Carried, Chunk, carry, levels
 
 
 def copied(

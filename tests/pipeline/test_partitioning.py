@@ -6,7 +6,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType
 
 from shardyard.model import InvalidValue
-from shardyard.pipeline.placing import placement_column
+from shardyard.pipeline.partitioning import placement_column
 from shardyard.placement import HASHES, partitioner_named
 
 KEYS = ["", "a", "user-1", "ch_general", "ключ", "x" * 300, None]

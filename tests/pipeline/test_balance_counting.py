@@ -9,12 +9,12 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from shardyard.model import InvalidValue
-from shardyard.pipeline.balance import blocks as balance_blocks
-from shardyard.pipeline.balance import tally as balance_tally
-from shardyard.pipeline.balance.blocks import Block, Counted, blocks_of, collected, summed, to_arrow
+from shardyard.pipeline.balance import count_blocks
+from shardyard.pipeline.balance import counting as balance_counting
+from shardyard.pipeline.balance.count_blocks import Block, Counted, blocks_of, collected, summed, to_arrow
+from shardyard.pipeline.balance.counting import ACTUAL, BUCKETS, THINNED, TOTAL, Counting, Tally
 from shardyard.pipeline.balance.loads import LOADS
 from shardyard.pipeline.balance.scheme import Scheme, every_scheme
-from shardyard.pipeline.balance.tally import ACTUAL, BUCKETS, THINNED, TOTAL, Counting, Tally
 from shardyard.placement import HASHES, partitioner_named
 
 HOUR_US = 3_600_000_000
@@ -133,12 +133,12 @@ def test_nothing_changes_when_a_task_hands_over_early_or_in_small_blocks(
         }
     )
     expected = as_lists(collected(counting.counts(frame(spark, rows))))
-    monkeypatch.setattr(balance_tally, "FLUSH_CELLS", 100)
-    monkeypatch.setattr(balance_blocks, "BLOCK_CELLS", 16)
-    monkeypatch.setattr(balance_blocks, "BATCH_BYTES", 1000)
+    monkeypatch.setattr(balance_counting, "FLUSH_CELLS", 100)
+    monkeypatch.setattr(count_blocks, "BLOCK_CELLS", 16)
+    monkeypatch.setattr(count_blocks, "BATCH_BYTES", 1000)
     parts = list(task(arrow.to_batches(max_chunksize=70)))
     assert len(parts) > 8
-    pieces = spark.createDataFrame(pa.Table.from_batches(parts)).select(*balance_blocks.BLOCKS.names)
+    pieces = spark.createDataFrame(pa.Table.from_batches(parts)).select(*count_blocks.BLOCKS.names)
     found = as_lists(collected(pieces))
     assert {t: {n: w.keys() for n, w in of.items()} for t, of in found.items()} == {
         t: {n: w.keys() for n, w in of.items()} for t, of in expected.items()
@@ -163,14 +163,14 @@ def test_blocks_of_the_same_cells_are_added_up(spark: SparkSession) -> None:
 
 
 def test_blocks_where_nothing_was_counted_are_left_out() -> None:
-    cells = np.zeros(3 * balance_blocks.BLOCK_CELLS, np.int64)
+    cells = np.zeros(3 * count_blocks.BLOCK_CELLS, np.int64)
     cells[-1] = 4
     (block,) = blocks_of("a", None, 5, Counted(cells, cells))
     assert (block.topic, block.tally, block.block, int(block.counted.records.sum())) == ("a", 5, 2, 4)
 
 
 def test_more_than_the_driver_can_hold_is_refused(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(balance_blocks, "MOST_CELLS", 5)
+    monkeypatch.setattr(count_blocks, "MOST_CELLS", 5)
     counts = Counting((Scheme("modulus", "fnv1a32", 6),), buckets=False).counts(frame(spark, [("a", 0, b"k", 1, None)]))
     with pytest.raises(InvalidValue, match="fewer windows, topics, schemes or partitions"):
         collected(counts)

@@ -12,7 +12,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 as everybody calls it
 
 from shardyard.model import InvalidValue
-from shardyard.pipeline.balance.blocks import BLOCKS, Block, Counted, Counts, blocks_of, summed, to_arrow
+from shardyard.pipeline.balance.count_blocks import BLOCKS, Block, Counted, Counts, blocks_of, summed, to_arrow
 from shardyard.pipeline.balance.loads import TABLE
 from shardyard.pipeline.balance.scheme import MOST_PARTITIONS, Scheme
 from shardyard.placement import hash_named
