@@ -1,7 +1,7 @@
-"""Counts on their way from tasks to the driver: blocks of cells, not rows.
+"""The counts of a task, sent to the driver as blocks of cells and not as rows.
 
-A task hands over the sums of what it counted, and blocks of the same cells are added up. As rows, the 2**20 buckets of
-each task would take Spark longer to add up than all the rest.
+A task sends its sums, and blocks of the same cells are added. If each of the 2**20 buckets of each task were a row,
+Spark would take longer to add them than for all the rest.
 """
 
 from collections.abc import Iterable, Iterator
@@ -18,41 +18,41 @@ from shardyard.model import InvalidValue
 
 BLOCK_CELLS = 2**16
 BATCH_BYTES = 16 * 1024 * 1024
-MOST_CELLS = 2**25
-"""That are brought to the driver, of 16 bytes each: some 30 topics at a time, since each has 2**20 buckets."""
+MAX_CELLS = 2**25
+"""Cells of 16 bytes each that the driver collects: about 30 topics at a time, because each has 2**20 buckets."""
 
 BLOCKS = StructType(
     [
         StructField("topic", StringType()),
         StructField("window", LongType()),
-        StructField("tally", IntegerType()),
+        StructField("counter", IntegerType()),
         StructField("block", IntegerType()),
         StructField("records", BinaryType()),
         StructField("bytes", BinaryType()),
     ]
 )
-"""Records and bytes of up to `BLOCK_CELLS` cells in a row, as int64. The window is its number, counted from 1970; null
-without windows, and for records without a timestamp."""
+"""Records and bytes of up to `BLOCK_CELLS` consecutive cells, as int64. The window is the number of windows since 1970,
+and null for records without a timestamp, or if there are no windows."""
 
 Counts = npt.NDArray[np.int64]
 
 
-class Counted(NamedTuple):
-    """Records and bytes per cell."""
+class CellCounts(NamedTuple):
+    """Records and bytes in each cell."""
 
     records: Counts
     bytes: Counts
 
-    def plus(self, other: "Counted") -> "Counted":
-        return Counted(_added(self.records, other.records), _added(self.bytes, other.bytes))
+    def plus(self, other: "CellCounts") -> "CellCounts":
+        return CellCounts(_add(self.records, other.records), _add(self.bytes, other.bytes))
 
-    def widened(self, cells: int) -> "Counted":
-        """With at least so many cells."""
+    def padded(self, cells: int) -> "CellCounts":
+        """With zeros behind, so that there are at least `cells` cells."""
         more = max(0, cells - len(self.records))
-        return Counted(np.pad(self.records, (0, more)), np.pad(self.bytes, (0, more)))
+        return CellCounts(np.pad(self.records, (0, more)), np.pad(self.bytes, (0, more)))
 
 
-def _added(one: Counts, other: Counts) -> Counts:
+def _add(one: Counts, other: Counts) -> Counts:
     longer, shorter = (one, other) if len(one) >= len(other) else (other, one)
     total = longer.copy()
     total[: len(shorter)] += shorter
@@ -62,72 +62,72 @@ def _added(one: Counts, other: Counts) -> Counts:
 class Block(NamedTuple):
     topic: str
     window: int | None
-    tally: int
+    counter: int
     block: int
-    counted: Counted
+    counts: CellCounts
 
 
-def blocks_of(topic: str, window: int | None, tally: int, counted: Counted) -> Iterator[Block]:
-    """The cells of one tally in blocks, without those where nothing was counted."""
-    for start in range(0, len(counted.records), BLOCK_CELLS):
-        part = Counted(*(counts[start : start + BLOCK_CELLS] for counts in counted))
+def blocks_of(topic: str, window: int | None, counter: int, counts: CellCounts) -> Iterator[Block]:
+    """The cells of one counter in blocks, without the blocks that are zero throughout."""
+    for start in range(0, len(counts.records), BLOCK_CELLS):
+        part = CellCounts(*(cells[start : start + BLOCK_CELLS] for cells in counts))
         if part.records.any():
-            yield Block(topic, window, tally, start // BLOCK_CELLS, part)
+            yield Block(topic, window, counter, start // BLOCK_CELLS, part)
 
 
-def to_arrow(found: Iterable[Block]) -> Iterator[pa.RecordBatch]:
-    held: list[Block] = []
+def to_arrow(blocks: Iterable[Block]) -> Iterator[pa.RecordBatch]:
+    pending: list[Block] = []
     size = 0
-    for block in found:
-        held.append(block)
-        size += block.counted.records.nbytes * 2
+    for block in blocks:
+        pending.append(block)
+        size += block.counts.records.nbytes * 2
         if size > BATCH_BYTES:
-            yield _batch(held)
-            held, size = [], 0
-    if held:
-        yield _batch(held)
+            yield _to_batch(pending)
+            pending, size = [], 0
+    if pending:
+        yield _to_batch(pending)
 
 
-def _batch(held: list[Block]) -> pa.RecordBatch:
+def _to_batch(blocks: list[Block]) -> pa.RecordBatch:
     schema = to_arrow_schema(BLOCKS)
-    columns = zip(*((*block[:4], *(counts.tobytes() for counts in block.counted)) for block in held), strict=True)
+    columns = zip(*((*block[:4], *(cells.tobytes() for cells in block.counts)) for block in blocks), strict=True)
     return pa.RecordBatch.from_arrays(
         [pa.array(c, f.type) for c, f in zip(columns, schema, strict=True)], schema=schema
     )
 
 
-def _counted(records: bytes, sizes: bytes) -> Counted:
-    return Counted(np.frombuffer(records, np.int64), np.frombuffer(sizes, np.int64))
+def _from_bytes(records: bytes, sizes: bytes) -> CellCounts:
+    return CellCounts(np.frombuffer(records, np.int64), np.frombuffer(sizes, np.int64))
 
 
-def summed(blocks: DataFrame) -> DataFrame:
-    """`BLOCKS` in which no cell comes twice."""
+def sum_blocks(blocks: DataFrame) -> DataFrame:
+    """`BLOCKS` in which every cell occurs once."""
 
     def add(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        sums: dict[tuple[Any, ...], Counted] = {}
+        sums: dict[tuple[Any, ...], CellCounts] = {}
         for batch in batches:
             for *key, records, sizes in zip(*(column.to_pylist() for column in batch.columns), strict=True):
-                found, place = _counted(records, sizes), tuple(key)
-                sums[place] = sums[place].plus(found) if place in sums else found
-        yield from to_arrow(Block._make((*place, counted)) for place, counted in sums.items())
+                counts, block = _from_bytes(records, sizes), tuple(key)
+                sums[block] = sums[block].plus(counts) if block in sums else counts
+        yield from to_arrow(Block._make((*block, counts)) for block, counts in sums.items())
 
     return blocks.repartition(*BLOCKS.names[:4]).mapInArrow(add, BLOCKS).select(*BLOCKS.names)
 
 
-def collected(blocks: DataFrame) -> dict[str, dict[int, dict[int | None, Counted]]]:
-    """Summed blocks, put together: topic -> tally -> window -> counts."""
-    found: dict[str, dict[int, dict[int | None, Counted]]] = {}
+def collect_counts(blocks: DataFrame) -> dict[str, dict[int, dict[int | None, CellCounts]]]:
+    """The counts in summed blocks: topic -> counter -> window -> counts."""
+    found: dict[str, dict[int, dict[int | None, CellCounts]]] = {}
     cells = 0
-    for topic, window, tally, block, records, sizes in blocks.toLocalIterator():
-        part = _counted(bytes(records), bytes(sizes))
+    for topic, window, counter, block, records, sizes in blocks.toLocalIterator():
+        part = _from_bytes(bytes(records), bytes(sizes))
         cells += len(part.records)
-        if cells > MOST_CELLS:
-            few = "fewer windows, topics, schemes or partitions at a time: their product is too large to report"
-            raise InvalidValue("cells to report", f"more than {MOST_CELLS}", few)
-        windows = found.setdefault(topic, {}).setdefault(tally, {})
+        if cells > MAX_CELLS:
+            expected = "fewer windows, topics, schemes or partitions at a time: their product is too large to report"
+            raise InvalidValue("cells to report", f"more than {MAX_CELLS}", expected)
+        windows = found.setdefault(topic, {}).setdefault(counter, {})
         start = block * BLOCK_CELLS
-        held = windows.get(window, Counted(part.records[:0], part.bytes[:0])).widened(start + len(part.records))
-        for to, more in zip(held, part, strict=True):
+        counts = windows.get(window, CellCounts(part.records[:0], part.bytes[:0])).padded(start + len(part.records))
+        for to, more in zip(counts, part, strict=True):
             to[start : start + len(more)] += more
-        windows[window] = held
+        windows[window] = counts
     return found

@@ -12,12 +12,12 @@ from shardyard.pipeline.plan.load import Bytes, Load
 from shardyard.placement import assign, balance, generate_ids, partitioner_named, plan
 
 GENERATED_KEYS = 200_000
-"""Placed where there is no sample: enough for a fraction to within 0.3 percentage points."""
+"""Placed if there is no sample: enough for fractions that are exact to 0.3 percentage points."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemberStep:
-    """From `before` to `after` members. Bytes moved are those of the partitions that get another owner."""
+    """What moves from `before` to `after` members. Bytes moved are those of the partitions that change their owner."""
 
     assignor: str
     partitions: int
@@ -26,7 +26,7 @@ class MemberStep:
     moves: int
     fraction: float
     ideal_fraction: float
-    """The newcomers' share, of those members that can own a partition at all."""
+    """The fraction that has to move for an even spread: the share of the new members that can own a partition."""
     bytes_moved: int
     most_bytes_before: int
     """On one member."""
@@ -40,7 +40,7 @@ class MemberStep:
 
 @dataclass(frozen=True, slots=True)
 class PartitionStep:
-    """From `before` to `after` partitions: the keys that change theirs, and so the bytes that a reshard rewrites."""
+    """What changes from `before` to `after` partitions: the keys that change theirs, and with them their bytes."""
 
     partitioner: str
     hash: str
@@ -56,15 +56,15 @@ class PartitionStep:
 
 
 def member_steps(held: Bytes, members: int, assignor: str) -> list[MemberStep]:
-    """What moves from `members` to one more, and to twice as many, of partitions that hold so many bytes."""
+    """What moves from `members` to one more, and to twice as many. `held` are the bytes of each partition."""
     partitions = [Partition("topic", i) for i in range(len(held))]
-    everyone = [Member(f"member-{i:06}") for i in range(2 * members)]
-    old = assign(partitions, everyone[:members], assignor=assignor)
-    bytes_before, _ = _on_members(old, held, everyone[:members])
+    all_members = [Member(f"member-{i:06}") for i in range(2 * members)]
+    old = assign(partitions, all_members[:members], assignor=assignor)
+    bytes_before, _ = _on_members(old, held, all_members[:members])
     steps = []
     for after in sorted({members + 1, 2 * members}):
-        new = assign(partitions, everyone[:after], old, assignor=assignor)
-        bytes_after, sizes = _on_members(new, held, everyone[:after])
+        new = assign(partitions, all_members[:after], old, assignor=assignor)
+        bytes_after, sizes = _on_members(new, held, all_members[:after])
         moved = plan(old, new)
         step = MemberStep(
             assignor=assignor,
@@ -98,7 +98,7 @@ def _on_members(
 
 
 def partition_steps(load: Load, partitions: Iterable[int], hashes: Mapping[str, str]) -> list[PartitionStep]:
-    """What a reshard rewrites from each count to one more, and to twice as many, for each partitioner and its hash."""
+    """What changes from each number of partitions to one more, and to twice as many, for each partitioner and hash."""
     sample = load.keys
     keys = next(generate_ids("text", GENERATED_KEYS)) if sample is None else sample.keys
     sizes = np.full(len(keys), load.bytes / len(keys)) if sample is None else sample.bytes
