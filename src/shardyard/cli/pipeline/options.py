@@ -44,8 +44,8 @@ def spark_session(
     """A session for one command, or the one that is running. Failures come out in one line. `own_bar`: the command
     draws its progress itself."""
     need_spark()
-    from shardyard.pipeline.session import SparkSession, session  # noqa: PLC0415
-    from shardyard.pipeline.spark_errors import told_plainly  # noqa: PLC0415 Spark is slow to import
+    from shardyard.pipeline.session import SparkSession, session  # noqa: PLC0415 Spark is slow to import
+    from shardyard.pipeline.spark_errors import translate_spark_errors as told_plainly  # noqa: PLC0415
 
     running = SparkSession.getActiveSession()
     settings = {"spark.ui.showConsoleProgress": "false"} if own_bar else {}

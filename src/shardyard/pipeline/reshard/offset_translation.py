@@ -1,4 +1,8 @@
-"""What a reshard means for those who read: plain functions on offsets, without Spark and without a log."""
+"""Where consumer groups continue after a reshard: pure functions on offsets, without Spark and without a log.
+
+Offsets have gaps, in the source and in the target. So a group's position is translated in two steps: first into the
+number of target records that the group is done with, then into the offset behind that many records.
+"""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,14 +13,16 @@ Counts = Sequence[int]
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Records of one old partition that were copied together: `counts[q]` of them went to the new partition q.
+    """Records of one source partition that were copied together: `counts[q]` of them went to target partition q.
 
-    Chunks are appended in their order, so the place of every record in the new topic follows from them.
+    The chunks of a round are appended in their order, so they determine the order of the records in the target.
     """
 
     partition: int
     start: int
+    """The offset of the first record."""
     end: int
+    """The offset behind the last record."""
     counts: tuple[int, ...]
 
     def to_json(self) -> dict[str, Any]:
@@ -28,27 +34,38 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True)
-class Carried:
-    """Where a group goes on in the new topic."""
+class Progress:
+    """How far a group is in the target."""
 
-    offsets: tuple[int, ...]
-    again: int
-    """Records it had done that lie behind one it had not: they come again, as after a crash."""
+    done: tuple[int, ...]
+    """For each target partition: how many of its records, from the first one on, the group is done with."""
+    repeated: int
+    """Records that the group is done with but that lie behind one it is not done with: they are delivered again."""
 
 
-def levels(starts: Counts, ends: Counts, committed: Iterable[Mapping[int, int]]) -> list[tuple[int, ...]]:
-    """Where to cut the copying, so that what a group has done is copied before what it has not.
+@dataclass(frozen=True, slots=True)
+class TargetRange:
+    """Offsets of one target partition, from `start` up to, but not including, `end`, that hold `count` records."""
 
-    Between old partitions there is no order to keep; copied in one go, what a group has done of the second would come
-    behind what it has not done of the first, and would come again. One cut for each group: the n-th holds the n-th
-    smallest position of each partition, so cuts never cross. The last one is `ends`.
+    start: int
+    end: int
+    count: int
+
+
+def round_ends(starts: Counts, ends: Counts, committed: Iterable[Mapping[int, int]]) -> list[tuple[int, ...]]:
+    """Up to which offsets each round copies, so that what a group is done with is copied before what it is not.
+
+    The order between source partitions is free. If they were copied in a single round, records of the second partition
+    that a group is done with would come behind records of the first that it is not done with, and would be delivered
+    again. There is one round for each group: the n-th ends at the n-th smallest committed offset of each partition, so
+    the rounds never overlap. The last one ends at `ends`.
     """
     groups = list(committed)
     ranked = [
         sorted(min(max(group.get(p, start), start), end) for group in groups)
         for p, (start, end) in enumerate(zip(starts, ends, strict=True))
     ]
-    cuts = [tuple(positions[n] for positions in ranked) for n in range(len(groups))]
+    cuts = [tuple(offsets[n] for offsets in ranked) for n in range(len(groups))]
     edges = [tuple(starts)]
     for cut in [*cuts, tuple(ends)]:
         if cut != edges[-1]:
@@ -56,30 +73,51 @@ def levels(starts: Counts, ends: Counts, committed: Iterable[Mapping[int, int]])
     return edges[1:]
 
 
-def carry(
-    chunks: Iterable[Chunk], committed: Mapping[int, int], partitions: int, placed: Callable[[int, int, int], Counts]
-) -> Carried:
-    """The new position of a group that had done everything below `committed` (by old partition).
+def translate(
+    chunks: Iterable[Chunk],
+    committed: Mapping[int, int],
+    partitions: int,
+    count_targets: Callable[[int, int, int], Counts],
+) -> Progress:
+    """The progress in the target of a group that committed these offsets in the source partitions.
 
-    It is where the first record lies that the group has not done: nothing is skipped. `placed(partition, start, end)`
-    says how many records of that old range went to each new partition.
+    A target partition is done up to the first record that the group is not done with, so none is skipped.
+    `count_targets(partition, start, end)` says how many source records of that range went to each target partition; it
+    is called for a chunk that the group is done with in part.
     """
     before = [0] * partitions
     reached = [0] * partitions
-    open_ = [True] * partitions
-    done = 0
+    unbroken = [True] * partitions
+    total = 0
     for chunk in chunks:
         at = min(max(committed.get(chunk.partition, 0), chunk.start), chunk.end)
         if at == chunk.end:
-            finished: Counts = chunk.counts
+            done: Counts = chunk.counts
         elif at == chunk.start:
-            finished = [0] * partitions
+            done = [0] * partitions
         else:
-            finished = placed(chunk.partition, chunk.start, at)
-        done += at - chunk.start
+            done = count_targets(chunk.partition, chunk.start, at)
+        total += sum(done)
         for q in range(partitions):
-            if open_[q]:
-                reached[q] = before[q] + finished[q]
-                open_[q] = finished[q] == chunk.counts[q]
+            if unbroken[q]:
+                reached[q] = before[q] + done[q]
+                unbroken[q] = done[q] == chunk.counts[q]
             before[q] += chunk.counts[q]
-    return Carried(tuple(reached), done - sum(reached))
+    return Progress(tuple(reached), total - sum(reached))
+
+
+def offset_behind(count: int, ranges: Iterable[TargetRange], skip: Callable[[int, int], int]) -> int:
+    """The offset behind the first `count` records of a target partition.
+
+    `ranges` are the partition's offsets, one range after the other. `skip(start, count)` returns the offset behind the
+    first `count` records from `start` on. It has to read them, so it is called only inside a range with gaps.
+    """
+    end = 0
+    for r in ranges:
+        if count < r.count:
+            if count == 0:
+                return r.start
+            return r.start + count if r.count == r.end - r.start else skip(r.start, count)
+        count -= r.count
+        end = r.end
+    return end

@@ -1,4 +1,4 @@
-"""What the log says about topics, as the planning of offsets wants it."""
+"""Offsets that only the log knows: what topics hold, and where a read starts and ends."""
 
 import asyncio
 import json
@@ -7,12 +7,12 @@ from collections.abc import Iterable, Mapping
 from shardyard.log import Log
 from shardyard.model import UnknownTopic
 from shardyard.pipeline.source import offsets
-from shardyard.pipeline.source.offsets import Extent, Offsets, TopicOffsets
-from shardyard.pipeline.source.options import Where
+from shardyard.pipeline.source.offsets import Offsets, TopicOffsets, TopicSpans
+from shardyard.pipeline.source.options import ReadBound
 
 
-async def extents(log: Log, topics: Iterable[str], *, fail: bool = True) -> dict[str, Extent]:
-    """What each of the topics holds; one that does not exist raises `UnknownTopic`, or is left out if not to `fail`."""
+async def topic_spans(log: Log, topics: Iterable[str], *, fail: bool = True) -> dict[str, TopicSpans]:
+    """What each topic holds. A topic that does not exist raises `UnknownTopic`, or is left out if `fail` is False."""
     found = {}
     for name in topics:
         try:
@@ -22,36 +22,33 @@ async def extents(log: Log, topics: Iterable[str], *, fail: bool = True) -> dict
                 raise
             continue
         spans = await asyncio.gather(*(log.span(partition) for partition in topic))
-        found[name] = Extent(topic.epoch, tuple(spans))
+        found[name] = TopicSpans(topic.epoch, tuple(spans))
     return found
 
 
-async def locate(log: Log, known: Mapping[str, Extent], where: Where) -> Offsets:
-    """The offsets of a place that the options name."""
-    if where.timestamp is not None:
-        return await _at(log, known, where.timestamp)
-    if where.explicit:
-        return offsets.explicit(known, where.explicit, where.option, where.name)
-    return offsets.earliest(known) if where.name == "earliest" else offsets.latest(known)
+async def resolve(log: Log, spans: Mapping[str, TopicSpans], bound: ReadBound) -> Offsets:
+    """The offsets at which a read starts or ends, for what the options say."""
+    if bound.timestamp is not None:
+        return await _at_timestamp(log, spans, bound.timestamp)
+    if bound.explicit:
+        return offsets.explicit(spans, bound.explicit, bound.option, bound.name)
+    return offsets.earliest(spans) if bound.name == "earliest" else offsets.latest(spans)
 
 
 async def fixed_range(log: Log, topics: Iterable[str]) -> dict[str, str]:
-    """Options that read what the topics hold now, however often they are read and whatever is appended meanwhile."""
-    known = await extents(log, topics)
+    """Read options for exactly the records that the topics hold now, even if more are appended before the read."""
+    spans = await topic_spans(log, topics)
     return {
-        option: json.dumps({name: dict(enumerate(at.offsets)) for name, at in place.topics.items()})
-        for option, place in (
-            ("startingOffsets", offsets.earliest(known)),
-            ("endingOffsets", offsets.latest(known)),
-        )
+        option: json.dumps({name: dict(enumerate(at.offsets)) for name, at in bound.topics.items()})
+        for option, bound in (("startingOffsets", offsets.earliest(spans)), ("endingOffsets", offsets.latest(spans)))
     }
 
 
-async def _at(log: Log, known: Mapping[str, Extent], timestamp: int) -> Offsets:
+async def _at_timestamp(log: Log, spans: Mapping[str, TopicSpans], timestamp: int) -> Offsets:
     found = {}
-    for name, extent in known.items():
+    for name, has in spans.items():
         topic = await log.topic(name)
         at = await asyncio.gather(*(log.offset_at(partition, timestamp) for partition in topic))
-        within = zip(at, extent.spans, strict=False)  # what was appended after `known` is not in it
-        found[name] = TopicOffsets(extent.epoch, tuple(min(offset, span.end) for offset, span in within))
+        known = zip(at, has.spans, strict=False)  # without partitions and records that were added after `spans`
+        found[name] = TopicOffsets(has.epoch, tuple(min(offset, span.end) for offset, span in known))
     return Offsets(found)
