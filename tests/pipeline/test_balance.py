@@ -25,7 +25,7 @@ def frame(spark: SparkSession, rows: list[tuple[Any, ...]]) -> DataFrame:
 
 
 @pytest.fixture(scope="module")
-def room(spark: SparkSession) -> TopicBalance:
+def chat(spark: SparkSession) -> TopicBalance:
     """100 records: 60 of the key room-1, with 10 bytes each, and 40 keys with 5 bytes each, on 4 partitions."""
     rows = [("chat", 1, b"room-1", 10, START)] * 60
     rows += [("chat", i % 4, b"user-%d" % i, 5, START + timedelta(hours=i % 2)) for i in range(40)]
@@ -36,14 +36,14 @@ def room(spark: SparkSession) -> TopicBalance:
     return topic
 
 
-def test_records_and_bytes_are_measured_where_they_are_and_under_each_scheme(room: TopicBalance) -> None:
-    assert (room.topic, room.records, room.bytes, room.keyless) == ("chat", 100, 800, 0)
-    assert [(s.scheme, s.partitions) for s in room.schemes] == [
+def test_records_and_bytes_are_measured_where_they_are_and_under_each_scheme(chat: TopicBalance) -> None:
+    assert (chat.topic, chat.records, chat.bytes, chat.keyless) == ("chat", 100, 800, 0)
+    assert [(s.scheme, s.partitions) for s in chat.schemes] == [
         ("actual", 4),
         ("fnv1a32 modulus 4", 4),
         ("xxh64 jump 3", 3),
     ]
-    actual, fnv, _ = room.schemes
+    actual, fnv, _ = chat.schemes
     assert actual.records.counts == (10, 70, 10, 10)
     assert actual.bytes is not None
     assert actual.bytes.counts == (50, 650, 50, 50)
@@ -56,15 +56,15 @@ def test_records_and_bytes_are_measured_where_they_are_and_under_each_scheme(roo
     assert fnv.records.counts == tuple(expected)
 
 
-def test_each_window_is_measured_separately(room: TopicBalance) -> None:
-    assert [window.start for window in room.windows] == [START, START + timedelta(hours=1)]
-    first, second = (window.schemes[0] for window in room.windows)
+def test_each_window_is_measured_separately(chat: TopicBalance) -> None:
+    assert [window.start for window in chat.windows] == [START, START + timedelta(hours=1)]
+    first, second = (window.schemes[0] for window in chat.windows)
     assert first.records.counts == (10, 60, 10, 0)
     assert second.records.counts == (0, 10, 0, 10)
 
 
-def test_a_hot_key_has_its_share_of_the_topic_and_of_its_partition(room: TopicBalance) -> None:
-    hottest, next_one = room.hot_keys.keys
+def test_a_hot_key_has_its_share_of_the_topic_and_of_its_partition(chat: TopicBalance) -> None:
+    hottest, next_one = chat.hot_keys.keys
     assert (hottest.key, hottest.records, hottest.bytes) == (b"room-1", 60, 600)
     assert (hottest.share_of_records, hottest.share_of_bytes) == (0.6, 0.75)
     actual, fnv, jump = hottest.places
@@ -73,19 +73,19 @@ def test_a_hot_key_has_its_share_of_the_topic_and_of_its_partition(room: TopicBa
     assert fnv.partition == Modulus("fnv1a32", 4).place(b"room-1")
     assert jump.scheme == "xxh64 jump 3"
     assert (next_one.key, next_one.records) == (b"user-0", 1)
-    assert (room.hot_keys.others_records, room.hot_keys.others_bytes) == (1, 5)
+    assert (chat.hot_keys.others_records, chat.hot_keys.others_bytes) == (1, 5)
 
 
-def test_distinct_keys_are_counted_however_many_records_they_have(room: TopicBalance) -> None:
-    check = room.key_check
+def test_distinct_keys_are_counted_however_many_records_they_have(chat: TopicBalance) -> None:
+    check = chat.key_check
     assert (check.counted, check.one_in, check.distinct, check.exact) == (41, 1, 41, True)
     assert check.schemes[0].keys.counts == (10, 11, 10, 10)
     assert check.schemes[0].keys.balance == balance([10, 11, 10, 10])
     assert sum(check.schemes[1].keys.counts) == 41
 
 
-def test_members_have_the_load_of_their_partitions(room: TopicBalance) -> None:
-    rows = {(m.assignor, m.members, m.scheme): m for m in room.members}
+def test_members_have_the_load_of_their_partitions(chat: TopicBalance) -> None:
+    rows = {(m.assignor, m.members, m.scheme): m for m in chat.members}
     assert len(rows) == 2 * 2 * 3
     two, five = rows["even", 2, "actual"], rows["sticky", 5, "actual"]
     assert (two.idle, two.records.counts) == (0, (10 + 10, 70 + 10))
@@ -94,8 +94,8 @@ def test_members_have_the_load_of_their_partitions(room: TopicBalance) -> None:
     assert (five.idle, sorted(five.records.counts)) == (1, [0, 10, 10, 10, 70])
 
 
-def test_the_sentence_is_about_the_partitions_that_the_records_are_in(room: TopicBalance) -> None:
-    assert room.sentence == (
+def test_the_sentence_is_about_the_partitions_that_the_records_are_in(chat: TopicBalance) -> None:
+    assert chat.sentence == (
         "partition 1 carries 81 % of the bytes, 92 % of it the key `room-1`: splitting the key helps (without it the "
         "fullest partition would carry 25 %), more partitions do not (the key alone is 75 %)"
     )
@@ -167,7 +167,7 @@ def test_a_window_is_a_length_of_time(given: str, micros: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "message"),
     [
         ({"window": "0 hours"}, "window is '0 hours': expected a number of seconds, minutes, hours or days"),
         ({"window": "soon"}, "window is 'soon'"),
@@ -180,9 +180,9 @@ def test_a_window_is_a_length_of_time(given: str, micros: int) -> None:
     ],
 )
 def test_an_invalid_call_is_refused_before_a_job_starts(
-    spark: SparkSession, options: dict[str, Any], says: str
+    spark: SparkSession, options: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(InvalidValue, match=says):
+    with pytest.raises(InvalidValue, match=message):
         balance_report(frame(spark, []), [FNV], **options)
 
 

@@ -51,7 +51,7 @@ def test_jump_is_left_out_for_hashes_that_it_cannot_use() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "message"),
     [
         ((["jump"], ["murmur2"], [3]), "fnv1a64 or xxh64 for jump"),
         ((["round_robin"], None, [3]), "round_robin does not place by key"),
@@ -61,8 +61,8 @@ def test_jump_is_left_out_for_hashes_that_it_cannot_use() -> None:
         ((["modulus"], None, [1_000_001]), "at most 1000000 to compare"),
     ],
 )
-def test_invalid_schemes_are_refused(arguments: Any, says: str) -> None:
-    with pytest.raises(InvalidValue, match=says):
+def test_invalid_schemes_are_refused(arguments: Any, message: str) -> None:
+    with pytest.raises(InvalidValue, match=message):
         every_scheme(*arguments)
 
 

@@ -79,7 +79,7 @@ def test_all_columns_of_a_table_can_be_named(spark: SparkSession) -> None:
 
 
 @pytest.mark.parametrize(
-    ("columns", "says"),
+    ("columns", "message"),
     [
         ({"key": "id"}, "key is 'id': expected one of the columns k, x, s"),
         ({"key": "k", "bytes": "size"}, "bytes is 'size': expected one of the columns k, x, s"),
@@ -90,7 +90,7 @@ def test_all_columns_of_a_table_can_be_named(spark: SparkSession) -> None:
         ({"key": "k", "timestamp": "s"}, "type of timestamp column 's' is 'string': expected timestamp or date"),
     ],
 )
-def test_unsuitable_columns_are_refused_at_once(spark: SparkSession, columns: dict[str, str], says: str) -> None:
+def test_unsuitable_columns_are_refused_at_once(spark: SparkSession, columns: dict[str, str], message: str) -> None:
     frame = spark.createDataFrame([], "k string, x double, s string")
-    with pytest.raises(InvalidValue, match=says):
+    with pytest.raises(InvalidValue, match=message):
         loads_of_table(frame, **columns)

@@ -173,12 +173,12 @@ def test_a_merge_that_was_interrupted_is_finished(
         fill(log, "orders", 20, first=n * 20)
         ingest(spark, log, ["orders"], lake, tasks=1)
 
-    def dies(_self: Path, missing_ok: bool = False) -> None:
+    def crash(_self: Path, missing_ok: bool = False) -> None:
         raise KeyboardInterrupt(missing_ok)
 
     monkeypatch.setattr(ingest_module, "MIN_MERGE_FILES", 3)
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "unlink", dies)
+        patch.setattr(Path, "unlink", crash)
         with pytest.raises(KeyboardInterrupt):
             ingest(spark, log, ["orders"], lake)
     assert len(files(lake)) == 4  # the merged one and those it replaces

@@ -68,7 +68,7 @@ def copy(
     st.lists(st.integers(0, 50), min_size=4, max_size=4),
     st.integers(1, 5),
 )
-def test_a_group_continues_at_the_first_record_that_it_is_not_done_with(
+def test_a_group_continues_at_the_first_record_that_it_has_not_processed(
     partitions: list[Source], earlier: list[list[int]], now: list[int], size: int
 ) -> None:
     ends = [end_of(source) for source in partitions]
@@ -91,7 +91,7 @@ def test_a_group_continues_at_the_first_record_that_it_is_not_done_with(
     assert progress.repeated == sum(behind)
 
 
-def test_what_a_group_is_done_with_is_copied_first_so_that_nothing_is_delivered_again() -> None:
+def test_what_a_group_has_processed_is_copied_first_so_that_nothing_is_delivered_again() -> None:
     partitions = [dense([0, 1, 2, 0, 1, 2]), dense([0, 1, 2, 0, 1, 2])]
     committed = {0: 4, 1: 2}
     rounds = round_ends([0, 0], [6, 6], [committed])
@@ -99,7 +99,7 @@ def test_what_a_group_is_done_with_is_copied_first_so_that_nothing_is_delivered_
     chunks, _ = copy(partitions, rounds, 100)
 
     def never(partition: int, start: int, end: int) -> list[int]:
-        raise AssertionError((partition, start, end))  # the group is done with no chunk in part
+        raise AssertionError((partition, start, end))  # the group has processed no chunk in part
 
     assert translate(chunks, committed, TARGETS, never) == Progress((3, 2, 1), 0)
     one_round, _ = copy(partitions, [(6, 6)], 100)

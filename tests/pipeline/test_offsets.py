@@ -29,7 +29,7 @@ def test_offsets_are_earliest_latest_or_explicit() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "says"),
+    ("wanted", "message"),
     [
         ({"u": {0: 1}}, "option 'startingOffsets' is 'u': expected topics that are read: t"),
         ({"t": {2: 1}}, "option 'startingOffsets' is 2: expected partitions 0 to 1 of 't'"),
@@ -37,8 +37,8 @@ def test_offsets_are_earliest_latest_or_explicit() -> None:
         ({"t": {0: 11}}, "option 'startingOffsets' is 11: expected an offset from 2 to 10"),
     ],
 )
-def test_explicit_offsets_that_do_not_exist_are_refused(wanted: dict[str, dict[int, int | str]], says: str) -> None:
-    with pytest.raises(InvalidValue, match=says):
+def test_explicit_offsets_that_do_not_exist_are_refused(wanted: dict[str, dict[int, int | str]], message: str) -> None:
+    with pytest.raises(InvalidValue, match=message):
         offsets.explicit(SPANS, wanted, "startingOffsets", "earliest")
 
 
@@ -59,7 +59,7 @@ def test_new_partitions_and_topics_are_read_from_their_first_record() -> None:
 
 
 @pytest.mark.parametrize(
-    ("start", "spans", "says", "continues_at"),
+    ("start", "spans", "message", "continues_at"),
     [
         (at(1, 0), SPANS, "offsets 1 to 1 of t/0 were trimmed", at(2, 0)),
         (at(4, 1, epoch=6), SPANS, r"topic 't' was deleted and recreated \(epoch 6, now 7\)", at(2, 0)),
@@ -68,9 +68,9 @@ def test_new_partitions_and_topics_are_read_from_their_first_record() -> None:
     ],
 )
 def test_lost_records_fail_the_read_or_are_skipped(
-    start: Offsets, spans: dict[str, TopicSpans], says: str, continues_at: Offsets
+    start: Offsets, spans: dict[str, TopicSpans], message: str, continues_at: Offsets
 ) -> None:
-    with pytest.raises(DataLost, match=says + ".*set failOnDataLoss to false"):
+    with pytest.raises(DataLost, match=message + ".*set failOnDataLoss to false"):
         offsets.reconcile(start, spans, fail=True)
     assert offsets.reconcile(start, spans, fail=False) == continues_at
 

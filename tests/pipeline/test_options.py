@@ -44,7 +44,7 @@ def test_the_path_of_a_log_does_not_depend_on_the_working_directory() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "message"),
     [
         ({"topics": ""}, "option 'topics' is ''"),
         ({"topics": "a,,b"}, "option 'topics' is 'a,,b': expected names, separated by commas, each once"),
@@ -63,26 +63,26 @@ def test_the_path_of_a_log_does_not_depend_on_the_working_directory() -> None:
         ({"maxRecordsPerTrigger": "1"}, "option is 'maxrecordspertrigger': expected one of"),
     ],
 )
-def test_bad_options_of_a_read_are_named(options: dict[str, str], says: str) -> None:
-    with pytest.raises(InvalidValue, match=says):
+def test_bad_options_of_a_read_are_named(options: dict[str, str], message: str) -> None:
+    with pytest.raises(InvalidValue, match=message):
         read_options(READ | options, streaming=False)
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "message"),
     [
         ({"failOnDataLoss": "no"}, "option 'failOnDataLoss' is 'no': expected true or false"),
         ({"maxRecordsPerTrigger": "-1"}, "option 'maxRecordsPerTrigger' is -1"),
         ({"endingOffsets": "latest"}, "option is 'endingoffsets': expected one of"),
     ],
 )
-def test_bad_options_of_a_stream_are_named(options: dict[str, str], says: str) -> None:
-    with pytest.raises(InvalidValue, match=says):
+def test_bad_options_of_a_stream_are_named(options: dict[str, str], message: str) -> None:
+    with pytest.raises(InvalidValue, match=message):
         read_options(READ | options, streaming=True)
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "message"),
     [
         ({"topic": ""}, "option 'topic' is ''"),
         ({"partitioner": "ring"}, "partitioner is 'ring': expected one of"),
@@ -90,6 +90,6 @@ def test_bad_options_of_a_stream_are_named(options: dict[str, str], says: str) -
         ({"topics": "a"}, "option is 'topics': expected one of log, topic"),
     ],
 )
-def test_bad_options_of_a_write_are_named(options: dict[str, str], says: str) -> None:
-    with pytest.raises(InvalidValue, match=says):
+def test_bad_options_of_a_write_are_named(options: dict[str, str], message: str) -> None:
+    with pytest.raises(InvalidValue, match=message):
         write_options(WRITE | options, streaming=False)

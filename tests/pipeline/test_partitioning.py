@@ -34,7 +34,7 @@ def test_a_column_has_the_same_partitions_as_placement(
 
 
 @pytest.mark.parametrize(
-    ("hash_", "partitioner", "partitions", "says"),
+    ("hash_", "partitioner", "partitions", "message"),
     [
         ("fnv1a32", "modulus", 0, "partitions is 0: expected a whole number of at least 1"),
         ("md5", "modulus", 3, "hash is 'md5': expected one of"),
@@ -44,7 +44,7 @@ def test_a_column_has_the_same_partitions_as_placement(
     ],
 )
 def test_an_invalid_partitioner_is_refused_before_any_task_runs(
-    hash_: str | None, partitioner: str, partitions: int, says: str
+    hash_: str | None, partitioner: str, partitions: int, message: str
 ) -> None:
-    with pytest.raises(InvalidValue, match=says):
+    with pytest.raises(InvalidValue, match=message):
         placement_column("key", hash_, partitioner, partitions)

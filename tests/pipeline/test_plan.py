@@ -68,7 +68,7 @@ def test_jump_keeps_its_default_hash_if_the_given_one_is_too_short() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("change", "message"),
     [
         ({"partitions": [0]}, "partitions is 0: expected a whole number of at least 1"),
         ({"partitions": [2.5]}, "partitions is 2.5: expected a whole number of at least 1"),
@@ -95,16 +95,16 @@ def test_jump_keeps_its_default_hash_if_the_given_one_is_too_short() -> None:
     ],
 )
 def test_an_invalid_plan_is_refused_before_it_is_computed(
-    change: dict[str, Any], says: str, monkeypatch: pytest.MonkeyPatch
+    change: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("shardyard.pipeline.plan.steps.assign", lambda *_, **__: pytest.fail("it was computed"))
     monkeypatch.setattr("shardyard.pipeline.plan.report.table_size", lambda *_: pytest.fail("it was computed"))
-    with pytest.raises(InvalidValue, match=says):
+    with pytest.raises(InvalidValue, match=message):
         make_plan(TWENTY_GB, **{"partitions": [8], "members": [2], **change})
 
 
 @pytest.mark.parametrize(
-    ("make", "says"),
+    ("make", "message"),
     [
         (lambda: Load(-1, 0), "records is -1: expected a whole number of at least 0"),
         (lambda: Load(0, 1.5), "bytes is 1.5"),  # type: ignore[arg-type]
@@ -120,8 +120,8 @@ def test_an_invalid_plan_is_refused_before_it_is_computed(
         (lambda: KeySample(PUBLISHED, -HELD), "bytes in the sample is -40.0: expected numbers of at least 0"),
     ],
 )
-def test_an_invalid_load_is_refused(make: Any, says: str) -> None:
-    with pytest.raises(InvalidValue, match=says):
+def test_an_invalid_load_is_refused(make: Any, message: str) -> None:
+    with pytest.raises(InvalidValue, match=message):
         make()
 
 

@@ -80,7 +80,7 @@ def test_without_partitions_timestamps_and_keys_only_totals_are_known(spark: Spa
 
 
 @pytest.mark.parametrize(
-    ("rows", "says"),
+    ("rows", "message"),
     [
         ([], "loads is 'empty': expected at least one record"),
         ([*ROWS, ("bills", 0, b"a", 1, None)], "topics is 'bills, orders': expected one: filter the loads"),
@@ -88,8 +88,8 @@ def test_without_partitions_timestamps_and_keys_only_totals_are_known(spark: Spa
         ([("orders", -1, b"a", 1, None)], "partition is -1: expected from 0 to 99999"),
     ],
 )
-def test_loads_of_more_or_less_than_one_topic_are_refused(spark: SparkSession, rows: list[Any], says: str) -> None:
-    with pytest.raises(InvalidValue, match=says):
+def test_loads_of_more_or_less_than_one_topic_are_refused(spark: SparkSession, rows: list[Any], message: str) -> None:
+    with pytest.raises(InvalidValue, match=message):
         load_of(frame(spark, rows), 100)
 
 

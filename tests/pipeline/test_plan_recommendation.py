@@ -17,7 +17,7 @@ USE_256 = (
 
 
 @pytest.mark.parametrize(
-    ("load", "partitions", "members", "assignors", "says"),
+    ("load", "partitions", "members", "assignors", "expected"),
     [
         (
             TWENTY_GB,
@@ -71,11 +71,11 @@ USE_256 = (
     ],
 )
 def test_the_recommendation_says_what_to_use_and_why(
-    load: Load, partitions: Sequence[int], members: Sequence[int], assignors: Sequence[str], says: str
+    load: Load, partitions: Sequence[int], members: Sequence[int], assignors: Sequence[str], expected: str
 ) -> None:
     report = make_plan(load, partitions=partitions, members=members, assignors=assignors)
-    assert report.recommendation == says
-    assert recommendation(report.partition_counts, members, report.member_steps) == says
+    assert report.recommendation == expected
+    assert recommendation(report.partition_counts, members, report.member_steps) == expected
 
 
 def test_the_smallest_good_count_is_recommended_whatever_the_order() -> None:

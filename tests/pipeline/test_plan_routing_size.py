@@ -47,15 +47,15 @@ def test_partitioned_tables_are_called_for_above_the_thresholds_not_at_them() ->
 
 def test_a_worker_holds_the_whole_table_or_its_part() -> None:
     rows = worker_memory(SIZES["extreme"])
-    held = {(row.mode, row.workers): row.formula_bytes / GB for row in rows}
-    assert held == {
+    per_worker = {(row.mode, row.workers): row.formula_bytes / GB for row in rows}
+    assert per_worker == {
         **{("replicated", n): 40 for n in (1, 4, 16, 64)},
         ("partitioned", 1): 40,
         ("partitioned", 4): 10,
         ("partitioned", 16): 2.5,
         ("partitioned", 64): 0.625,
     }
-    assert STATED_SHARE.stated_bytes == held["partitioned", STATED_SHARE.workers] * GB
+    assert STATED_SHARE.stated_bytes == per_worker["partitioned", STATED_SHARE.workers] * GB
     ours = {(row.mode, row.workers): row.measured_bytes for row in rows}
     assert ours["replicated", 64] == SIZES["extreme"].measured_bytes == pytest.approx(4 * ours["partitioned", 4], abs=4)
 

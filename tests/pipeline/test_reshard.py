@@ -239,7 +239,7 @@ def test_producers_keep_writing_and_nothing_is_lost_or_duplicated(
 # Interruptions
 
 
-class Dies(Exception):
+class Crash(Exception):
     pass
 
 
@@ -255,8 +255,8 @@ def test_a_reshard_that_is_interrupted_at_any_step_is_finished_by_the_next_run(
     seen: list[str] = []
     asyncio.run(consume(log, registry, "orders", 50, seen))
 
-    def dies(*_: Any, **__: Any) -> Any:
-        raise Dies
+    def crash(*_: Any, **__: Any) -> Any:
+        raise Crash
 
     functions = {
         "stage": "shardyard.pipeline.source.staging.Staging.start",
@@ -269,8 +269,8 @@ def test_a_reshard_that_is_interrupted_at_any_step_is_finished_by_the_next_run(
         "remove": "shardyard.pipeline.reshard.reshard.remove_job",
     }
     with monkeypatch.context() as patch:
-        patch.setattr(functions[step], dies)
-        with pytest.raises(Dies):
+        patch.setattr(functions[step], crash)
+        with pytest.raises(Crash):
             reshard(spark, log, "orders", partitions=5, registry=registry)
     before = contents(log, "orders")
     done = reshard(spark, log, "orders", partitions=5, registry=registry)
@@ -333,12 +333,12 @@ def test_an_aborted_reshard_leaves_the_topic_as_it_was(
     create(log, "orders", 3)
     fill(log, "orders", 50)
 
-    def dies(*_: Any) -> Any:
-        raise Dies
+    def crash(*_: Any) -> Any:
+        raise Crash
 
     with monkeypatch.context() as patch:
-        patch.setattr("shardyard.log.sqlite.engine.SqliteLog.move_topic", dies)
-        with pytest.raises(Dies):
+        patch.setattr("shardyard.log.sqlite.engine.SqliteLog.move_topic", crash)
+        with pytest.raises(Crash):
             reshard(spark, log, "orders", partitions=5)
     abort(log, "orders")
     fill(log, "orders", 50, first=50)  # the topic takes records again
@@ -351,7 +351,7 @@ def test_an_aborted_reshard_leaves_the_topic_as_it_was(
 
 
 @pytest.mark.parametrize(
-    ("topic", "options", "kind", "says"),
+    ("topic", "options", "kind", "message"),
     [
         ("refunds", {"partitions": 5}, UnknownTopic, "topic 'refunds' does not exist"),
         ("orders", {"partitions": 0}, InvalidValue, "partitions is 0: expected a whole number of at least 1"),
@@ -363,11 +363,11 @@ def test_an_aborted_reshard_leaves_the_topic_as_it_was(
     ],
 )
 def test_an_invalid_reshard_changes_nothing(
-    spark: SparkSession, log: str, topic: str, options: dict[str, Any], kind: type[Exception], says: str
+    spark: SparkSession, log: str, topic: str, options: dict[str, Any], kind: type[Exception], message: str
 ) -> None:
     create(log, "orders", 3)
     create(log, "taken", 1)
-    with pytest.raises(kind, match=says):
+    with pytest.raises(kind, match=message):
         reshard(spark, log, topic, **options)
     with blocking(log) as opened:
         assert [(t.name, t.sealed) for t in opened.wait(opened.log.topics())] == [("orders", False), ("taken", False)]
@@ -380,12 +380,12 @@ def test_a_second_reshard_of_the_same_topic_is_refused(
     create(log, "orders", 3)
     fill(log, "orders", 50)
 
-    def dies(*_: Any) -> Any:
-        raise Dies
+    def crash(*_: Any) -> Any:
+        raise Crash
 
     with monkeypatch.context() as patch:
-        patch.setattr("shardyard.log.sqlite.engine.SqliteLog.seal_topic", dies)
-        with pytest.raises(Dies):
+        patch.setattr("shardyard.log.sqlite.engine.SqliteLog.seal_topic", crash)
+        with pytest.raises(Crash):
             reshard(spark, log, "orders", partitions=5)
     with pytest.raises(InvalidCall, match=r"'orders' is being resharded to 'orders\.2' with 5 partitions by modulus"):
         reshard(spark, log, "orders", partitions=6)

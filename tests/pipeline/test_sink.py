@@ -136,7 +136,7 @@ def test_a_write_does_not_create_a_log(spark: SparkSession, log: str, tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("frame", "options", "says"),
+    ("frame", "options", "message"),
     [
         ("cast(id as string) value", {"topic": "refunds"}, "topic 'refunds' does not exist"),
         ("cast(id as string) text", {}, "columns is 'text': expected a column 'value'"),
@@ -155,10 +155,10 @@ def test_a_write_does_not_create_a_log(spark: SparkSession, log: str, tmp_path: 
     ],
 )
 def test_an_invalid_write_is_refused_and_nothing_is_written(
-    spark: SparkSession, log: str, frame: str, options: dict[str, str], says: str
+    spark: SparkSession, log: str, frame: str, options: dict[str, str], message: str
 ) -> None:
     create(log, "orders", 3)
-    with pytest.raises(PySparkException, match=says):
+    with pytest.raises(PySparkException, match=message):
         write(spark.range(10).selectExpr(*frame.split("; ")), log, **{"topic": "orders"} | options)
     assert contents(log, "orders") == [[], [], []]
 
@@ -269,7 +269,7 @@ def run(log: str, manifest: Manifest) -> int:
         return opened.wait(commit(opened.log, Staging(staging_folder(log)), manifest))
 
 
-class Dies(Exception):
+class Crash(Exception):
     pass
 
 
@@ -286,13 +286,13 @@ def test_an_interrupted_batch_is_finished_with_the_files_of_the_first_attempt(
         nonlocal left
         left -= 1
         if left < 0:
-            raise Dies
+            raise Crash
         return await append_for_real(self, *args, **options)
 
     append_for_real = SqliteLog.append
     with monkeypatch.context() as patch:
         patch.setattr(SqliteLog, "append", interrupted)
-        with pytest.raises(Dies):
+        with pytest.raises(Crash):
             run(log, first)
     assert 0 < len(numbers(contents(log, "orders"))) < 200
     # In a replay the rows may be in other tasks: the files of the first attempt count.

@@ -104,7 +104,7 @@ def test_an_empty_topic_is_an_empty_frame(spark: SparkSession, log: str) -> None
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "message"),
     [
         ({"topics": "refunds"}, "topic 'refunds' does not exist"),
         ({"log": "memory://"}, "expected a log that other processes can open"),
@@ -113,9 +113,11 @@ def test_an_empty_topic_is_an_empty_frame(spark: SparkSession, log: str) -> None
         ({"startingOffsets": '{"orders": {"0": 7}}'}, "option 'startingOffsets' is 7: expected an offset from 0 to 0"),
     ],
 )
-def test_an_invalid_read_gives_a_clear_error(spark: SparkSession, log: str, options: dict[str, str], says: str) -> None:
+def test_an_invalid_read_gives_a_clear_error(
+    spark: SparkSession, log: str, options: dict[str, str], message: str
+) -> None:
     create(log, "orders", 1)
-    with pytest.raises(PySparkException, match=says):
+    with pytest.raises(PySparkException, match=message):
         spark.read.format("shardyard").options(**{"log": log, "topics": "orders"} | options).load().collect()
 
 

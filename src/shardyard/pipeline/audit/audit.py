@@ -222,9 +222,9 @@ def _with_latest(rows: DataFrame) -> DataFrame:
     """Adds the column `latest` to rows of `match`: position and id of the record that was sent last, among those that
     were delivered up to this one."""
     # Records without an order are windowed by id: otherwise one task would get all records without a key.
-    line = F.when(_has_order(), F.col("key")).otherwise(F.col("id").cast("binary"))
-    window = Window.partitionBy(line, "partition", "delivered_partition")
-    deliveries = window.orderBy("delivered_position", "position")  # equal delivery positions are taken as in order
+    key_or_id = F.when(_has_order(), F.col("key")).otherwise(F.col("id").cast("binary"))
+    window = Window.partitionBy(key_or_id, "partition", "delivered_partition")
+    deliveries = window.orderBy("delivered_position", "position")  # those at equal positions count as in order
     so_far = deliveries.rowsBetween(Window.unboundedPreceding, Window.currentRow)
     return rows.withColumn("latest", F.max(F.when(_has_order(), F.struct("position", "id"))).over(so_far))
 

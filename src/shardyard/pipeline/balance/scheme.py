@@ -11,7 +11,7 @@ from shardyard.model import InvalidValue
 from shardyard.placement import DEFAULT_HASH, hash_named, kernels, partitioner_named
 
 MAX_PARTITIONS = 1_000_000
-"""Of one scheme: there is a counter in memory for each."""
+"""Limit of one scheme: each partition has a counter in memory."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -199,8 +199,10 @@ def _memory(report: PlanReport) -> Figure:
             of_mode = [row for row in rows if row.mode == mode]
             at = range(len(of_mode))
             for colour, name, label in ((1, "formula_bytes", "ADR-009's formula"), (0, "measured_bytes", "ours")):
-                held = [getattr(row, name) / GB for row in of_mode]
-                axes.plot(at, held, dashes, color=_SERIES[colour], marker="o", markersize=3.5, label=f"{label}, {mode}")
+                sizes = [getattr(row, name) / GB for row in of_mode]
+                axes.plot(
+                    at, sizes, dashes, color=_SERIES[colour], marker="o", markersize=3.5, label=f"{label}, {mode}"
+                )
             axes.set_xticks(at, [str(row.workers) for row in of_mode])
         axes.plot([0], [size.stated_bytes / GB], "x", color=_MEAN, markersize=7, label="stated in ADR-009")
         axes.set(yscale="log", xlabel="workers", title=f"{size.scale}: {size.users:,} users")

@@ -88,9 +88,9 @@ class Load:
         if self.keys is None:
             return np.full(partitions, self.bytes / partitions), "even"
         placement = partitioner_named(partitioner, partitions, hash_).place_array(self.keys.keys).to_numpy()
-        held = np.asarray(np.bincount(placement, self.keys.bytes, partitions), np.float64)
+        with_key = np.asarray(np.bincount(placement, self.keys.bytes, partitions), np.float64)
         without_key = max(self.bytes - float(self.keys.bytes.sum()), 0.0)
-        return held + without_key / partitions, "sample"
+        return with_key + without_key / partitions, "sample"
 
 
 def partition_totals(loads: DataFrame) -> DataFrame:

@@ -82,10 +82,10 @@ def make_plan(
     hashes = {name: _hash_of(name, hash_) for name in partitioners}
     counts, steps = [], []
     for count in partitions:
-        held, basis = load.bytes_on(count, partitioners[0], hashes[partitioners[0]])
-        counts.append(_partition_count(load, held, basis))
+        partition_bytes, basis = load.bytes_on(count, partitioners[0], hashes[partitioners[0]])
+        counts.append(_partition_count(load, partition_bytes, basis))
         for n in members:
-            steps += [step for name in assignors for step in member_steps(held, n, name)]
+            steps += [step for name in assignors for step in member_steps(partition_bytes, n, name)]
     tables = tuple(map(table_size, ADR_009))
     return PlanReport(
         recommended_partitions=recommend(counts, members).partitions,
@@ -128,16 +128,16 @@ def _hash_of(partitioner: str, hash_: str | None) -> str:
     return hash_named(hash_).name
 
 
-def _partition_count(load: Load, held: Bytes, basis: str) -> PartitionCount:
+def _partition_count(load: Load, partition_bytes: Bytes, basis: str) -> PartitionCount:
     known = basis != "even"
     rate = load.records_per_second
     return PartitionCount(
-        partitions=len(held),
+        partitions=len(partition_bytes),
         basis=basis,
-        bytes_mean=round(float(held.mean())),
-        bytes_max=round(float(held.max())) if known else None,
-        max_over_mean=balance(held).max_over_mean if known else None,
-        records_per_second=None if rate is None else rate / len(held),
+        bytes_mean=round(float(partition_bytes.mean())),
+        bytes_max=round(float(partition_bytes.max())) if known else None,
+        max_over_mean=balance(partition_bytes).max_over_mean if known else None,
+        records_per_second=None if rate is None else rate / len(partition_bytes),
     )
 
 

@@ -1,7 +1,7 @@
 """Where consumer groups continue after a reshard: pure functions on offsets, without Spark and without a log.
 
 Offsets have gaps, in the source and in the target. So a group's position is translated in two steps: first into the
-number of target records that the group is done with, then into the offset behind that many records.
+number of target records that the group has processed, then into the offset behind that many records.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -38,9 +38,9 @@ class Progress:
     """How far a group is in the target."""
 
     done: tuple[int, ...]
-    """For each target partition: how many of its records, from the first one on, the group is done with."""
+    """For each target partition: how many of its records, from the first one on, the group has processed."""
     repeated: int
-    """Records that the group is done with but that lie behind one it is not done with: they are delivered again."""
+    """Records that the group has processed but that lie behind one it has not processed: they are delivered again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +53,12 @@ class TargetRange:
 
 
 def round_ends(starts: Counts, ends: Counts, committed: Iterable[Mapping[int, int]]) -> list[tuple[int, ...]]:
-    """Up to which offsets each round copies, so that what a group is done with is copied before what it is not.
+    """Up to which offsets each round copies, so that what a group has processed is copied before what it has not.
 
     The order between source partitions is free. If they were copied in a single round, records of the second partition
-    that a group is done with would come behind records of the first that it is not done with, and would be delivered
-    again. There is one round for each group: the n-th ends at the n-th smallest committed offset of each partition, so
-    the rounds never overlap. The last one ends at `ends`.
+    that a group has processed would come behind records of the first that it has not, and would be delivered again.
+    There is one round for each group: the n-th ends at the n-th smallest committed offset of each partition, so the
+    rounds never overlap. The last one ends at `ends`.
     """
     groups = list(committed)
     ranked = [
@@ -81,9 +81,9 @@ def translate(
 ) -> Progress:
     """The progress in the target of a group that committed these offsets in the source partitions.
 
-    A target partition is done up to the first record that the group is not done with, so none is skipped.
+    A target partition is done up to the first record that the group has not processed, so none is skipped.
     `count_targets(partition, start, end)` says how many source records of that range went to each target partition; it
-    is called for a chunk that the group is done with in part.
+    is called for a chunk that the group has processed in part.
     """
     before = [0] * partitions
     reached = [0] * partitions

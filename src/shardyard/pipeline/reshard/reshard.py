@@ -44,7 +44,7 @@ from shardyard.pipeline.spark_errors import translate_spark_errors
 from shardyard.registry import open_registry
 
 SWITCH_BELOW = 20_000
-"""The topic is sealed when at most so many records are left. Producers wait while they are copied."""
+"""The topic is sealed when at most this many records are left. Producers wait while these are copied."""
 RECORDS_PER_TASK = 500_000
 ACTOR = "reshard"
 """The name under which the registry's audit log records the new positions."""
@@ -171,16 +171,20 @@ class _Reshard:
         return groups
 
     def _check_complete(self) -> None:
-        """Every source record was copied, and the target has no records besides those that the rounds compared."""
-        compared, ends = self._target_ends(self._rounds.all()), [span.end for span in self._spans(self._job.target)]
-        extra = self._read(self._job.target, compared, ends).count() if compared != ends else 0
-        if extra:
-            raise Damaged(self._job.target, f"it has {extra} records that were not copied: abort the reshard")
-        if self._copied() != self._ends():
-            raise Damaged(self._job.target, f"it lacks records of {self._job.topic!r}: abort the reshard")
+        """Raise `Damaged` if a record of the source is missing, or if the target has records that no round compared."""
+        source, target = self._job.topic, self._job.target
+        ends = [span.end for span in self._spans(target)]
+        if extra := self._count(target, self._target_ends(self._rounds.all()), ends):
+            raise Damaged(target, f"it has {extra} records that were not copied: abort the reshard")
+        if missing := self._count(source, self._copied(), self._ends()):
+            raise Damaged(target, f"it lacks {missing} records of {source!r}: abort the reshard")
+
+    def _count(self, topic: str, starts: Sequence[int], ends: Sequence[int]) -> int:
+        """How many records lie between these offsets, which may be none where they have gaps."""
+        return 0 if starts == ends else self._read(topic, starts, ends).count()
 
     def _catch_up(self) -> None:
-        """Copy what the topic holds: first what groups are done with, then the rest, then what arrived meanwhile.
+        """Copy what the topic holds: first what groups have processed, then the rest, then what arrived meanwhile.
 
         How much is left is estimated by offsets, which is too high where these have gaps. The last round copies
         whatever is left, so the estimate decides only how long the topic is sealed.
@@ -331,7 +335,7 @@ class _Reshard:
                 break
             below = int(np.searchsorted(offsets_of(batch), end))
             keys = batch.data["key"].slice(0, below).combine_chunks()
-            counts += _count(self._job.spec.place(keys, _sequence(partition, start, seen, below)), len(counts))
+            counts += _histogram(self._job.spec.place(keys, _sequence(partition, start, seen, below)), len(counts))
             at, seen = batch.end, seen + below
         found: list[int] = counts.tolist()
         return found
@@ -347,7 +351,7 @@ def _sequence(partition: int, start: int, seen: int, count: int) -> npt.NDArray[
     return np.arange(first, first + count, dtype=np.int64)
 
 
-def _count(partitions: PartitionIndexes, cells: int) -> npt.NDArray[np.int64]:
+def _histogram(partitions: PartitionIndexes, cells: int) -> npt.NDArray[np.int64]:
     return np.bincount(partitions, minlength=cells).astype(np.int64)
 
 
@@ -370,7 +374,7 @@ def _stage(staging: Staging, spec: PartitionerSpec) -> Callable[[Iterator[pa.Rec
                     partition, start = data["partition"][0].as_py(), data["offset"][0].as_py()
                 end = data["offset"][-1].as_py() + 1
                 targets = spec.place(data["key"], _sequence(partition, start, seen, len(data)))
-                np.add(counts, _count(targets, len(counts)), out=counts)
+                np.add(counts, _histogram(targets, len(counts)), out=counts)
                 seen += len(data)
                 yield from_spark(data, data["id"]), targets
 

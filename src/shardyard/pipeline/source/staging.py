@@ -62,7 +62,7 @@ class Manifest:
     epoch: int
     files: tuple[str, ...]
     detail: Mapping[str, Any]
-    """What the job that wrote it needs besides."""
+    """Further data of the job that wrote the manifest."""
 
 
 def staging_folder(url: str) -> Path:
@@ -109,13 +109,13 @@ class Staging:
             (self._files / name).unlink(missing_ok=True)
 
     def pending(self, producer: str) -> Manifest | None:
-        found = _load(self._producers / producer / "pending.json")
-        return None if found is None else Manifest(**{**found, "files": tuple(found["files"])})
+        stored = _load(self._producers / producer / "pending.json")
+        return None if stored is None else Manifest(**{**stored, "files": tuple(stored["files"])})
 
     def done(self, producer: str) -> int:
         """The number of the last finished batch; -1 if there is none."""
-        found = _load(self._producers / producer / "done.json")
-        return -1 if found is None else int(found["batch"])
+        stored = _load(self._producers / producer / "done.json")
+        return -1 if stored is None else int(stored["batch"])
 
     def start(self, manifest: Manifest) -> None:
         """Record, durably, which files the batch consists of."""
@@ -170,10 +170,10 @@ class Staging:
 
 def _load(path: Path) -> dict[str, Any] | None:
     try:
-        found: dict[str, Any] = json.loads(path.read_text())
+        stored: dict[str, Any] = json.loads(path.read_text())
     except FileNotFoundError:
         return None
-    return found
+    return stored
 
 
 async def commit(log: Log, staging: Staging, manifest: Manifest) -> int:
