@@ -25,7 +25,7 @@ from shardyard.log import Sender, open_log
 from shardyard.model import Partition
 from shardyard.model.batch import SCHEMA
 from shardyard.pipeline.lake.ingest import ingest
-from shardyard.pipeline.placing import placement_column
+from shardyard.pipeline.partitioning import placement_column
 from shardyard.pipeline.reshard.reshard import reshard
 from shardyard.pipeline.session import session
 from shardyard.placement import generate_ids

@@ -134,8 +134,8 @@ class _Demo:
         return report.to_json()
 
     def _plan(self, topic: str) -> dict[str, Any]:
+        from shardyard.pipeline.plan.html_report import render  # noqa: PLC0415
         from shardyard.pipeline.plan.load import load_of  # noqa: PLC0415 as above
-        from shardyard.pipeline.plan.page import render  # noqa: PLC0415
         from shardyard.pipeline.plan.report import make_plan  # noqa: PLC0415
 
         load = load_of(self._loads, 10_000, partitions=BEFORE)

@@ -61,14 +61,14 @@ def spark_session(
     `own_progress`: the command shows its progress itself, so Spark does not.
     """
     require_spark()
-    from shardyard.pipeline.failures import told_plainly  # noqa: PLC0415 Spark is slow to import
     from shardyard.pipeline.session import SparkSession, session  # noqa: PLC0415
+    from shardyard.pipeline.spark_errors import translate_spark_errors  # noqa: PLC0415 Spark is slow to import
 
     active = SparkSession.getActiveSession()
     settings = {"spark.ui.showConsoleProgress": "false"} if own_progress else {}
     spark = session(name, master=master, memory=memory, settings=settings)
     try:
-        with told_plainly():
+        with translate_spark_errors():
             yield spark
     finally:
         if active is None:
@@ -135,7 +135,7 @@ def read_loads(
     """The load that `balance` and `plan` measure, from topics or Parquet files."""
     from shardyard.pipeline.balance.loads import loads_of_table, loads_of_topic  # noqa: PLC0415 as above
     from shardyard.pipeline.blocking import blocking  # noqa: PLC0415
-    from shardyard.pipeline.source.lookup import fixed_range  # noqa: PLC0415
+    from shardyard.pipeline.source.offset_lookup import fixed_range  # noqa: PLC0415
     from shardyard.pipeline.source.options import absolute  # noqa: PLC0415
 
     if parquet is not None:

@@ -79,8 +79,8 @@ def plan(
     if report is not None and not report.absolute().parent.is_dir():
         raise InvalidValue("--report", str(report), "a file in a folder that exists")
     require_spark()
+    from shardyard.pipeline.plan.html_report import render  # noqa: PLC0415
     from shardyard.pipeline.plan.load import Load, load_of  # noqa: PLC0415 Spark is slow to import
-    from shardyard.pipeline.plan.page import render  # noqa: PLC0415
     from shardyard.pipeline.plan.report import make_plan  # noqa: PLC0415
 
     topics = [topic] if topic is not None else None
