@@ -193,8 +193,7 @@ class Producer:
 
 def owners(registry: Registry) -> dict[int, str]:
     """The owner of each partition that is not being moved."""
-    with registry.transaction() as tx:
-        rows = tx.ownerships(GROUP)
+    rows = registry.read(lambda tx: tx.ownerships(GROUP))
     return {row.partition.index: row.owner for row in rows if row.owner is not None and row.owner == row.target}
 
 
@@ -389,8 +388,7 @@ async def bench_crash(folder: Path, interval: float, session: float, *, leader: 
 
 
 def leader_of(registry: Registry) -> str | None:
-    with registry.transaction() as tx:
-        lease = tx.lease(LEASE)
+    lease = registry.read(lambda tx: tx.lease(LEASE))
     return None if lease is None else lease.holder
 
 

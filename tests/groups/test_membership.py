@@ -18,6 +18,7 @@ from shardyard.groups import (
 )
 from shardyard.model import Fenced, InvalidCall, Partition, Position
 from tests.groups.test_reader import TOPIC, Story, Yard, tell
+from tests.registry.blocks import transaction
 
 __all__ = ["tell"]  # the fixture
 
@@ -82,7 +83,7 @@ def test_a_member_learns_what_it_owns_what_it_must_release_and_what_it_lost(tell
                     await a.release(Partition(TOPIC, index))
                 await until(yard, lambda: second.seen("assigned") == moving)
                 assert set(a.owned) == {Partition(TOPIC, i) for i in range(4) if i not in moving}
-            with yard.registry.transaction() as tx:
+            with transaction(yard.registry) as tx:
                 tx.delete_member(GROUP, "a")
                 tx.touch(protocol.watch_name(GROUP))
             await until(yard, lambda: bool(first.seen("lost")))
@@ -137,7 +138,7 @@ def test_an_incoming_partition_whose_owner_stays_after_all_is_lost(tell: Callabl
             second.events.clear()
             async with member(yard, "b", second, prepare_seconds=60.0):
                 await until(yard, lambda: len(second.coming) == 2)
-                with yard.registry.transaction() as tx:
+                with transaction(yard.registry) as tx:
                     configure(tx, GROUP, GroupConfig(max_active=1), who="ann")
                 await until(yard, lambda: second.coming == set())
                 assert second.seen("lost") == second.seen("incoming")

@@ -24,6 +24,7 @@ from shardyard.model import (
 from tests.groups.test_protocol import GROUP, P0, Yard, yard
 from tests.groups.test_reader import TOPIC, Story, take, tell
 from tests.groups.test_reader import Yard as MemberYard
+from tests.registry.blocks import transaction
 
 __all__ = ["tell", "yard"]  # the fixtures
 
@@ -39,7 +40,7 @@ def test_an_owner_stays_under_a_new_epoch_and_its_late_commit_is_fenced(yard: Ya
     before = yard.heartbeat("a")
     yard.commit("a", P0, before[P0].epoch, 5)
     yard.commit("a", P1, before[P1].epoch, 5)
-    with yard.registry.transaction() as tx:
+    with transaction(yard.registry) as tx:
         reset(tx, GROUP, {P0: Position(1, 2), P1: Position(1, 9)}, "ann")
     after = yard.heartbeat("a")
     assert {p for p in before if after[p] != before[p]} == {P0, P1}, "the others are as they were"
@@ -60,7 +61,7 @@ def test_a_partition_that_is_about_to_go_goes_with_its_new_position(yard: Yard) 
     yard.rebalance()
     held = yard.heartbeat("a")
     leaving = next(p for p, holding in held.items() if holding.revoked)
-    with yard.registry.transaction() as tx:
+    with transaction(yard.registry) as tx:
         reset(tx, GROUP, {leaving: Position(1, 4)}, "ann")
     assert yard.heartbeat("a")[leaving].revoked
     with pytest.raises(Fenced), yard.registry.transaction() as tx:
@@ -70,7 +71,7 @@ def test_a_partition_that_is_about_to_go_goes_with_its_new_position(yard: Yard) 
 
 
 def test_a_partition_without_an_owner_or_a_row_gets_its_position(yard: Yard) -> None:
-    with yard.registry.transaction() as tx:
+    with transaction(yard.registry) as tx:
         configure(tx, GROUP, GroupConfig(), who="ann")
         reset(tx, GROUP, {P0: Position(1, 7)}, "ann")
         reset(tx, GROUP, {P0: Position(1, 3), P1: Position(1, 0)}, "bob")
@@ -88,13 +89,13 @@ def test_a_partition_without_an_owner_or_a_row_gets_its_position(yard: Yard) -> 
 
 
 def test_a_reset_is_progress_so_that_the_owner_is_not_put_out_for_what_came_before(yard: Yard) -> None:
-    with yard.registry.transaction() as tx:
+    with transaction(yard.registry) as tx:
         configure(tx, GROUP, GroupConfig(release_after=5.0), who="ann")
     yard.join("a", session_timeout=60.0)
     yard.rebalance()
     yard.clock.time += 6
     positions = dict.fromkeys(yard.rows(), Position(1, 0))
-    with yard.registry.transaction() as tx:
+    with transaction(yard.registry) as tx:
         reset(tx, GROUP, positions, "ann")
     yard.heartbeat("a")
     yard.rebalance()
@@ -114,7 +115,7 @@ def test_all_or_none(yard: Yard, positions: Any, said: str) -> None:
     yard.join("a")
     yard.settle("a")
     before = yard.rows()
-    with yard.registry.transaction() as tx:
+    with transaction(yard.registry) as tx:
         group = tx.group(GROUP)
         with pytest.raises(InvalidValue) as refused:
             reset(tx, GROUP, positions, "ann")
@@ -131,7 +132,7 @@ def test_all_or_none(yard: Yard, positions: Any, said: str) -> None:
 
 async def go_to(yard: MemberYard, to: ResetTarget, *partitions: int) -> None:
     positions = await resolve_positions(yard.log, TOPIC, partitions or None, to)
-    with yard.registry.transaction() as tx:
+    with transaction(yard.registry) as tx:
         reset(tx, "billing", positions, "ann")
 
 

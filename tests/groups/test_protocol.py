@@ -27,6 +27,7 @@ from shardyard.registry.memory import MemoryRegistry
 from shardyard.registry.sql import SqlRegistry
 from shardyard.registry.sqlite import SqliteStore
 from tests.groups.simulation import VirtualClock
+from tests.registry.blocks import transaction
 
 GROUP = "billing"
 
@@ -41,31 +42,31 @@ class Yard:
         self.epochs: dict[str, int] = {}
 
     def join(self, name: str, *, topics: tuple[str, ...] = ("orders",), **options: Any) -> MemberRow:
-        with self.registry.transaction() as tx:
+        with transaction(self.registry) as tx:
             row = protocol.join(tx, GROUP, name, topics=topics, **options)
         self.epochs[name] = row.epoch
         return row
 
     def heartbeat(self, name: str, progress: tuple[Partition, ...] = ()) -> dict[Partition, protocol.Grant]:
-        with self.registry.transaction() as tx:
+        with transaction(self.registry) as tx:
             return dict(protocol.heartbeat(tx, GROUP, name, self.epochs[name], progress).owned)
 
     def commit(self, name: str, partition: Partition, epoch: int, offset: int) -> None:
-        with self.registry.transaction() as tx:
+        with transaction(self.registry) as tx:
             protocol.commit(tx, GROUP, name, self.epochs[name], {partition: (epoch, Position(1, offset))})
 
     def release_revoked(self, name: str) -> set[Partition]:
         revoked = {p: h.epoch for p, h in self.heartbeat(name).items() if h.revoked}
-        with self.registry.transaction() as tx:
+        with transaction(self.registry) as tx:
             protocol.release(tx, GROUP, name, self.epochs[name], revoked)
         return set(revoked)
 
     def leave(self, name: str) -> None:
-        with self.registry.transaction() as tx:
+        with transaction(self.registry) as tx:
             protocol.leave(tx, GROUP, name, self.epochs[name])
 
     def rebalance(self) -> assignment.Decision | None:
-        with self.registry.transaction() as tx:
+        with transaction(self.registry) as tx:
             return assignment.rebalance(tx, GROUP, self.topics)
 
     def settle(self, *names: str) -> None:
@@ -74,7 +75,7 @@ class Yard:
             self.release_revoked(name)
 
     def rows(self) -> dict[Partition, OwnershipRow]:
-        with self.registry.transaction() as tx:
+        with transaction(self.registry) as tx:
             return {row.partition: row for row in tx.ownerships(GROUP)}
 
     def sizes(self) -> Counter[str | None]:
@@ -136,7 +137,7 @@ def test_a_stale_owner_can_neither_commit_nor_release(yard: Yard) -> None:
     yard.join("a")
     with pytest.raises(Fenced, match="orders/0 no longer belongs to 'a'"):
         yard.commit("a", P0, old, 1)
-    with yard.registry.transaction() as tx, pytest.raises(Fenced):
+    with transaction(yard.registry) as tx, pytest.raises(Fenced):
         protocol.release(tx, GROUP, "a", yard.epochs["a"], {P0: old})
     assert yard.rows()[P0].committed is None
 
@@ -175,7 +176,7 @@ def test_a_static_members_restart_moves_nothing_and_fences_its_earlier_life(yard
     assert yard.rebalance() is None
     assert {p: row.owner for p, row in yard.rows().items()} == {p: row.owner for p, row in before.items()}
     partition = next(iter(old))
-    with yard.registry.transaction() as tx, pytest.raises(Fenced):
+    with transaction(yard.registry) as tx, pytest.raises(Fenced):
         protocol.commit(tx, GROUP, "a", earlier, {partition: (old[partition], Position(1, 1))})
     with pytest.raises(Fenced):
         yard.commit("a", partition, old[partition], 1)
@@ -200,7 +201,7 @@ def test_a_name_that_is_alive_is_refused(yard: Yard) -> None:
 
 
 def test_members_beyond_the_maximum_stand_by_and_take_over(yard: Yard) -> None:
-    with yard.registry.transaction() as tx:
+    with transaction(yard.registry) as tx:
         protocol.configure(tx, GROUP, GroupConfig(max_active=2), who="ann")
     for name in "abc":
         yard.join(name)
@@ -272,24 +273,24 @@ def test_a_member_that_hangs_is_put_out_when_the_group_says_so(yard: Yard) -> No
     stuck = {row.owner: yard.clock.time - row.progress_at for row in yard.rows().values()}
     assert stuck["a"] == 20
     assert stuck["b"] == 0
-    with yard.registry.transaction() as tx:
+    with transaction(yard.registry) as tx:
         protocol.configure(tx, GROUP, GroupConfig(release_after=15.0), who="ann")
     yard.settle("b")
     assert yard.sizes() == {"b": 6}
     with pytest.raises(Fenced):
         yard.heartbeat("a")
-    with yard.registry.transaction() as tx:
+    with transaction(yard.registry) as tx:
         assert [row.action for row in tx.audit_log()] == ["member evicted", "group configured"]
 
 
 def test_a_leader_that_was_followed_can_no_longer_write(yard: Yard) -> None:
     yard.join("a")
-    with yard.registry.transaction() as tx:
+    with transaction(yard.registry) as tx:
         first = lease.acquire(tx, LEASE, "node1", 1.0)
         assert lease.acquire(tx, LEASE, "node2", 1.0) is None
     assert first is not None
     yard.clock.time += 2
-    with yard.registry.transaction() as tx:
+    with transaction(yard.registry) as tx:
         second = lease.acquire(tx, LEASE, "node2", 1.0)
     assert second is not None
     assert second > first
@@ -302,17 +303,17 @@ def test_a_leader_that_was_followed_can_no_longer_write(yard: Yard) -> None:
 
 
 def test_a_lease_is_kept_given_up_and_not_prolonged_by_a_clock_that_goes_back(yard: Yard) -> None:
-    with yard.registry.transaction() as tx:
+    with transaction(yard.registry) as tx:
         token = lease.acquire(tx, "x", "node1", 1.0)
         assert token == lease.acquire(tx, "x", "node1", 1.0)
         assert token is not None
         lease.release(tx, "x", token)
         assert lease.acquire(tx, "x", "node2", 1.0) == token + 1
     yard.clock.time -= 3600
-    with yard.registry.transaction() as tx:
+    with transaction(yard.registry) as tx:
         assert lease.acquire(tx, "x", "node1", 1.0) is None
     yard.clock.time += 2
-    with yard.registry.transaction() as tx:
+    with transaction(yard.registry) as tx:
         assert lease.acquire(tx, "x", "node1", 1.0) == token + 2
 
 
@@ -320,7 +321,7 @@ def test_epochs_of_a_new_group_lie_above_those_of_a_lost_one(yard: Yard) -> None
     yard.join("a")
     yard.settle("a")
     old = max(row.epoch for row in yard.rows().values())
-    with yard.registry.transaction() as tx:
+    with transaction(yard.registry) as tx:
         tx.delete_group(GROUP)
     yard.clock.time += 1
     yard.join("a")
@@ -341,16 +342,16 @@ def test_epochs_of_a_new_group_lie_above_those_of_a_lost_one(yard: Yard) -> None
 def test_a_join_that_makes_no_sense_changes_nothing(yard: Yard, options: dict[str, Any], complaint: str) -> None:
     with pytest.raises(InvalidValue, match=complaint):
         yard.join("a", **options)
-    with yard.registry.transaction() as tx:
+    with transaction(yard.registry) as tx:
         assert tx.groups() == []
 
 
 def test_a_configuration_that_makes_no_sense_changes_nothing(yard: Yard) -> None:
     senseless: list[dict[str, Any]] = [{"assignor": "random"}, {"max_active": 0}, {"release_after": 0.0}]
     for options in senseless:
-        with yard.registry.transaction() as tx, pytest.raises(InvalidValue):
+        with transaction(yard.registry) as tx, pytest.raises(InvalidValue):
             protocol.configure(tx, GROUP, GroupConfig(**options), who="ann")
-    with yard.registry.transaction() as tx:
+    with transaction(yard.registry) as tx:
         assert tx.groups() == []
         with pytest.raises(UnknownGroup, match="'nobody' does not exist"):
             assignment.rebalance(tx, "nobody", {})

@@ -31,6 +31,7 @@ from shardyard.model import (
 )
 from shardyard.registry import Registry, open_registry
 from shardyard.registry.memory import MemoryRegistry
+from tests.registry.blocks import transaction
 
 TOPIC = "orders"
 PARTITIONS = 4
@@ -248,7 +249,7 @@ def test_a_member_that_was_put_out_joins_again_by_itself(tell: Callable[[Story],
     async def story(yard: Yard) -> None:
         async with yard.member("m1") as member:
             await yard.until_shared(4)
-            with yard.registry.transaction() as tx:
+            with transaction(yard.registry) as tx:
                 tx.delete_member("billing", "m1")
                 tx.touch("group/billing")
             await yard.send(2, "x")
@@ -306,7 +307,7 @@ def test_a_member_that_hangs_can_be_seen_and_is_put_out_when_configured(tell: Ca
                 return stuck[0] > 1.0 > stuck[1]
 
             await yard.until(visible)
-            with yard.registry.transaction() as tx:
+            with transaction(yard.registry) as tx:
                 configure(tx, "billing", GroupConfig(release_after=1.0), who="ann")
             async with yard.member("m2") as other:
 
@@ -465,7 +466,7 @@ def test_a_member_that_was_fenced_while_its_consumer_waits_comes_back(tell: Call
             (batch,) = await take(member, 1)
             asking = asyncio.create_task(take(member, 1))
             await asyncio.sleep(0)
-            with yard.registry.transaction() as tx:
+            with transaction(yard.registry) as tx:
                 tx.delete_member("billing", "m1")
             with pytest.raises(Fenced):
                 await batch.commit()
@@ -479,13 +480,13 @@ def test_one_that_cannot_come_back_says_so_and_leaves_nothing_behind(tell: Calla
         mine = Partition(TOPIC, 0)
         with pytest.raises(PartitionTaken):
             async with yard.member("m1", partitions=[mine]) as member:
-                with yard.registry.transaction() as tx:
+                with transaction(yard.registry) as tx:
                     tx.delete_member("billing", "m1")
                     protocol.join(tx, "billing", "m2", topics=[TOPIC], manual=[mine])
                     tx.touch(protocol.watch_name("billing"))
                 await take(member, 1)
         assert member._tasks == set()
-        with yard.registry.transaction() as tx:
+        with transaction(yard.registry) as tx:
             assert [row.name for row in tx.members("billing")] == ["m2"]
 
     tell(story)
@@ -510,7 +511,7 @@ def test_of_two_processes_with_one_static_name_the_later_one_stays(tell: Callabl
 
 def test_a_healthy_member_is_not_put_out_between_two_heartbeats(tell: Callable[[Story], None]) -> None:
     async def story(yard: Yard) -> None:
-        with yard.registry.transaction() as tx:
+        with transaction(yard.registry) as tx:
             configure(tx, "billing", GroupConfig(release_after=0.01), who="ann")
         async with yard.member("m1") as member:
             await yard.until_shared(4)
@@ -520,7 +521,7 @@ def test_a_healthy_member_is_not_put_out_between_two_heartbeats(tell: Callable[[
                 return member._membership._last_contact > heard
 
             await yard.until(heard_again)
-            with yard.registry.transaction() as tx:
+            with transaction(yard.registry) as tx:
                 assert [row.action for row in tx.audit_log()] == ["group configured"]
 
     tell(story)

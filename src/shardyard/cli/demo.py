@@ -149,9 +149,8 @@ class _DemoGroup:
     async def _is_settled(self, members: int) -> bool:
         if any(task.done() for task in self.tasks.values()):
             await asyncio.gather(*self.tasks.values())  # raise the error that ended it
-        with self.registry.snapshot() as tx:
-            if tx.group(GROUP) is None:
-                return False
+        if self.registry.read(lambda tx: tx.group(GROUP)) is None:
+            return False
         rows = await status(self.log, self.registry, GROUP)
         self.owners = {row.partition: row.owner for row in rows if row.owner is not None and row.target is None}
         return len(self.owners) == len(rows) > 0 and len(set(self.owners.values())) == min(members, len(rows))

@@ -277,8 +277,8 @@ class _Reshard:
         """The committed offsets of each group, by source partition."""
         if self._registry is None:
             return {}
-        with open_registry(self._registry) as registry, registry.snapshot() as tx:
-            positions = positions_on(tx, self._job.topic)
+        with open_registry(self._registry) as registry:
+            positions = registry.read(lambda tx: positions_on(tx, self._job.topic))
         return {
             group: {partition.index: at.offset for partition, at in committed.items() if at.epoch == self._job.epoch}
             for group, committed in positions.items()
@@ -299,8 +299,8 @@ class _Reshard:
                 partition = Partition(target, q)
                 offset = offset_behind(count, ranges[q], partial(self._skip, partition))
                 positions[partition] = Position(epoch, offset)
-            with open_registry(str(self._registry)) as registry, registry.transaction() as tx:
-                transfer_positions(tx, group, positions, ACTOR)
+            with open_registry(str(self._registry)) as registry:
+                registry.run(partial(transfer_positions, group=group, positions=positions, who=ACTOR))
         return repeated
 
     def _target_ranges(self, rounds: Sequence[Round]) -> list[list[TargetRange]]:
