@@ -1,4 +1,4 @@
-# `make help` lists the targets. Everything happens in .venv, which the first target to need it makes.
+# `make help` lists the targets. They all use .venv, which is created when a target first needs it.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 VENV := .venv
@@ -12,30 +12,34 @@ $(VENV)/.ready: pyproject.toml constraints.txt tools/setup
 	@tools/setup $(VENV)
 
 .PHONY: setup
-setup: $(VENV)/.ready ## make the virtual environment (the other targets do it by themselves)
+setup: $(VENV)/.ready ## create the virtual environment (the other targets do this if needed)
 
 .PHONY: run
-run: $(VENV)/.ready ## a tour: where keys live, what moves, a group sharing a durable log, and the pipeline at work on it
+run: $(VENV)/.ready ## take a tour: placing keys, planning moves, a group on a durable log, and the pipeline on the same data
 	@$(BIN)/shardyard tour
 
 .PHONY: test
-test: lint ## lint, types, layers and all tests
-	@$(BIN)/python -m pytest -n 2
+test: lint ## run lint, type checks, import layers and all tests
+	@$(BIN)/python -m pytest -n 2 --dist loadgroup
+
+.PHONY: quick
+quick: $(VENV)/.ready ## the tests that need neither Spark nor other servers (under two minutes)
+	@$(BIN)/python -m pytest -n 2 --dist loadgroup -q -m "not spark and not server and not processes"
 
 .PHONY: lint
-lint: $(VENV)/.ready ## ruff, mypy (strict) and the import layers
+lint: $(VENV)/.ready ## run ruff, mypy (strict) and the import-layer check
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/ruff format --check --quiet .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 
 .PHONY: format
-format: $(VENV)/.ready ## let ruff put the code in order
+format: $(VENV)/.ready ## fix and format the code with ruff
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
 .PHONY: chaos
-chaos: $(VENV)/.ready ## 100 000 simulated histories, then real processes and Spark drivers killed and stalled (some 25 minutes)
+chaos: $(VENV)/.ready ## run 100 000 simulated histories, then kill and stall real processes and Spark drivers (about 25 minutes)
 	@$(BIN)/python -m tests.groups.simulation --histories 100000 --first 1000000
 	@$(BIN)/python -m tests.groups.chaos run --seconds 60
 	@KILLS=10 $(BIN)/python -m pytest -q tests/log/test_crashes.py tests/pipeline/test_crashes.py
@@ -45,7 +49,7 @@ $(VENV)/.bench: $(VENV)/.ready
 	@touch $@
 
 .PHONY: bench
-bench: $(VENV)/.bench ## measure the speeds the README states, beside what one would pick instead (some 25 minutes)
+bench: $(VENV)/.bench ## measure the figures in bench/README.md, next to comparable systems (about 25 minutes)
 	@$(BIN)/python -m bench.placement
 	@$(BIN)/python -m bench.log
 	@$(BIN)/python -m bench.groups

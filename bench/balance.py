@@ -1,12 +1,13 @@
-"""`balance` over many keys: seconds, and memory of all processes; DuckDB and Polars beside it.
+"""The `balance` job over many keys: time, and memory of all processes, compared with DuckDB and Polars.
 
-Run by `python -m bench.balance`. Keys are text (`user-1`, ...) in Parquet files of 5 M rows, with a size in bytes each:
-`distinct` has every key once, `zipf` has a tenth as many keys, the n-th of them about 1/n as often as the first.
+Run it with `make bench` or `python -m bench.balance`. Keys are strings (`user-1`, ...) in Parquet files of 5 M rows,
+each with a size in bytes. `distinct` has every key once; `zipf` has a tenth as many distinct keys, of which the n-th
+occurs about 1/n as often as the first.
 
-Ours is the whole report: six schemes (fnv1a32 and xxh64 modulus, xxh64 jump, at 12 and 256 partitions), hot keys by
-records and by bytes, the key check, 16 members. DuckDB and Polars are asked for less: records and bytes per partition,
-at 12 and 256 partitions, of the one hash that they have (they have neither fnv1a nor jump), and the 10 keys with the
-most records, all exact. DuckDB is held to 6 GB, and spills to disk beyond that. Whoever takes more than 10 GB is
+Shardyard computes the whole report: six schemes (fnv1a32 and xxh64 modulus, xxh64 jump, at 12 and 256 partitions), hot
+keys by records and by bytes, the key check, 16 members. DuckDB and Polars do less, because they have neither fnv1a nor
+jump: records and bytes per partition, at 12 and 256 partitions, with their own hash, and the 10 keys with the most
+records, all exact. DuckDB is limited to 6 GB and spills to disk beyond that. A system that uses more than 10 GB is
 stopped.
 """
 
@@ -24,19 +25,19 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from bench.figures import filesystem, rate, table, use_cores
+from bench.figures import filesystem, pin_to_cores, rate, table
 
 from shardyard.placement import generate_ids
 
 SIZES = (10_000_000, 100_000_000)
 FILE_ROWS = 5_000_000
 CHUNK_ROWS = 1_000_000
-KEYS_OF_ZIPF = 0.1
-"""Different keys to choose from, for each record."""
+ZIPF_KEYS_PER_RECORD = 0.1
+"""Distinct keys in the `zipf` data, per record."""
 PARTITIONS = (12, 256)
 TARGET = "100 M: 180 s, 8 GB"
-MOST_BYTES = 10 * 1024**3
-"""Of one system, at which it is stopped: the machine is not ours alone."""
+MAX_BYTES = 10 * 1024**3
+"""A system that uses more memory is stopped, because the machine is shared."""
 SAMPLE_SECONDS = 0.5
 
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -50,7 +51,7 @@ def write_keys(folder: Path, variant: str, count: int) -> None:
     schema = pa.schema([("key", pa.string()), ("size", pa.int32())])
     chunks = generate_ids("text", count, CHUNK_ROWS)
     if variant == "zipf":
-        pool = pa.concat_arrays(generate_ids("text", int(count * KEYS_OF_ZIPF), CHUNK_ROWS))
+        pool = pa.concat_arrays(generate_ids("text", int(count * ZIPF_KEYS_PER_RECORD), CHUNK_ROWS))
         chunks = (_zipf(random, pool, min(CHUNK_ROWS, count - start)) for start in range(0, count, CHUNK_ROWS))
     folder.mkdir()
     for number in range(-(-count // FILE_ROWS)):
@@ -65,31 +66,31 @@ def _zipf(random: np.random.Generator, pool: pa.Array, count: int) -> pa.Array:
     return pool.take(pa.array(np.minimum(ranks, len(pool)) - 1))
 
 
-# The systems; each answers with the most records that a key has, as a check on one another, and says how long it took
+# The systems. Each returns its start-up time, its run time, and the records of the hottest key as a cross-check
 
 
-def ours(folder: Path, temporary: Path) -> tuple[float, float, str]:
+def shardyard(folder: Path, temporary: Path) -> tuple[float, float, str]:
     start = time.perf_counter()
-    from shardyard.pipeline.balance.report import Scheme, balance_report, loads_of_table  # noqa: PLC0415 time of the start
-    from shardyard.pipeline.session import session  # noqa: PLC0415
+    from shardyard.pipeline.balance.report import Scheme, balance_report, loads_of_table  # noqa: PLC0415 part of the start-up time
+    from shardyard.pipeline.session import session  # noqa: PLC0415 likewise
 
     rules = (("modulus", "fnv1a32"), ("modulus", "xxh64"), ("jump", "xxh64"))
     schemes = [Scheme(partitioner, hash_, count) for partitioner, hash_ in rules for count in PARTITIONS]
     spark = session("bench", master="local[2]", settings={"spark.local.dir": str(temporary)})
     loads = loads_of_table(spark.read.parquet(str(folder)), key="key", bytes="size")
-    began = time.perf_counter()
+    ready = time.perf_counter()
     report = balance_report(loads, schemes, assignors=["sticky"], members=[16])
-    seconds = time.perf_counter() - began
+    seconds = time.perf_counter() - ready
     (topic,) = report.topics
     spark.stop()
     most = topic.hot_keys.keys[0]
     keys = f"{'' if topic.key_check.exact else 'about '}{topic.key_check.distinct:,} keys"
-    return began - start, seconds, f"{most.records:,} records; {keys}; {topic.sentence}"
+    return ready - start, seconds, f"{most.records:,} records; {keys}; {topic.sentence}"
 
 
 def duckdb(folder: Path, temporary: Path) -> tuple[float, float, str]:
     start = time.perf_counter()
-    import duckdb as engine  # noqa: PLC0415 only there for the benchmarks
+    import duckdb as engine  # noqa: PLC0415 installed only for the benchmarks
 
     settings: dict[str, str | bool | int | float | list[str]] = {
         "memory_limit": "6GB",
@@ -98,26 +99,26 @@ def duckdb(folder: Path, temporary: Path) -> tuple[float, float, str]:
         "preserve_insertion_order": False,
     }
     with engine.connect(config=settings) as database:
-        began = time.perf_counter()
+        ready = time.perf_counter()
         rows = f"read_parquet('{folder}/*.parquet')"
         for count in PARTITIONS:
-            counted = f"SELECT hash(key) % {count}, count(*), sum(size) FROM {rows} GROUP BY 1"
-            assert len(database.execute(counted).fetchall()) == count
+            per_partition = f"SELECT hash(key) % {count}, count(*), sum(size) FROM {rows} GROUP BY 1"
+            assert len(database.execute(per_partition).fetchall()) == count
         hot = f"SELECT key, count(*) AS n FROM {rows} GROUP BY key ORDER BY n DESC LIMIT 10"
         (_, most), *_ = database.execute(hot).fetchall()
-        return began - start, time.perf_counter() - began, f"{most:,} records"
+        return ready - start, time.perf_counter() - ready, f"{most:,} records"
 
 
 def polars(folder: Path, temporary: Path) -> tuple[float, float, str]:
     start = time.perf_counter()
     os.environ |= {"POLARS_MAX_THREADS": "2", "POLARS_TEMP_DIR": str(temporary)}
-    import polars as pl  # noqa: PLC0415 only there for the benchmarks
+    import polars as pl  # noqa: PLC0415 installed only for the benchmarks
 
-    began = time.perf_counter()
+    ready = time.perf_counter()
     rows = pl.scan_parquet(folder / "*.parquet")
     for count in PARTITIONS:
-        by_place = rows.group_by(pl.col("key").hash() % count)
-        assert by_place.agg(pl.len(), pl.col("size").sum()).collect(engine="streaming").height == count
+        by_partition = rows.group_by(pl.col("key").hash() % count)
+        assert by_partition.agg(pl.len(), pl.col("size").sum()).collect(engine="streaming").height == count
     hot = (
         rows.group_by("key")
         .agg(pl.len().alias("n"))
@@ -125,40 +126,41 @@ def polars(folder: Path, temporary: Path) -> tuple[float, float, str]:
         .sort("n", descending=True)
         .collect(engine="streaming")
     )
-    return began - start, time.perf_counter() - began, f"{int(hot['n'].to_list()[0]):,} records"
+    return ready - start, time.perf_counter() - ready, f"{int(hot['n'].to_list()[0]):,} records"
 
 
-SYSTEMS = {"ours": ours, "duckdb": duckdb, "polars": polars}
+SYSTEMS = {"shardyard": shardyard, "duckdb": duckdb, "polars": polars}
 System = Callable[[Path, Path], tuple[float, float, str]]
 
 
-# Measuring a process and all that it starts
+# Measuring a process and all of its descendants
 
 
 @dataclass(slots=True)
 class Figures:
-    starting: float = float("nan")
+    start_seconds: float = float("nan")
     seconds: float = float("nan")
     cpu: float = 0.0
-    """Seconds of all cores, from the start on."""
+    """CPU seconds of all processes, including start-up."""
     peak: int = 0
-    """Bytes of all processes together; memory that some of them share counts once."""
-    answer: str = "stopped"
+    """Bytes of all processes together; memory that they share counts once."""
+    result: str = "stopped"
     _cpu: dict[int, float] = field(default_factory=dict)
 
-    def look(self, root: int) -> None:
+    def sample(self, root: int) -> None:
+        """Update CPU and memory with the current use of the process `root` and its descendants."""
         used = 0
-        for process in family(root):
+        for process in process_tree(root):
             try:
                 used += _pss(process)
                 self._cpu[process] = _cpu_seconds(process)
-            except (FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+            except (FileNotFoundError, ProcessLookupError):  # it ended in the meantime
                 continue
         self.peak = max(self.peak, used)
         self.cpu = sum(self._cpu.values())
 
 
-def family(root: int) -> list[int]:
+def process_tree(root: int) -> list[int]:
     """A process and all its descendants."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
@@ -168,10 +170,10 @@ def family(root: int) -> list[int]:
             except (FileNotFoundError, ProcessLookupError):
                 continue
             children.setdefault(parent, []).append(int(entry.name))
-    found = [root]
-    for process in found:
-        found += children.get(process, [])
-    return found
+    tree = [root]
+    for process in tree:
+        tree += children.get(process, [])
+    return tree
 
 
 def _pss(process: int) -> int:
@@ -192,30 +194,30 @@ def _child(connection: Connection, system: System, folder: Path, temporary: Path
 
 def measure(system: System, folder: Path, temporary: Path) -> Figures:
     spawn = multiprocessing.get_context("spawn")
-    here, there = spawn.Pipe(duplex=False)
-    process = spawn.Process(target=_child, args=(there, system, folder, temporary))
+    connection, child_connection = spawn.Pipe(duplex=False)
+    process = spawn.Process(target=_child, args=(child_connection, system, folder, temporary))
     process.start()
-    there.close()
-    figures, over = Figures(), threading.Event()
-    while not over.wait(SAMPLE_SECONDS):
-        if here.poll():
-            figures.starting, figures.seconds, figures.answer = here.recv()
-            over.set()
+    child_connection.close()
+    figures, finished = Figures(), threading.Event()
+    while not finished.wait(SAMPLE_SECONDS):
+        if connection.poll():
+            figures.start_seconds, figures.seconds, figures.result = connection.recv()
+            finished.set()
         elif not process.is_alive():
-            figures.answer = f"ended with {process.exitcode}"
-            over.set()
+            figures.result = f"ended with exit code {process.exitcode}"
+            finished.set()
         elif process.pid is not None:
-            figures.look(process.pid)
-            if figures.peak > MOST_BYTES:
+            figures.sample(process.pid)
+            if figures.peak > MAX_BYTES:
                 process.kill()
-                figures.answer = f"stopped beyond {MOST_BYTES / 1e9:.1f} GB"
-                over.set()
+                figures.result = f"stopped at more than {MAX_BYTES / 1e9:.1f} GB"
+                finished.set()
     process.join()
     return figures
 
 
 def main(sizes: list[int], variants: list[str], systems: list[str]) -> None:
-    print(f"balance: {use_cores()}; target of ours: {TARGET}")
+    print(f"balance: {pin_to_cores()}; target for Shardyard: {TARGET}")
     rows = []
     with tempfile.TemporaryDirectory(prefix="shardyard-bench-") as temporary:
         root = Path(temporary)
@@ -229,17 +231,23 @@ def main(sizes: list[int], variants: list[str], systems: list[str]) -> None:
                 for name in systems:
                     load = os.getloadavg()[0]
                     f = measure(SYSTEMS[name], folder, spill)
-                    print(f"{variant} {count:,} {name}: {f.seconds:.1f} s; the hottest key has {f.answer}", flush=True)
-                    row = [f"{variant} {rate(count)}", name, f"{f.starting:.1f}", f"{f.seconds:.1f}", f"{f.cpu:.0f}"]
+                    print(f"{variant} {count:,} {name}: {f.seconds:.1f} s; the hottest key has {f.result}", flush=True)
+                    row = [
+                        f"{variant} {rate(count)}",
+                        name,
+                        f"{f.start_seconds:.1f}",
+                        f"{f.seconds:.1f}",
+                        f"{f.cpu:.0f}",
+                    ]
                     rows.append([*row, f"{f.peak / 1e9:.2f}", rate(count / f.seconds), f"{load:.1f}"])
                 for path in folder.iterdir():
                     path.unlink()
-    table(["keys", "", "start s", "seconds", "CPU s", "peak GB", "keys/s", "load before"], rows)
+    table(["keys", "system", "start s", "seconds", "CPU s", "peak GB", "keys/s", "load before"], rows)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sizes", type=int, nargs="+", default=list(SIZES), help="how many records")
+    parser.add_argument("--sizes", type=int, nargs="+", default=list(SIZES), help="numbers of records")
     parser.add_argument("--variants", nargs="+", choices=["distinct", "zipf"], default=["distinct", "zipf"])
     parser.add_argument("--systems", nargs="+", choices=list(SYSTEMS), default=list(SYSTEMS))
     options = parser.parse_args()

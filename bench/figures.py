@@ -1,4 +1,4 @@
-"""What the benchmarks share: two cores, percentiles, tables."""
+"""Shared by the benchmarks: pinning to two cores, percentiles, tables."""
 
 import os
 import time
@@ -10,25 +10,25 @@ import numpy as np
 CORES = 2
 
 
-def use_cores() -> str:
-    """Stay on two cores, with everything started from here on; says which of how many."""
-    ours = set(sorted(os.sched_getaffinity(0))[:CORES])
-    os.sched_setaffinity(0, ours)
-    return f"{len(ours)} of {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} before"
+def pin_to_cores() -> str:
+    """Pin this process, and everything it starts from now on, to two cores; return a description for the report."""
+    cores = set(sorted(os.sched_getaffinity(0))[:CORES])
+    os.sched_setaffinity(0, cores)
+    return f"{len(cores)} of {os.cpu_count()} cores, load average before the run {os.getloadavg()[0]:.1f}"
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """The value below which `percent` of them lie; nan without any."""
+    """The value below which `percent` % of the values lie; nan if there are none."""
     return float(np.percentile(values, percent)) if len(values) else float("nan")
 
 
 def milliseconds(values: Sequence[float], *percents: float) -> str:
-    """Percentiles of seconds, as milliseconds."""
+    """Percentiles of durations in seconds, formatted as milliseconds."""
     return " / ".join(f"{percentile(values, percent) * 1e3:.1f}" for percent in percents)
 
 
 def rate(per_second: float) -> str:
-    """A number per second with its unit, about three digits long."""
+    """A rate with its unit prefix, to about three digits."""
     for size, unit in ((1e6, " M"), (1e3, " k")):
         if per_second >= size:
             digits = 2 if per_second < 10 * size else 1 if per_second < 100 * size else 0
@@ -37,7 +37,7 @@ def rate(per_second: float) -> str:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print rows in columns, the first one to the left."""
+    """Print rows in columns, the first one left-aligned and the others right-aligned."""
     widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
     for row in (head, ["-" * width for width in widths], *rows):
         others = (f"{cell:>{width}}" for cell, width in zip(row[1:], widths[1:], strict=True))
@@ -45,7 +45,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 
 def filesystem(folder: Path) -> str:
-    """Of which kind the filesystem of a folder is, and on which device."""
+    """The type and the device of the filesystem that a folder is on."""
     best = ("", "unknown")
     for line in Path("/proc/mounts").read_text().splitlines():
         device, mount, kind = line.split()[:3]
@@ -55,7 +55,7 @@ def filesystem(folder: Path) -> str:
 
 
 def sync_seconds(folder: Path, times: int = 100) -> float:
-    """How long this disk takes to make 4 KiB more durable: the floor under everything that survives a power cut."""
+    """The median time to sync 4 KiB to disk: the lower bound for every write that survives a power cut."""
     path = folder / "sync-probe"
     seconds = []
     with path.open("wb", buffering=0) as file:

@@ -1,4 +1,7 @@
-"""The Spark pipeline: reading and writing topics, ingest, placement in a column. `python -m bench.pipeline`."""
+"""The Spark pipeline: reading and writing topics, ingest, resharding, micro-batches, placement in a column.
+
+Run it with `make bench` or `python -m bench.pipeline`; `bench/README.md` explains how each figure is measured.
+"""
 
 import argparse
 import asyncio
@@ -16,30 +19,30 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from bench.figures import percentile
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 as everybody calls it
+from pyspark.sql import functions as F  # noqa: N812 the usual name
 
 from shardyard.log import Sender, open_log
 from shardyard.model import Partition
 from shardyard.model.batch import SCHEMA
 from shardyard.pipeline.lake.ingest import ingest
-from shardyard.pipeline.placing import placement_column
+from shardyard.pipeline.partitioning import placement_column
 from shardyard.pipeline.reshard.reshard import reshard
 from shardyard.pipeline.session import session
 from shardyard.placement import generate_ids
 
 ROUNDS = 3
 PARTITIONS = 16
-BATCH = 5_000
+SEND_RECORDS = 50_000
 VALUE_BYTES = 256
 LATENCY_SECONDS = 20.0
 
 
-def records(first: int, count: int, chance: np.random.Generator) -> pa.RecordBatch:
-    """Keys of 50 000 customers, values that do not compress."""
+def records(first: int, count: int, rng: np.random.Generator) -> pa.RecordBatch:
+    """Records with the keys of 50 000 customers and values that do not compress."""
     numbers = pa.array(np.arange(first, first + count)).cast(pa.string())
-    keys = pa.array(chance.integers(0, 50_000, count)).cast(pa.string())
+    keys = pa.array(rng.integers(0, 50_000, count)).cast(pa.string())
     values = pa.FixedSizeBinaryArray.from_buffers(
-        pa.binary(VALUE_BYTES), count, [None, pa.py_buffer(chance.bytes(count * VALUE_BYTES))]
+        pa.binary(VALUE_BYTES), count, [None, pa.py_buffer(rng.bytes(count * VALUE_BYTES))]
     )
     return pa.RecordBatch.from_arrays(
         [
@@ -54,52 +57,53 @@ def records(first: int, count: int, chance: np.random.Generator) -> pa.RecordBat
 
 
 async def fill(log: str, count: int) -> None:
-    chance = np.random.default_rng(1)
+    rng = np.random.default_rng(1)
     async with open_log(log, durability="process") as opened:
         await opened.create_topic("orders", PARTITIONS)
         sender = Sender(opened, "orders")
-        for first in range(0, count, BATCH * 10):
-            await sender.send(records(first, BATCH * 10, chance))
+        for first in range(0, count, SEND_RECORDS):
+            await sender.send(records(first, SEND_RECORDS, rng))
         await opened.maintain()
 
 
-def topic(spark: SparkSession, log: str, name: str = "orders") -> DataFrame:
+def read_topic(spark: SparkSession, log: str, name: str = "orders") -> DataFrame:
     return spark.read.format("shardyard").options(log=log, topics=name).load()
 
 
-def noop(frame: DataFrame) -> None:
+def write_nowhere(frame: DataFrame) -> None:
+    """Compute all rows and discard them."""
     frame.write.format("noop").mode("overwrite").save()
 
 
 def seconds(work: Callable[[], object]) -> float:
-    began = time.perf_counter()
+    start = time.perf_counter()
     work()
-    return time.perf_counter() - began
+    return time.perf_counter() - start
 
 
 def best(work: Callable[[], object], rounds: int = ROUNDS) -> float:
-    """Of some rounds, after one to warm up."""
+    """Seconds of the fastest of `rounds` rounds, after one round to warm up."""
     work()
     return min(seconds(work) for _ in range(rounds))
 
 
-def each(rates: Sequence[float]) -> str:
+def format_rates(rates: Sequence[float]) -> str:
     return ", ".join(f"{rate:,.0f}" for rate in rates)
 
 
 def bench_read(spark: SparkSession, log: str, folder: Path, count: int) -> None:
-    ours = best(lambda: noop(topic(spark, log)))
+    rows = best(lambda: write_nowhere(read_topic(spark, log)))
     keys = best(
-        lambda: noop(
+        lambda: write_nowhere(
             spark.read.format("shardyard").schema("partition int, key binary").options(log=log, topics="orders").load()
         )
     )
     path = str(folder / "copy.parquet")
-    topic(spark, log).write.parquet(path)
-    parquet = best(lambda: noop(spark.read.parquet(path)))
-    print(f"batch read, all columns        {count / ours:12,.0f} records/s")
+    read_topic(spark, log).write.parquet(path)
+    parquet = best(lambda: write_nowhere(spark.read.parquet(path)))
+    print(f"batch read, all columns        {count / rows:12,.0f} records/s")
     print(f"batch read, partition and key  {count / keys:12,.0f} records/s")
-    print(f"the same as Parquet, by Spark  {count / parquet:12,.0f} records/s")
+    print(f"the same rows from Parquet     {count / parquet:12,.0f} records/s")
 
 
 def bench_ingest(spark: SparkSession, log: str, folder: Path, count: int) -> None:
@@ -108,7 +112,7 @@ def bench_ingest(spark: SparkSession, log: str, folder: Path, count: int) -> Non
         shutil.rmtree(folder / "lake", ignore_errors=True)
         took = seconds(lambda: ingest(spark, log, ["orders"], folder / "lake"))
         rates.append(count / took)
-    print(f"streaming ingest to Parquet    {each(rates)} records/s, round by round")
+    print(f"streaming ingest to Parquet    {format_rates(rates)} records/s, round by round")
 
 
 def bench_write(spark: SparkSession, log: str, count: int) -> None:
@@ -117,55 +121,55 @@ def bench_write(spark: SparkSession, log: str, count: int) -> None:
             await opened.create_topic(name, PARTITIONS)
 
     def copy(name: str) -> None:
-        topic(spark, log).write.format("shardyard").options(log=log, topic=name).mode("append").save()
+        read_topic(spark, log).write.format("shardyard").options(log=log, topic=name).mode("append").save()
 
     rates = []
     for name in ("copy-1", "copy-2"):
         asyncio.run(create(name))
         rates.append(count / seconds(partial(copy, name)))
-    print(f"batch write, read included     {each(rates)} records/s, round by round")
+    print(f"batch write, including read    {format_rates(rates)} records/s, round by round")
 
 
 def bench_reshard(spark: SparkSession, log: str, count: int) -> None:
     took = seconds(lambda: print(reshard(spark, log, "orders", partitions=24)))
-    print(f"reshard 16 -> 24, checked      {count / took:12,.0f} records/s")
+    print(f"reshard 16 -> 24, with check   {count / took:12,.0f} records/s")
 
 
 def bench_latency(spark: SparkSession, log: str, folder: Path) -> None:
-    """A few records every 50 ms: how long a micro-batch takes, and when a record is seen."""
+    """Append a few records every 50 ms: how long a micro-batch takes, and how soon it sees a record."""
 
     async def trickle(stop: threading.Event) -> None:
-        chance = np.random.default_rng(2)
+        rng = np.random.default_rng(2)
         async with open_log(log) as opened:
             await opened.create_topic("trickle", 4)
             ready.set()
             first = 0
             while not stop.is_set():
-                await opened.append(Partition("trickle", first % 4), records(first, 10, chance))
+                await opened.append(Partition("trickle", first % 4), records(first, 10, rng))
                 first += 10
                 await asyncio.sleep(0.05)
 
-    seen: list[float] = []
+    delays: list[float] = []
 
-    def look(frame: DataFrame, _batch: int) -> None:
+    def measure_delay(frame: DataFrame, _batch: int) -> None:
         row = frame.select(F.unix_millis(F.max("timestamp")).alias("at")).first()
         if row is not None and row["at"] is not None:
-            seen.append(time.time() * 1000 - row["at"])
+            delays.append(time.time() * 1000 - row["at"])
 
     stop, ready = threading.Event(), threading.Event()
     producer = threading.Thread(target=lambda: asyncio.run(trickle(stop)))
     producer.start()
     ready.wait()
     stream = spark.readStream.format("shardyard").options(log=log, topics="trickle").load()
-    query = stream.writeStream.foreachBatch(look).option("checkpointLocation", str(folder / "trickle")).start()
+    query = stream.writeStream.foreachBatch(measure_delay).option("checkpointLocation", str(folder / "trickle")).start()
     time.sleep(LATENCY_SECONDS)
     batches = [p.durationMs["triggerExecution"] for p in query.recentProgress if p.numInputRows]
     query.stop()
     stop.set()
     producer.join()
-    for what, times in (("micro-batches under small load", batches), ("appended -> seen in a batch   ", seen)):
+    for what, times in (("micro-batch under light load  ", batches), ("appended -> seen in a batch   ", delays)):
         warm = times[len(times) // 4 :]
-        print(f"{what} p50 {percentile(warm, 50):.0f} ms, p99 {percentile(warm, 99):.0f} ms, of {len(warm)}")
+        print(f"{what} p50 {percentile(warm, 50):.0f} ms, p99 {percentile(warm, 99):.0f} ms, {len(warm)} batches")
 
 
 def bench_placement(spark: SparkSession, folder: Path, count: int) -> None:
@@ -179,46 +183,49 @@ def bench_placement(spark: SparkSession, folder: Path, count: int) -> None:
 
 
 def compare_placement(keys: DataFrame, kind: str, count: int) -> None:
-    theirs = keys.select(F.pmod(F.hash(kind), F.lit(256)).alias("p"))
-    ours = keys.select(placement_column(kind, "fnv1a32", "modulus", 256).alias("p"))
-    for frame in (theirs, ours):
+    spark_hash = keys.select(F.pmod(F.hash(kind), F.lit(256)).alias("p"))
+    placement = keys.select(placement_column(kind, "fnv1a32", "modulus", 256).alias("p"))
+    for frame in (spark_hash, placement):
         frame.agg(F.sum("p")).collect()
-    took: dict[str, list[float]] = {"theirs": [], "ours": []}
+    hash_seconds, placement_seconds = [], []
     for _ in range(ROUNDS):
-        took["theirs"].append(seconds(lambda: theirs.agg(F.sum("p")).collect()))
-        took["ours"].append(seconds(lambda: ours.agg(F.sum("p")).collect()))
-    them, us = min(took["theirs"]), min(took["ours"])
-    print(f"pmod(hash(key), 256), {kind:6}   {count / them:12,.0f} keys/s")
-    print(f"placement_column, {kind:6}       {count / us:12,.0f} keys/s, {us / them:.2f} times as long")
+        hash_seconds.append(seconds(lambda: spark_hash.agg(F.sum("p")).collect()))
+        placement_seconds.append(seconds(lambda: placement.agg(F.sum("p")).collect()))
+    hash_best, placement_best = min(hash_seconds), min(placement_seconds)
+    print(f"pmod(hash(key), 256), {kind:6}   {count / hash_best:12,.0f} keys/s")
+    ratio = placement_best / hash_best
+    print(f"placement_column, {kind:6}       {count / placement_best:12,.0f} keys/s, {ratio:.2f} times as long")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--records", type=int, default=4_000_000)
-    parser.add_argument("--keys", type=int, default=20_000_000)
-    parser.add_argument("--only", choices=["read", "ingest", "write", "reshard", "latency", "placement"])
-    asked = parser.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--records", type=int, default=4_000_000, help="records in the topic")
+    parser.add_argument("--keys", type=int, default=20_000_000, help="keys to place")
+    parser.add_argument(
+        "--only", choices=["read", "ingest", "write", "reshard", "latency", "placement"], help="run one part alone"
+    )
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="shardyard-bench-") as name:
         folder = Path(name)
         log = f"sqlite:///{folder / 'log'}"
-        if asked.only not in ("latency", "placement"):
-            asyncio.run(fill(log, asked.records))
+        if options.only not in ("latency", "placement"):
+            asyncio.run(fill(log, options.records))
         spark = session("bench", master="local[2]", memory="4g")
-        wanted = [asked.only] if asked.only else ["placement", "latency", "read", "ingest", "write", "reshard"]
-        for what in wanted:
-            match what:
+        parts = [options.only] if options.only else ["placement", "latency", "read", "ingest", "write", "reshard"]
+        for part in parts:
+            match part:
                 case "read":
-                    bench_read(spark, log, folder, asked.records)
+                    bench_read(spark, log, folder, options.records)
                 case "ingest":
-                    bench_ingest(spark, log, folder, asked.records)
+                    bench_ingest(spark, log, folder, options.records)
                 case "write":
-                    bench_write(spark, log, asked.records)
+                    bench_write(spark, log, options.records)
                 case "reshard":
-                    bench_reshard(spark, log, asked.records)
+                    bench_reshard(spark, log, options.records)
                 case "latency":
                     bench_latency(spark, log, folder)
                 case "placement":
-                    bench_placement(spark, folder, asked.keys)
+                    bench_placement(spark, folder, options.keys)
         spark.stop()
 
 

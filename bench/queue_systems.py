@@ -1,6 +1,6 @@
-"""Three queues behind one face: what `bench/queues.py` measures is the same code for each of them.
+"""One interface to Shardyard's queues, RabbitMQ and Redis streams, so that `bench/queues.py` measures them alike.
 
-Each is used the way its Python client is meant to be, publishing from one process, consuming in another.
+Each is used as its Python client is meant to be used, with one process that publishes and another that consumes.
 """
 
 import asyncio
@@ -26,27 +26,27 @@ BATCH_RECORDS = 500
 RECORD_BYTES = 256
 QUEUE, GROUP = "bench", "bench"
 PREFETCH = 4 * BATCH_RECORDS
-"""RabbitMQ sends so many ahead of their acknowledgements."""
+"""Messages that RabbitMQ delivers ahead of their acknowledgements."""
 
 VALUES = [os.urandom(RECORD_BYTES) for _ in range(BATCH_RECORDS)]
-"""Random, so that nobody can compress them."""
+"""Random bytes, which no system can compress."""
 
 Deliver = Callable[[Sequence[bytes]], None]
 
 
 class System(AsyncExitStack, ABC):
-    """A queue that is open while it is entered."""
+    """A queue that is open inside its `async with` block."""
 
     @abstractmethod
     async def __aenter__(self) -> Self: ...
 
     @abstractmethod
     async def create(self) -> None:
-        """Make the queue."""
+        """Create the queue."""
 
     @abstractmethod
     async def publish(self, values: Sequence[bytes]) -> None:
-        """Publish a batch; returns when all of it is durable."""
+        """Publish a batch; returns when all of its records are durable."""
 
     @abstractmethod
     async def post(self, value: bytes) -> None:
@@ -54,33 +54,34 @@ class System(AsyncExitStack, ABC):
 
     @abstractmethod
     async def send(self, values: Sequence[bytes]) -> None:
-        """Publish records that came up just now, one by one as far as the client's user sees; returns when all are
-        durable."""
+        """Publish records that are due at the same moment, as a program that sends single records would; returns when
+        all of them are durable."""
 
     @abstractmethod
     async def consume(self, count: int, deliver: Deliver) -> None:
-        """Hand over what comes, then commit it, batch by batch, until `count` records are committed."""
+        """Call `deliver` with each batch and then commit it, until `count` records are committed."""
 
 
 @dataclass(frozen=True, slots=True)
-class Host:
-    """Where to find a system, for another process too."""
+class Endpoint:
+    """How to connect to a running system, from any process."""
 
     kind: str
-    at: str
+    address: str
+    """The URL of a broker, or the port of a server."""
 
     def open(self) -> System:
         match self.kind:
-            case "ours":
-                return Ours(self.at)
+            case "shardyard":
+                return Shardyard(self.address)
             case "rabbitmq":
-                return RabbitMq(int(self.at))
+                return RabbitMq(int(self.address))
             case _:
-                return Redis(int(self.at))
+                return Redis(int(self.address))
 
 
-class Ours(System):
-    """A broker, through the client; single records as any HTTP client would post them, in JSON."""
+class Shardyard(System):
+    """A broker, used through Shardyard's client; single records are posted as JSON, as any HTTP client would."""
 
     def __init__(self, url: str) -> None:
         super().__init__()
@@ -104,24 +105,24 @@ class Ours(System):
         await asyncio.gather(*(self._producer.send(QUEUE, value) for value in values))
 
     async def consume(self, count: int, deliver: Deliver) -> None:
-        """The partitions' batches are committed side by side."""
-        left, done = count, asyncio.Event()
+        """Batches of different partitions are handled and committed concurrently."""
+        remaining, done = count, asyncio.Event()
 
         async def handle(batch: OwnedBatch) -> None:
-            nonlocal left
+            nonlocal remaining
             deliver([record.value for record in batch.records()])
             await batch.commit()
-            left -= len(batch)
-            if left <= 0:
+            remaining -= len(batch)
+            if remaining <= 0:
                 done.set()
 
         async def handle_all(consumer: Consumer) -> None:
-            async with asyncio.TaskGroup() as working:
+            async with asyncio.TaskGroup() as tasks:
                 async for batch in consumer:
-                    working.create_task(handle(batch))
+                    tasks.create_task(handle(batch))
 
         async with Consumer(self._brokers, GROUP, [QUEUE]) as consumer:
-            await _until(done, handle_all(consumer))
+            await _run_until(done, handle_all(consumer))
 
 
 class RabbitMq(System):
@@ -152,37 +153,40 @@ class RabbitMq(System):
         await self.publish(values)
 
     async def consume(self, count: int, deliver: Deliver) -> None:
-        """One acknowledgement stands for all that came before it, up to a batch."""
-        left, done, fresh = count, asyncio.Event(), asyncio.Event()
-        waiting: list[AbstractIncomingMessage] = []
+        """One acknowledgement covers all messages before it, up to a batch."""
+        remaining, done, arrived = count, asyncio.Event(), asyncio.Event()
+        unacknowledged: list[AbstractIncomingMessage] = []
 
-        async def take(message: AbstractIncomingMessage) -> None:
+        async def on_message(message: AbstractIncomingMessage) -> None:
             deliver([message.body])
-            waiting.append(message)
-            fresh.set()
+            unacknowledged.append(message)
+            arrived.set()
 
         async def acknowledge() -> None:
-            nonlocal left
+            nonlocal remaining
             while True:
-                await fresh.wait()
-                fresh.clear()
-                while waiting:
-                    last, size = waiting[:BATCH_RECORDS][-1], min(len(waiting), BATCH_RECORDS)
-                    del waiting[:BATCH_RECORDS]
-                    await last.ack(multiple=True)
-                    left -= size
-                if left <= 0:
+                await arrived.wait()
+                arrived.clear()
+                while unacknowledged:
+                    batch = unacknowledged[:BATCH_RECORDS]
+                    del unacknowledged[:BATCH_RECORDS]
+                    await batch[-1].ack(multiple=True)
+                    remaining -= len(batch)
+                if remaining <= 0:
                     done.set()
 
         queue = await self._channel.get_queue(QUEUE)
-        tag = await queue.consume(take)
-        await _until(done, acknowledge())
+        tag = await queue.consume(on_message)
+        await _run_until(done, acknowledge())
         await queue.cancel(tag)
 
 
 class Redis(System):
-    """A stream through redis-py: single records by its asyncio client with a connection for each command under way;
-    batches (a pipeline of XADD) and consuming by its blocking client, which is twice as fast."""
+    """A stream through redis-py.
+
+    Single records use the asyncio client, with one connection for each command in flight. Batches (pipelines of XADD)
+    and consuming use the blocking client, which is twice as fast.
+    """
 
     def __init__(self, port: int) -> None:
         super().__init__()
@@ -202,7 +206,7 @@ class Redis(System):
         pipeline = self._blocking.pipeline(transaction=False)
         for value in values:
             pipeline.xadd(QUEUE, {"v": value})
-        pipeline.execute()  # the process has nothing else to do
+        pipeline.execute()  # it may block: this process does nothing else
 
     async def post(self, value: bytes) -> None:
         await cast(Awaitable[Any], self._client.xadd(QUEUE, {"v": value}))
@@ -214,33 +218,33 @@ class Redis(System):
         await pipeline.execute()
 
     async def consume(self, count: int, deliver: Deliver) -> None:
-        left = count
-        while left > 0:
-            answer: Any = self._blocking.xreadgroup(GROUP, "one", {QUEUE: ">"}, count=BATCH_RECORDS, block=10_000)
-            entries = _entries(answer)
+        remaining = count
+        while remaining > 0:
+            response: Any = self._blocking.xreadgroup(GROUP, "one", {QUEUE: ">"}, count=BATCH_RECORDS, block=10_000)
+            entries = _entries(response)
             if not entries:
-                raise RuntimeError(f"{left} of {count} records never came")
+                raise RuntimeError(f"{remaining} of {count} records never arrived")
             deliver([fields[b"v"] for _, fields in entries])
             self._blocking.xack(QUEUE, GROUP, *(entry for entry, _ in entries))
-            left -= len(entries)
+            remaining -= len(entries)
 
 
-def _entries(answer: Any) -> list[tuple[bytes, dict[bytes, bytes]]]:
-    """Those of the one stream in XREADGROUP's answer: a list, or a dict of lists of lists, as the protocol has it."""
-    if isinstance(answer, dict):
-        return [entry for lists in answer.values() for entries in lists for entry in entries]
-    return [entry for _, entries in answer or () for entry in entries]
+def _entries(response: Any) -> list[tuple[bytes, dict[bytes, bytes]]]:
+    """The entries in a response to XREADGROUP on one stream: a list with RESP2, a dict of lists of lists with RESP3."""
+    if isinstance(response, dict):
+        return [entry for lists in response.values() for entries in lists for entry in entries]
+    return [entry for _, entries in response or () for entry in entries]
 
 
-async def _until(done: asyncio.Event, work: Awaitable[None]) -> None:
-    """Work until it is done; what fails is raised."""
+async def _run_until(done: asyncio.Event, work: Awaitable[None]) -> None:
+    """Run `work` until `done` is set, then cancel it; an error in `work` is raised."""
     working = asyncio.ensure_future(work)
-    finished = asyncio.ensure_future(done.wait())
+    waiting = asyncio.ensure_future(done.wait())
     try:
-        await asyncio.wait([working, finished], return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait([working, waiting], return_when=asyncio.FIRST_COMPLETED)
         if working.done():
             working.result()
     finally:
         working.cancel()
-        finished.cancel()
+        waiting.cancel()
         await asyncio.gather(working, return_exceptions=True)

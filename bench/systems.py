@@ -1,6 +1,6 @@
-"""Three logs behind one face: what `bench/log.py` measures is the same code for each of them.
+"""One interface to Shardyard's log, Redis streams and NATS JetStream, so that `bench/log.py` measures them alike.
 
-Each is used the way its Python client is meant to be, from one process, with one stream per partition.
+Each is used from one process, as its Python client is meant to be used, with one stream per partition.
 """
 
 import asyncio
@@ -32,13 +32,13 @@ RECORD_BYTES = 256
 READ_RECORDS = 10_000
 NATS_FETCH_RECORDS = 1_000
 REDIS_READ_RECORDS = 2_000
-"""The fastest, for its client."""
+"""The batch size at which its client reads fastest."""
 REDIS_THREADS = 1
-"""More only fight for Python's lock."""
+"""More threads only contend for the GIL."""
 TOPIC = "bench"
 
 VALUES = [os.urandom(RECORD_BYTES) for _ in range(BATCH_RECORDS)]
-"""Random, so that nobody can compress them."""
+"""Random bytes, which no system can compress."""
 RECORDS = [Record.new(value) for value in VALUES]
 ARROW = pa.RecordBatch.from_pydict(
     {
@@ -51,11 +51,11 @@ ARROW = pa.RecordBatch.from_pydict(
     schema=SCHEMA,
 )
 
-Seen = Callable[[bytes], None]
+OnValue = Callable[[bytes], None]
 
 
 class System(AsyncExitStack, ABC):
-    """A log that is open while it is entered."""
+    """A log that is open inside its `async with` block."""
 
     @abstractmethod
     async def __aenter__(self) -> Self: ...
@@ -70,29 +70,30 @@ class System(AsyncExitStack, ABC):
 
     @abstractmethod
     def read(self, partition: int) -> AsyncIterator[int]:
-        """Read from the beginning to the end; how many records each answer had."""
+        """Read the partition from its first to its last record; yields the number of records in each response."""
 
     @abstractmethod
-    async def follow(self, seen: Seen) -> None:
-        """Call `seen` with every new value of every partition, from now on and without end."""
+    async def follow(self, on_value: OnValue) -> None:
+        """Call `on_value` with every new value of every partition, until cancelled."""
 
 
 @dataclass(frozen=True, slots=True)
-class Host:
-    """Where to find a system, for another process too."""
+class Endpoint:
+    """How to connect to a running system, from any process."""
 
     kind: str
-    at: str
+    address: str
+    """The folder of Shardyard's log, or the port of a server."""
     durability: Durability = "power"
 
     def open(self, *, arrow: bool = True) -> System:
-        if self.kind == "ours":
-            return Ours(Path(self.at), self.durability, arrow=arrow)
-        return Redis(int(self.at)) if self.kind == "redis" else Nats(int(self.at))
+        if self.kind == "shardyard":
+            return Shardyard(Path(self.address), self.durability, arrow=arrow)
+        return Redis(int(self.address)) if self.kind == "redis" else Nats(int(self.address))
 
 
-class Ours(System):
-    """Shardyard's embedded log; `arrow`: batches are Arrow's, otherwise lists of records."""
+class Shardyard(System):
+    """Shardyard's embedded log, with Arrow batches if `arrow` is set and lists of `Record` otherwise."""
 
     def __init__(self, folder: Path, durability: Durability, *, arrow: bool) -> None:
         super().__init__()
@@ -122,21 +123,24 @@ class Ours(System):
             offset = batch.end
             yield len(batch) if self._arrow else len(batch.records())
 
-    async def follow(self, seen: Seen) -> None:
-        async def one(partition: Partition) -> None:
+    async def follow(self, on_value: OnValue) -> None:
+        async def follow_partition(partition: Partition) -> None:
             offset = (await self._log.span(partition)).end
             while True:
                 batch = await self._log.read(partition, offset, wait=30)
                 for record in batch.records():
-                    seen(record.value)
+                    on_value(record.value)
                 offset = batch.end
 
-        await asyncio.gather(*(one(partition) for partition in self._partitions))
+        await asyncio.gather(*(follow_partition(partition) for partition in self._partitions))
 
 
 class Redis(System):
-    """Redis streams through redis-py: single records by its asyncio client with a connection for each command under
-    way; batches (500 XADD a pipeline) and reading by its blocking client in threads, which is twice as fast."""
+    """Redis streams through redis-py.
+
+    Single records use the asyncio client, with one connection for each command in flight. Batches (pipelines of 500
+    XADD) and reads use the blocking client in a thread, which is twice as fast.
+    """
 
     def __init__(self, port: int) -> None:
         super().__init__()
@@ -172,29 +176,29 @@ class Redis(System):
             start = "(" + entries[-1][0].decode()
             yield len(entries)
 
-    async def follow(self, seen: Seen) -> None:
+    async def follow(self, on_value: OnValue) -> None:
         last: dict[Any, Any] = {}
         for partition in range(PARTITIONS):
             stream = f"{TOPIC}-{partition}"
             newest = await cast(Awaitable[Any], self._client.xrevrange(stream, count=1))
             last[stream] = newest[0][0] if newest else "0"
         while True:
-            answer = await cast(Awaitable[Any], self._client.xread(last, block=30_000))
-            for stream, entries in _streams(answer):
+            response = await cast(Awaitable[Any], self._client.xread(last, block=30_000))
+            for stream, entries in _streams(response):
                 for entry, fields in entries:
-                    seen(fields[b"v"])
+                    on_value(fields[b"v"])
                     last[stream] = entry
 
 
-def _streams(answer: Any) -> list[tuple[str, list[tuple[bytes, dict[bytes, bytes]]]]]:
-    """XREAD's answer: a list, or a dict of lists of lists, as the protocol has it."""
-    if isinstance(answer, dict):
-        return [(stream.decode(), [e for entries in lists for e in entries]) for stream, lists in answer.items()]
-    return [(stream.decode(), entries) for stream, entries in answer or ()]
+def _streams(response: Any) -> list[tuple[str, list[tuple[bytes, dict[bytes, bytes]]]]]:
+    """The entries of each stream in a response to XREAD: a list with RESP2, a dict of lists of lists with RESP3."""
+    if isinstance(response, dict):
+        return [(stream.decode(), [e for entries in lists for e in entries]) for stream, lists in response.items()]
+    return [(stream.decode(), entries) for stream, entries in response or ()]
 
 
 class Nats(System):
-    """JetStream with file storage through nats-py: one connection, up to 32 batches of 500 unacknowledged at once."""
+    """JetStream with file storage, through nats-py: one connection, up to 32 batches of 500 in flight."""
 
     def __init__(self, port: int) -> None:
         super().__init__()
@@ -206,7 +210,7 @@ class Nats(System):
         self._stream = connection.jetstream(timeout=30, publish_async_max_pending=64 * BATCH_RECORDS)
         for partition in range(PARTITIONS):
             name = f"{TOPIC}-{partition}"
-            await self._stream.add_stream(name=name, subjects=[name])  # files are its default storage
+            await self._stream.add_stream(name=name, subjects=[name])  # file storage is the default
         return self
 
     async def send_batch(self, partition: int) -> None:
@@ -218,23 +222,23 @@ class Nats(System):
 
     async def read(self, partition: int) -> AsyncIterator[int]:
         name = f"{TOPIC}-{partition}"
-        left = (await self._stream.stream_info(name)).state.messages
+        remaining = (await self._stream.stream_info(name)).state.messages
         config = ConsumerConfig(ack_policy=AckPolicy.NONE, deliver_policy=DeliverPolicy.ALL)
         consumer = await self._stream.pull_subscribe(name, stream=name, config=config)
         try:
-            while left > 0:
-                messages = await consumer.fetch(min(NATS_FETCH_RECORDS, left), timeout=10)
-                left -= len(messages)
+            while remaining > 0:
+                messages = await consumer.fetch(min(NATS_FETCH_RECORDS, remaining), timeout=10)
+                remaining -= len(messages)
                 yield len(messages)
         finally:
             await consumer.unsubscribe()
 
-    async def follow(self, seen: Seen) -> None:
-        async def one(name: str) -> None:
+    async def follow(self, on_value: OnValue) -> None:
+        async def follow_stream(name: str) -> None:
             messages = await self._stream.subscribe(
                 name, stream=name, ordered_consumer=True, deliver_policy=DeliverPolicy.NEW
             )
             async for message in messages.messages:
-                seen(message.data)
+                on_value(message.data)
 
-        await asyncio.gather(*(one(f"{TOPIC}-{partition}") for partition in range(PARTITIONS)))
+        await asyncio.gather(*(follow_stream(f"{TOPIC}-{partition}") for partition in range(PARTITIONS)))

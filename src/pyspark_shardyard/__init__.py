@@ -1,4 +1,4 @@
-"""Where Spark finds the data source `shardyard` by itself: it imports every package named `pyspark_*`."""
+"""Registers the data source `shardyard`: Spark imports every installed package whose name starts with `pyspark_`."""
 
 from shardyard.pipeline.source.source import Shardyard as DefaultSource
 

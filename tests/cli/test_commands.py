@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.calling import called
+from tests.cli.invocation import invoke
 
 
 def shardyard(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
@@ -15,31 +15,32 @@ def shardyard(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[s
     return subprocess.run(command, input=stdin, capture_output=True, text=True, check=False)
 
 
-def answer(*arguments: str, stdin: str = "") -> Any:
+def run_json(*arguments: str, stdin: str = "") -> Any:
+    """The JSON that the command prints."""
     run = shardyard(*arguments, "--json", stdin=stdin)
     assert run.returncode == 0, run.stderr
     return json.loads(run.stdout)
 
 
 def test_place_prints_key_and_partition() -> None:
-    rows = answer("place", "ch_general", "ch_dev", "--partitioner", "jump", "--partitions", "256")
+    rows = run_json("place", "ch_general", "ch_dev", "--partitioner", "jump", "--partitions", "256")
     assert rows == [{"key": "ch_general", "partition": 25}, {"key": "ch_dev", "partition": 40}]
 
 
 def test_place_reads_keys_from_standard_input() -> None:
     arguments = ("--hash", "fnv1a32", "--partitioner", "modulus", "--partitions", "12")
-    assert answer("place", "-", *arguments, stdin="alice\nbob\n") == answer("place", "alice", "bob", *arguments)
+    assert run_json("place", "-", *arguments, stdin="alice\nbob\n") == run_json("place", "alice", "bob", *arguments)
 
 
-def test_place_takes_a_line_as_one_key_whatever_unicode_calls_a_line() -> None:
-    rows = answer("place", "-", stdin="a\u2028b\x0bc\n\nd\n")
+def test_place_splits_lines_only_at_newlines_not_at_other_unicode_line_breaks() -> None:
+    rows = run_json("place", "-", stdin="a\u2028b\x0bc\n\nd\n")
     assert [row["key"] for row in rows] == ["a\u2028b\x0bc", "", "d"]
-    assert answer("place", "-") == []
+    assert run_json("place", "-") == []
 
 
 def test_place_takes_numbers_and_hex() -> None:
-    by_number = answer("place", "258", str(2**64 - 1), "--type", "int", "--partitions", "1000")
-    by_bytes = answer("place", "0201000000000000", "f" * 16, "--type", "hex", "--partitions", "1000")
+    by_number = run_json("place", "258", str(2**64 - 1), "--type", "int", "--partitions", "1000")
+    by_bytes = run_json("place", "0201000000000000", "f" * 16, "--type", "hex", "--partitions", "1000")
     assert [row["partition"] for row in by_number] == [row["partition"] for row in by_bytes]
 
 
@@ -48,9 +49,9 @@ def test_without_json_a_pipe_gets_a_tab_separated_table() -> None:
     assert run.stdout == "key\tpartition\nch_general\t25\n"
 
 
-def test_check_answers_all_its_figures_and_draws_them(tmp_path: Path) -> None:
+def test_check_prints_all_its_metrics_and_draws_a_plot(tmp_path: Path) -> None:
     plot = tmp_path / "load.png"
-    row = answer("check", "--hash", "fnv1a32", "--keys", "1000000", "--partitions", "100", "--plot", str(plot))
+    row = run_json("check", "--hash", "fnv1a32", "--keys", "1000000", "--partitions", "100", "--plot", str(plot))
     fields = "hash partitions keys ids total_deviation max_deviation max_over_mean chi2_per_df p_value gini seconds"
     assert list(row) == fields.split()
     assert (row["hash"], row["partitions"], row["keys"], row["ids"]) == ("fnv1a32", 100, 1_000_000, "dense")
@@ -59,7 +60,7 @@ def test_check_answers_all_its_figures_and_draws_them(tmp_path: Path) -> None:
 
 
 def test_compare_partitions_shows_every_partitioner() -> None:
-    rows = {row["name"]: row for row in answer("compare", "--partitions", "12", "--to", "13", "--keys", "100000")}
+    rows = {row["name"]: row for row in run_json("compare", "--partitions", "12", "--to", "13", "--keys", "100000")}
     assert list(rows) == ["modulus", "jump", "round_robin"]
     assert list(rows["jump"]) == ["name", "moved", "total", "fraction", "ideal_fraction", "min_size", "max_size"]
     assert rows["modulus"]["fraction"] == pytest.approx(12 / 13, abs=0.01)
@@ -69,7 +70,7 @@ def test_compare_partitions_shows_every_partitioner() -> None:
 def test_compare_members_shows_every_assignor() -> None:
     rows = {
         row["name"]: (row["moved"], row["min_size"], row["max_size"])
-        for row in answer("compare", "--partitions", "256", "--members", "16", "--to-members", "17")
+        for row in run_json("compare", "--partitions", "256", "--members", "16", "--to-members", "17")
     }
     assert rows == {
         "sticky": (15, 15, 16),
@@ -80,19 +81,19 @@ def test_compare_members_shows_every_assignor() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "complaint"),
+    ("arguments", "message"),
     [
         ("place a --hash md5", "hash is 'md5': expected one of fnv1a32"),
         ("place a --hash [/]", "hash is '[/]': expected one of fnv1a32"),
         ("place a --hash [red]", "hash is '[red]': expected one of fnv1a32"),
         ("place \udcff", "expected text that UTF-8 can hold"),
-        ("check --keys 10 --partitions 2147483647", "expected at most 10000000"),
+        ("check --keys 10 --partitions 2147483647", "partitions is 2147483647: expected at most 10000000"),
         ("check --keys 10 --plot /proc/load.png", "expected a file that can be written"),
         ("place a --partitions 0", "partitions is 0: expected a whole number of at least 1"),
-        ("place a --partitions 2.5", "'2.5': expected a whole number"),
+        ("place a --partitions 2.5", "'2.5': expected an integer"),
         ("place a --partitioner ring", "partitioner is 'ring': expected one of modulus, jump, round_robin"),
         ("place a --partitioner jump --hash fnv1a32", "hash is 'fnv1a32': expected a 64-bit hash for jump"),
-        ("place a --type int", "key is 'a': expected a whole number"),
+        ("place a --type int", "key is 'a': expected an integer, for --type int"),
         ("place abc --type hex", "key is 'abc': expected pairs of hex digits"),
         ("place 99999999999999999999 --type int", "expected an integer from -2**63 up to 2**64"),
         ("place --type int -- -99999999999999999999", "expected an integer from -2**63 up to 2**64"),
@@ -106,28 +107,31 @@ def test_compare_members_shows_every_assignor() -> None:
         ("demo --members 2 --partitions 1000", "at most 64, with at most 64 partitions each"),
         ("compare --partitions 12", "expected either --to, or --members and --to-members"),
         ("compare --partitions 12 --to 13 --members 2", "expected either --to, or --members and --to-members"),
-        ("compare --partitions 1000000000 --members 2 --to-members 4", "expected at most 1000000 to compare"),
-        ("compare --partitions 12 --to 2147483647", "expected at most 1000000 to compare"),
+        (
+            "compare --partitions 1000000000 --members 2 --to-members 4",
+            "partitions is 1000000000: expected at most 1000000",
+        ),
+        ("compare --partitions 12 --to 2147483647", "partitions is 2147483647: expected at most 1000000"),
         ("check --keys 99999999999999999999999", "keys is 99999999999999999999999: expected at most"),
         ("compare --partitions 12 --to 0", "partitions is 0"),
         ("compare --partitions 12 --members 0 --to-members 2", "members is 0"),
-        ("compare --partitions 12 --members 2 --to-members 2.5", "'2.5': expected a whole number"),
+        ("compare --partitions 12 --members 2 --to-members 2.5", "'2.5': expected an integer"),
     ],
 )
-def test_a_wrong_call_gets_one_clear_error_exit_code_2_and_no_output(
-    arguments: str, complaint: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_an_invalid_call_gets_one_clear_error_exit_code_2_and_no_output(
+    arguments: str, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code = called(monkeypatch, *arguments.split())
-    told = capsys.readouterr()
-    assert (code, told.out) == (2, "")
-    assert complaint in " ".join(told.err.replace("│", " ").split())
+    code = invoke(monkeypatch, *arguments.split())
+    printed = capsys.readouterr()
+    assert (code, printed.out) == (2, "")
+    assert message in " ".join(printed.err.replace("│", " ").split())
 
 
-def test_the_demo_moves_only_what_must_and_loses_nothing() -> None:
-    shown = answer("demo", "--partitions", "12", "--members", "3")
-    assert [stage["partitions each"] for stage in shown["stages"]] == ["4 4 4", "3 3 3 3", "4 4 4"]
-    assert [stage["moved"] for stage in shown["stages"]] == [0, 3, 3]
-    summary = shown["summary"]
+def test_the_demo_moves_the_fewest_partitions_and_loses_nothing() -> None:
+    demo = run_json("demo", "--partitions", "12", "--members", "3")
+    assert [stage["partitions each"] for stage in demo["stages"]] == ["4 4 4", "3 3 3 3", "4 4 4"]
+    assert [stage["moved"] for stage in demo["stages"]] == [0, 3, 3]
+    summary = demo["summary"]
     assert summary["delivered"] == summary["sent"] > 1000
     assert (summary["lost"], summary["twice"], summary["out_of_order"]) == (0, 0, 0)
 
@@ -140,8 +144,13 @@ def test_help_has_examples(command: str) -> None:
 
 
 @pytest.mark.timeout(300)
-def test_the_tour_shows_each_answer() -> None:
+def test_the_tour_shows_the_result_of_each_step() -> None:
     run = shardyard("tour")
     assert run.returncode == 0, run.stderr
-    for fact in ("ch_general\t25", "total_deviation\t53634", "contiguous\t120", " 0 lost, 0 twice, 0 out of order"):
-        assert fact in run.stdout
+    for result in (
+        "ch_general\t25",
+        "total_deviation\t53634",
+        "contiguous\t120",
+        " 0 lost, 0 duplicated, 0 out of order",
+    ):
+        assert result in run.stdout

@@ -1,4 +1,4 @@
-"""The commands of the pipeline, as a person calls them; `ingest` and `balance` are in test_cluster.py."""
+"""The pipeline's commands, as a user runs them. tests/pipeline/test_cluster.py has `ingest` and `balance`."""
 
 import json
 import subprocess
@@ -11,10 +11,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from shardyard.pipeline.blocking import blocking
-from tests.cli.calling import called
+from tests.cli.invocation import invoke
 from tests.pipeline.logs import contents, create, fill, url
 
 LOG = "sqlite:///log"
+pytestmark = pytest.mark.spark
 
 
 def shardyard(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -22,50 +23,51 @@ def shardyard(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=200)
 
 
-def answer(folder: Path, *arguments: str, code: int = 0) -> Any:
+def run_json(folder: Path, *arguments: str, code: int = 0) -> Any:
+    """The JSON that the command prints."""
     done = shardyard(folder, *arguments, "--json")
     assert done.returncode == code, done.stderr
     return json.loads(done.stdout)
 
 
 @pytest.mark.usefixtures("spark")
-def test_a_reshard_is_carried_out_and_a_loss_is_noticed(
+def test_reshard_rewrites_a_topic_and_audit_finds_a_lost_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     log = url(tmp_path)
     create(log, "orders", 3)
     fill(log, "orders", 200)
     assert (
-        called(monkeypatch, "pipeline", "reshard", "orders", "--partitions", "5", "--log", log, "--no-groups", "--json")
+        invoke(monkeypatch, "pipeline", "reshard", "orders", "--partitions", "5", "--log", log, "--no-groups", "--json")
         == 0
     )
     done = json.loads(capsys.readouterr().out)
     assert (done["target"], done["records"], done["partitions"]) == ("orders.2", 200, 5)
     assert len(contents(log, "orders.2")) == 5
 
-    pq.write_table(pa.table({"id": [f"id-{n}" for n in range(199)], "n": range(199)}), tmp_path / "came.parquet")
-    came = ("--parquet", str(tmp_path / "came.parquet"), "--order", "n")
-    assert called(monkeypatch, "pipeline", "audit", "--log", log, "--sent", "orders", *came) == 1
-    told = capsys.readouterr()
-    assert told.out.splitlines()[-1] == "200 sent, 199 delivered: 1 lost, 0 twice, 0 out of order: broken (lost)"
-    assert told.err == ""
+    pq.write_table(pa.table({"id": [f"id-{n}" for n in range(199)], "n": range(199)}), tmp_path / "deliveries.parquet")
+    deliveries = ("--parquet", str(tmp_path / "deliveries.parquet"), "--order", "n")
+    assert invoke(monkeypatch, "pipeline", "audit", "--log", log, "--sent", "orders", *deliveries) == 1
+    printed = capsys.readouterr()
+    assert printed.out.splitlines()[-1] == "200 sent, 199 delivered: 1 lost, 0 twice, 0 out of order: broken (lost)"
+    assert printed.err == ""
 
 
-def test_an_assumed_load_is_planned_without_spark(tmp_path: Path) -> None:
+def test_plan_of_an_assumed_load_does_not_start_spark(tmp_path: Path) -> None:
     load = ("--assume-records", "1000", "--assume-bytes", "256000")
-    plan = answer(tmp_path, "plan", *load, "-p", "256", "--members", "16", "--report", "plan.html")
+    plan = run_json(tmp_path, "plan", *load, "-p", "256", "--members", "16", "--report", "plan.html")
     moves = {step["assignor"]: step["moves"] for step in plan["member_steps"] if step["after"] == 17}
     assert (moves["sticky"], moves["contiguous"]) == (15, 120)
     assert "<svg" in (tmp_path / "plan.html").read_text()
 
 
-def test_a_reshard_that_is_not_under_way_cannot_be_aborted(tmp_path: Path) -> None:
+def test_a_reshard_that_is_not_in_progress_cannot_be_aborted(tmp_path: Path) -> None:
     create(url(tmp_path), "orders", 3)
     done = shardyard(tmp_path, "reshard", "orders", "--abort", "--log", LOG)
     assert (done.returncode, done.stderr) == (2, "error: there is no reshard of 'orders' under way\n")
 
 
-WRONG = [
+INVALID = [
     (["ingest", "refunds", "--log", LOG, "--lake", "lake"], "topic 'refunds' does not exist"),
     (["ingest", "orders", "--log", LOG, "--lake", "lake", "--records-per-batch", "0"], "--records-per-batch is 0"),
     (["ingest", "orders", "--log", "kafka://x", "--lake", "lake"], "log URL is 'kafka://x': expected sqlite:///FOLDER"),
@@ -74,12 +76,15 @@ WRONG = [
     (["balance", "--parquet", "none"], "--parquet is 'none': expected a file or folder that exists"),
     (
         ["balance", "--log", LOG, "--topic", "orders", "-p", "0"],
-        "--partitions is '0': expected whole numbers of at least 1",
+        "--partitions is '0': expected integers of at least 1",
     ),
-    (["balance", "--log", LOG, "--topic", "orders", "-p", "x"], "--partitions is 'x': expected whole numbers"),
+    (["balance", "--log", LOG, "--topic", "orders", "-p", "x"], "--partitions is 'x': expected integers"),
     (["balance", "--log", LOG, "--topic", "orders", "--hash", "md5"], "hash is 'md5': expected one of"),
     (["balance", "--log", LOG, "--topic", "orders", "--window", "soon"], "window is 'soon': expected a number of"),
-    (["plan", "--assume-records", "5"], "expected --assume-records and --assume-bytes alone"),
+    (
+        ["plan", "--assume-records", "5"],
+        "expected either --assume-records with --assume-bytes, or something to measure",
+    ),
     (["plan", "--assume-records", "5", "--assume-bytes", "5", "-p", "0"], "--partitions is '0'"),
     (["plan", "--assume-records", "5", "--assume-bytes", "5", "--report", "no/p.html"], "--report is 'no/p.html'"),
     (["plan", "--assume-records", "-5", "--assume-bytes", "5"], "records is -5"),
@@ -92,22 +97,22 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("arguments", "says"), WRONG, ids=[" ".join(arguments) for arguments, _ in WRONG])
-def test_a_wrong_call_is_told_in_one_line_and_writes_nothing(
+@pytest.mark.parametrize(("arguments", "message"), INVALID, ids=[" ".join(arguments) for arguments, _ in INVALID])
+def test_an_invalid_call_prints_one_line_and_writes_nothing(
     tmp_path: Path,
     arguments: list[str],
-    says: str,
+    message: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     create(url(tmp_path), "orders", 3)
     before = sorted(tmp_path.rglob("*"))
     monkeypatch.chdir(tmp_path)
-    code = called(monkeypatch, "pipeline", *arguments)
-    told = capsys.readouterr()
-    assert (code, told.out) == (2, "")
-    assert told.err.startswith(f"error: {says}"), told.err
-    assert len(told.err.splitlines()) == 1
+    code = invoke(monkeypatch, "pipeline", *arguments)
+    printed = capsys.readouterr()
+    assert (code, printed.out) == (2, "")
+    assert printed.err.startswith(f"error: {message}"), printed.err
+    assert len(printed.err.splitlines()) == 1
     assert [path for path in sorted(tmp_path.rglob("*")) if path not in before] == []
     with blocking(url(tmp_path)) as opened:
         assert [topic.name for topic in opened.wait(opened.log.topics())] == ["orders"]

@@ -1,4 +1,4 @@
-"""The commands that talk to brokers, as a person calls them, with one real broker."""
+"""The commands for queues, as a user runs them, with one real broker."""
 
 import contextlib
 import io
@@ -20,44 +20,44 @@ from typing import Any
 import pytest
 
 from shardyard.cli import main
-from shardyard.cli.queues.consume import remarks
-from shardyard.cli.queues.options import ask
+from shardyard.cli.queues.consume import print_warnings
+from shardyard.cli.queues.session import request
 from shardyard.model import Unreachable
 from shardyard.wire.settings import GroupSettings
 from tests.queues.brokers import BrokerProcess
 
-NOBODY = "http://127.0.0.1:1"
+NO_BROKER = "http://127.0.0.1:1"
 SHARDYARD = str(Path(sys.executable).with_name("shardyard"))
 _numbers = count()
 
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Its address."""
+    """The address of a running broker."""
     with BrokerProcess(tmp_path_factory.mktemp("broker")) as process:
         process.listens()
         yield process.url
 
 
 class Shell:
-    """Calls commands in this process."""
+    """Runs commands in this process."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
         self._monkeypatch, self._capsys = monkeypatch, capsys
         self.err = ""
 
     def run(self, *arguments: str, stdin: bytes = b"") -> tuple[object, str]:
-        """Exit code and standard output; standard error is in `err`."""
+        """Run a command; returns its exit code and standard output, and keeps its standard error in `err`."""
         self._monkeypatch.setattr(sys, "argv", ["shardyard", *arguments])
         self._monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
         with pytest.raises(SystemExit) as exit_:
             main()
-        told = self._capsys.readouterr()
-        self.err = told.err
-        return exit_.value.code, told.out
+        printed = self._capsys.readouterr()
+        self.err = printed.err
+        return exit_.value.code, printed.out
 
     def __call__(self, *arguments: str, stdin: bytes = b"") -> str:
-        """The output of what must succeed."""
+        """Run a command that must succeed; returns its standard output."""
         code, out = self.run(*arguments, stdin=stdin)
         assert code == 0, self.err
         return out
@@ -71,14 +71,14 @@ class Shell:
 
 @pytest.fixture
 def shell(broker: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Shell:
-    monkeypatch.setenv("SHARDYARD_BROKER", f"{NOBODY},{broker}")  # several: one that answers is enough
+    monkeypatch.setenv("SHARDYARD_BROKER", f"{NO_BROKER},{broker}")  # one reachable broker is enough
     monkeypatch.delenv("SHARDYARD_TOKEN", raising=False)
     return Shell(monkeypatch, capsys)
 
 
 @pytest.fixture
 def topic(shell: Shell) -> str:
-    """One with 3 partitions."""
+    """The name of a new topic with 3 partitions."""
     name = f"orders-{next(_numbers)}"
     shell("topics", "create", name, "--partitions", "3")
     return name
@@ -89,24 +89,25 @@ def group() -> str:
     return f"billing-{next(_numbers)}"
 
 
-def until(condition: Callable[[], object]) -> None:
+def wait_until(condition: Callable[[], object]) -> None:
     deadline = time.monotonic() + 20
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.05)
 
 
-def rows(shell: Shell, group: str, topic: str) -> dict[int, dict[str, Any]]:
-    found = shell.json("groups", "show", group)["partitions"]
-    return {row["partition"]: row for row in found if row["topic"] == topic}
+def partition_rows(shell: Shell, group: str, topic: str) -> dict[int, dict[str, Any]]:
+    """A group's partitions of a topic, by index."""
+    partitions = shell.json("groups", "show", group)["partitions"]
+    return {row["partition"]: row for row in partitions if row["topic"] == topic}
 
 
 # Topics
 
 
-def test_a_topic_is_made_listed_shown_resized_set_and_deleted(shell: Shell) -> None:
-    made = shell.json("topics", "create", "parcels", "-p", "2", "--partitioner", "jump", "--retention-ms", "60000")
-    assert (made["partitions"], made["partitioner"], made["retention_ms"]) == (2, "jump", 60000)
+def test_a_topic_is_created_listed_shown_resized_configured_and_deleted(shell: Shell) -> None:
+    created = shell.json("topics", "create", "parcels", "-p", "2", "--partitioner", "jump", "--retention-ms", "60000")
+    assert (created["partitions"], created["partitioner"], created["retention_ms"]) == (2, "jump", 60000)
     assert "parcels\t2\t2\tnormal\tjump\txxh64\n" in shell("topics", "list")
     assert shell.json("topics", "expand", "parcels", "-p", "5")["partitions"] == 5
     shell("publish", "parcels", "late", "--partition", "4")
@@ -119,55 +120,55 @@ def test_a_topic_is_made_listed_shown_resized_set_and_deleted(shell: Shell) -> N
     assert "parcels" not in [found["name"] for found in shell.json("topics", "list")]
 
 
-def test_topics_that_shardyard_keeps_for_itself_are_listed_when_asked_for(shell: Shell, topic: str) -> None:
+def test_internal_topics_and_groups_are_listed_with_all_only(shell: Shell, topic: str) -> None:
     shell("publish", topic, "later", "--delay", "3700")
-    own = {found["name"] for found in shell.json("topics", "list", "--all")}
-    own -= {found["name"] for found in shell.json("topics", "list")}
-    assert "shardyard.delay.1h" in own
-    assert all(name.startswith("shardyard.") or name.endswith((".retry", ".dead")) for name in own)
+    internal = {found["name"] for found in shell.json("topics", "list", "--all")}
+    internal -= {found["name"] for found in shell.json("topics", "list")}
+    assert "shardyard.delay.1h" in internal
+    assert all(name.startswith("shardyard.") or name.endswith((".retry", ".dead")) for name in internal)
     assert not any(
         name.endswith((".retry", ".dead")) for name in {found["name"] for found in shell.json("topics", "list")}
     )
     assert "shardyard.delays" not in shell("groups", "list")
-    until = time.monotonic() + 30
-    while "shardyard.delays" not in shell("groups", "list", "--all"):  # it begins when the broker has had time for it
-        assert time.monotonic() < until
-    assert shell.err == ""  # of what is hidden hears who sits at a terminal
+    deadline = time.monotonic() + 30
+    while "shardyard.delays" not in shell("groups", "list", "--all"):  # the broker starts it in the background
+        assert time.monotonic() < deadline
+    assert shell.err == ""  # the number of hidden ones is printed on a terminal only
 
 
-def test_a_person_hears_of_what_is_hidden(shell: Shell, topic: str, group: str) -> None:
+def test_a_terminal_shows_how_many_topics_are_hidden(shell: Shell, topic: str, group: str) -> None:
     shell("consume", group, topic, "--seconds", "0.5")
     shown = terminal("topics", "list")
     assert topic in shown
     assert f"{group}.{topic}.retry" not in shown
-    assert " more, which Shardyard keeps for itself" in shown
-    assert "which Shardyard keeps" not in terminal("topics", "list", "--all")
+    assert " internal topics not shown; --all shows them" in shown
+    assert "not shown" not in terminal("topics", "list", "--all")
 
 
-def test_what_is_waited_for_before_a_partition_goes_is_told(shell: Shell, topic: str, group: str) -> None:
+def test_contract_says_which_groups_a_draining_partition_waits_for(shell: Shell, topic: str, group: str) -> None:
     shell("publish", topic, "a", "b", "--partition", "2")
     shell("publish", topic, "c", "--partition", "1")
     shell("consume", group, topic, "--seconds", "1", "--count", "1")
     shell("groups", "reset", group, topic, "--to", "earliest")
     shell("topics", "contract", topic, "-p", "1")
     assert shell.err.splitlines() == [
-        f"{topic}/1 goes when {group} has read 1 more record",
-        f"{topic}/2 goes when {group} has read 2 more records",
+        f"{topic}/1 will be deleted once {group} has read 1 more record",
+        f"{topic}/2 will be deleted once {group} has read 2 more records",
     ]
-    assert f"# closing\npartition\tgoes\n{topic}/1\twhen {group} has read 1 more record\n" in shell(
+    assert f"# draining\npartition\tdeleted\n{topic}/1\tonce {group} has read 1 more record\n" in shell(
         "topics", "show", topic
     )
 
 
-def test_a_subscribed_topic_is_deleted_by_force_alone(shell: Shell, topic: str, group: str) -> None:
-    with consuming(group, topic):
-        until(lambda: any(found["group"] == group and found["members"] for found in shell.json("groups", "list")))
+def test_a_subscribed_topic_is_deleted_only_with_force(shell: Shell, topic: str, group: str) -> None:
+    with ConsumeProcess(group, topic):
+        wait_until(lambda: any(found["group"] == group and found["members"] for found in shell.json("groups", "list")))
         assert shell.run("topics", "delete", topic) == (1, "")
-        assert f"topic '{topic}' is subscribed to by {group}: stop their members, or delete it by --force" in shell.err
+        assert f"topic '{topic}' is subscribed to by {group}: stop their members, or use --force" in shell.err
         shell("topics", "delete", topic, "--force")
 
 
-def test_publishers_must_show_the_token_of_a_topic(shell: Shell, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_publishers_must_send_the_token_of_a_topic(shell: Shell, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert shell.json("topics", "set", topic, "token=-", stdin=b"open-sesame\n")["token"] is True
     assert shell.run("publish", topic, "a") == (1, "")
     assert f"topic '{topic}' asks for a token" in shell.err
@@ -179,23 +180,23 @@ def test_publishers_must_show_the_token_of_a_topic(shell: Shell, topic: str, mon
 # Publishing and consuming
 
 
-def test_values_are_published_and_what_is_printed_is_committed(shell: Shell, topic: str, group: str) -> None:
-    told = shell.json("publish", topic, "a", "b\tc", "d", "--key", "k")
-    (row,) = told["stored"]
-    assert (told["records"], told["delayed"]) == (3, 0)
+def test_values_are_published_and_printed_records_are_committed(shell: Shell, topic: str, group: str) -> None:
+    published = shell.json("publish", topic, "a", "b\tc", "d", "--key", "k")
+    (row,) = published["stored"]
+    assert (published["records"], published["delayed"]) == (3, 0)
     assert (row["records"], row["first"], row["last"]) == (3, 0, 2)
-    where = f"{topic}/{row['partition']}"
-    assert shell("consume", group, topic, "--count", "2") == f"{where}\t0\tk\ta\n{where}\t1\tk\tb\\tc\n"
-    shown = rows(shell, group, topic)[row["partition"]]
+    partition = f"{topic}/{row['partition']}"
+    assert shell("consume", group, topic, "--count", "2") == f"{partition}\t0\tk\ta\n{partition}\t1\tk\tb\\tc\n"
+    shown = partition_rows(shell, group, topic)[row["partition"]]
     assert (shown["committed"], shown["end"], shown["lag"], shown["owner"]) == (2, 3, 1, None)
     (last,) = shell.lines("consume", group, topic, "--count", "1")
-    assert (last["value"], last["offset"], last["partition"]) == ("d", 2, where)
+    assert (last["value"], last["offset"], last["partition"]) == ("d", 2, partition)
 
 
-def test_lines_of_standard_input_are_records_in_order(shell: Shell, topic: str, group: str) -> None:
-    values = [b"%d" % n for n in range(1200)] + [b"", b"\xff no text"]  # an empty line is no record
-    told = shell.json("publish", topic, "--partition", "1", stdin=b"\n".join(values))
-    assert told["stored"] == [{"partition": 1, "records": 1201, "first": 0, "last": 1200}]
+def test_lines_of_standard_input_are_published_in_order(shell: Shell, topic: str, group: str) -> None:
+    values = [b"%d" % n for n in range(1200)] + [b"", b"\xff no text"]  # an empty line is not a record
+    published = shell.json("publish", topic, "--partition", "1", stdin=b"\n".join(values))
+    assert published["stored"] == [{"partition": 1, "records": 1201, "first": 0, "last": 1200}]
     printed = shell.lines("consume", group, topic, "--count", "1201")
     assert shell.err == "1201 printed\n"
     assert [row.get("value") for row in printed] == [*map(str, range(1200)), None]
@@ -203,8 +204,8 @@ def test_lines_of_standard_input_are_records_in_order(shell: Shell, topic: str, 
 
 
 def test_what_is_consumed_as_json_can_be_published_again(shell: Shell, topic: str, group: str) -> None:
-    marks = ("--tag", "eu", "--trace", "t-1", "--header", "source=cli", "--header", "empty=")
-    shell("publish", topic, "a", "--key", "k", *marks)
+    headers = ("--tag", "eu", "--trace", "t-1", "--header", "source=cli", "--header", "empty=")
+    shell("publish", topic, "a", "--key", "k", *headers)
     printed = shell("consume", group, topic, "--count", "1", "--json")
     copied = shell.json("publish", topic, "--json-lines", stdin=printed.encode() + b"\n")
     assert copied["records"] == 1
@@ -214,10 +215,11 @@ def test_what_is_consumed_as_json_can_be_published_again(shell: Shell, topic: st
     assert (first["tag"], first["trace"], first["headers"]) == ("eu", "t-1", {"source": "cli", "empty": ""})
 
 
-def test_delayed_records_come_later_and_hold_up_nobody(shell: Shell, topic: str, group: str) -> None:
+def test_delayed_records_are_delivered_later_and_do_not_block_others(shell: Shell, topic: str, group: str) -> None:
     line = b'{"value": "by line", "delay": 1.5}\n{"value": "at once"}\n'
-    told = shell.json("publish", topic, "--json-lines", stdin=line)
-    assert (told["records"], told["delayed"], sum(row["records"] for row in told["stored"])) == (2, 1, 1)
+    published = shell.json("publish", topic, "--json-lines", stdin=line)
+    assert (published["records"], published["delayed"]) == (2, 1)
+    assert sum(row["records"] for row in published["stored"]) == 1
     pinned = shell.json("publish", topic, "pinned", "--delay", "2", "--partition", "2")
     assert (pinned["delayed"], pinned["stored"]) == (1, [])
     printed = shell.lines("consume", group, topic, "--count", "3")
@@ -225,35 +227,35 @@ def test_delayed_records_come_later_and_hold_up_nobody(shell: Shell, topic: str,
     assert printed[2]["partition"] == f"{topic}/2"
 
 
-def test_which_records_are_delivered_later_and_when_is_told(shell: Shell, topic: str) -> None:
+def test_publish_prints_when_delayed_records_will_be_delivered(shell: Shell, topic: str) -> None:
     at = datetime.fromtimestamp(time.time() + 3600, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     assert shell("publish", topic, "a", "--id", "new-year", "--deliver-at", at) == ""
-    assert shell.err == f"record new-year is delivered at {at}\n"
+    assert shell.err == f"record new-year will be delivered at {at}\n"
     before = time.time() * 1000
-    told = shell.json("publish", topic, "a", "b", "--delay", "60")
-    assert len({later["id"] for later in told["later"]}) == told["delayed"] == 2
-    assert all(before + 60_000 <= later["deliver_at"] < before + 90_000 for later in told["later"])
+    published = shell.json("publish", topic, "a", "b", "--delay", "60")
+    assert len({later["id"] for later in published["later"]}) == published["delayed"] == 2
+    assert all(before + 60_000 <= later["deliver_at"] < before + 90_000 for later in published["later"])
     line = b'{"value": "late", "id": "late", "delay": 60}\n{"value": "due", "deliver_at": 1000}\n'
-    told = shell.json("publish", topic, "--json-lines", stdin=line)
-    assert ([later["id"] for later in told["later"]], told["delayed"]) == (["late"], 1)
+    published = shell.json("publish", topic, "--json-lines", stdin=line)
+    assert ([later["id"] for later in published["later"]], published["delayed"]) == (["late"], 1)
     shell("publish", topic, *map(str, range(12)), "--delay", "60")
     assert len(shell.err.splitlines()) == 11
-    assert shell.err.endswith("so are 2 more, each at its time\n")
+    assert shell.err.endswith("\n2 more records will be delivered later\n")
 
 
-def test_a_time_that_is_over_is_now(shell: Shell, topic: str) -> None:
-    told = shell.json("publish", topic, "a", "--deliver-at", "2020-01-01", "--id", "x")
-    assert (told["delayed"], told["later"], len(told["stored"])) == (0, [], 1)
+def test_a_record_whose_delivery_time_has_passed_is_delivered_at_once(shell: Shell, topic: str) -> None:
+    published = shell.json("publish", topic, "a", "--deliver-at", "2020-01-01", "--id", "x")
+    assert (published["delayed"], published["later"], len(published["stored"])) == (0, [], 1)
     assert shell.json("search", topic, "--id", "x")[0]["value"] == "a"
 
 
-def test_consuming_stops_when_its_time_is_over(shell: Shell, topic: str, group: str) -> None:
-    begun = time.monotonic()
+def test_consume_stops_after_the_given_seconds(shell: Shell, topic: str, group: str) -> None:
+    started = time.monotonic()
     assert shell("consume", group, topic, "--seconds", "0.5") == ""
-    assert 0.5 <= time.monotonic() - begun < 10
+    assert 0.5 <= time.monotonic() - started < 10
 
 
-def test_a_new_group_may_begin_with_what_comes_from_now_on(shell: Shell, topic: str, group: str) -> None:
+def test_a_new_group_can_skip_the_records_that_are_already_stored(shell: Shell, topic: str, group: str) -> None:
     shell("publish", topic, "early", "--partition", "0")
     shell("consume", group, topic, "--latest", "--seconds", "1")
     shell("publish", topic, "late", "--partition", "0")
@@ -261,26 +263,27 @@ def test_a_new_group_may_begin_with_what_comes_from_now_on(shell: Shell, topic: 
 
 
 def terminal(*arguments: str) -> str:
-    """What a person sees, on 80 columns."""
+    """What a command prints on a terminal of 80 columns."""
     master, slave = pty.openpty()
     tty.setraw(slave)
     environment = {**os.environ, "COLUMNS": "80", "TERM": "dumb"}
     with subprocess.Popen([SHARDYARD, *arguments], stdout=slave, stderr=slave, env=environment) as process:
         os.close(slave)
-        seen = b""
-        with contextlib.suppress(OSError):  # how a terminal ends
+        output = b""
+        with contextlib.suppress(OSError):  # raised at the end of a terminal's output
             while chunk := os.read(master, 65536):
-                seen += chunk
+                output += chunk
         os.close(master)
-    assert process.returncode == 0, seen
-    return seen.decode()
+    assert process.returncode == 0, output
+    return output.decode()
 
 
-class consuming:  # noqa: N801 it reads as a word in a with statement
+class ConsumeProcess:
     """`shardyard consume` in a process of its own."""
 
-    def __init__(self, *arguments: str, reader: int = subprocess.PIPE) -> None:
-        self.process = subprocess.Popen([SHARDYARD, "consume", *arguments], stdout=reader, stderr=subprocess.PIPE)
+    def __init__(self, *arguments: str) -> None:
+        command = [SHARDYARD, "consume", *arguments]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
     def __enter__(self) -> "subprocess.Popen[bytes]":
         return self.process
@@ -290,37 +293,37 @@ class consuming:  # noqa: N801 it reads as a word in a with statement
         self.process.communicate()
 
 
-def members(shell: Shell, group: str) -> int:
+def member_count(shell: Shell, group: str) -> int:
     return sum(found["members"] for found in shell.json("groups", "list") if found["group"] == group)
 
 
-def test_an_interrupt_leaves_the_group(shell: Shell, topic: str, group: str) -> None:
+def test_an_interrupted_consumer_leaves_the_group(shell: Shell, topic: str, group: str) -> None:
     shell("publish", topic, "a")
-    with consuming(group, topic) as process:
+    with ConsumeProcess(group, topic) as process:
         assert process.stdout is not None
         assert process.stdout.readline().endswith(b"\ta\n")
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=20)
     assert (process.returncode, out, err) == (0, b"", b"1 printed\n")
-    assert members(shell, group) == 0
-    assert sum(row["committed"] or 0 for row in rows(shell, group, topic).values()) == 1
+    assert member_count(shell, group) == 0
+    assert sum(row["committed"] or 0 for row in partition_rows(shell, group, topic).values()) == 1
 
 
-def test_who_has_one_broker_alone_hears_once_what_that_means(capsys: pytest.CaptureFixture[str]) -> None:
-    gone = Unreachable([NOBODY], 4.0, "connection refused")
-    log = logging.getLogger("shardyard.groups")
-    for alone in (True, False):
-        with remarks(alone=alone):
+def test_with_a_single_broker_the_missing_failover_is_explained_once(capsys: pytest.CaptureFixture[str]) -> None:
+    unreachable = Unreachable([NO_BROKER], 4.0, "connection refused")
+    logger = logging.getLogger("shardyard.groups")
+    for single_broker in (True, False):
+        with print_warnings(single_broker=single_broker):
             for _ in range(2):
-                log.warning("heartbeat of %s put off: %s", "m1", gone)
-        said = capsys.readouterr().err.splitlines()
-        assert said.count(f"heartbeat of m1 put off: {gone}") == 2
-        assert sum("--broker may be repeated" in line for line in said) == (1 if alone else 0)
+                logger.warning("heartbeat of %s will be retried: %s", "m1", unreachable)
+        lines = capsys.readouterr().err.splitlines()
+        assert lines.count(f"heartbeat of m1 will be retried: {unreachable}") == 2
+        assert sum("--broker may be repeated" in line for line in lines) == (1 if single_broker else 0)
 
 
-def test_who_reads_may_have_seen_enough(shell: Shell, topic: str, group: str) -> None:
+def test_consume_ends_quietly_when_its_output_is_closed(shell: Shell, topic: str, group: str) -> None:
     shell("publish", topic, "a")
-    with consuming(group, topic) as process:
+    with ConsumeProcess(group, topic) as process:
         assert process.stdout is not None
         process.stdout.readline()
         process.stdout.close()
@@ -328,29 +331,29 @@ def test_who_reads_may_have_seen_enough(shell: Shell, topic: str, group: str) ->
         assert process.wait(20) == 0
         assert process.stderr is not None
         assert process.stderr.read() == b""
-    assert members(shell, group) == 0
-    assert sum(row["lag"] for row in rows(shell, group, topic).values()) == 1
+    assert member_count(shell, group) == 0
+    assert sum(row["lag"] for row in partition_rows(shell, group, topic).values()) == 1
 
 
-# Commands for records, and what becomes of those that fail
+# Commands that handle records, and records that fail
 
 
-def test_a_command_gets_each_record(shell: Shell, topic: str, group: str, tmp_path: Path) -> None:
+def test_exec_runs_the_command_for_each_record(shell: Shell, topic: str, group: str, tmp_path: Path) -> None:
     shell("publish", topic, "a", "b", "--key", "k")
     command = f"cat > {tmp_path}/$SHARDYARD_KEY-$SHARDYARD_OFFSET-$SHARDYARD_ATTEMPT"
     shell("consume", group, topic, "--count", "2", "--exec", command)
     assert shell.err == "2 done, 0 failed\n"
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"k-0-1": "a", "k-1-1": "b"}
-    assert sum(row["lag"] for row in rows(shell, group, topic).values()) == 0
+    assert sum(row["lag"] for row in partition_rows(shell, group, topic).values()) == 0
 
 
-def test_a_command_that_reads_nothing_is_done_too(shell: Shell, topic: str, group: str) -> None:
+def test_a_command_need_not_read_its_standard_input(shell: Shell, topic: str, group: str) -> None:
     shell("publish", topic, "x" * 100_000)  # more than a pipe holds
     shell("consume", group, topic, "--count", "1", "--exec", "exit 0", "--concurrency", "1")
     assert shell.err == "1 done, 0 failed\n"
 
 
-def test_what_a_command_fails_on_is_tried_again_then_dead_then_driven_again(
+def test_a_record_on_which_the_command_fails_is_retried_then_dead_then_redriven(
     shell: Shell, topic: str, group: str
 ) -> None:
     shell("groups", "set", group, "backoff=0.2")
@@ -364,17 +367,17 @@ def test_what_a_command_fails_on_is_tried_again_then_dead_then_driven_again(
     (letter,) = shell.json("dead", "list", group, topic)
     assert (letter["attempts"], letter["record"]["value"]) == (2, "bad")
     assert letter["reason"].endswith("exit code 3: no such customer")
-    name = letter["record"]["id"]
-    assert shell.json("dead", "show", group, topic, name) == letter
-    assert f"\nid\t{name}\n" in shell("dead", "show", group, topic, name)
+    record_id = letter["record"]["id"]
+    assert shell.json("dead", "show", group, topic, record_id) == letter
+    assert f"\nid\t{record_id}\n" in shell("dead", "show", group, topic, record_id)
     row = dict(zip(*(line.split("\t") for line in shell("dead", "list", group, topic).splitlines()), strict=True))
-    assert (row["id"], row["key"], row["value"], row["attempts"]) == (name, "k", "bad", "2")
+    assert (row["id"], row["key"], row["value"], row["attempts"]) == (record_id, "k", "bad", "2")
     assert row["published"] < row["died"]
     assert row["published"].endswith("Z")
 
     assert shell.run("dead", "redrive", group, topic, "another") == (2, "")
     assert "expected ids of dead letters that are there" in shell.err
-    assert shell.json("dead", "redrive", group, topic, name) == {"redriven": 1}
+    assert shell.json("dead", "redrive", group, topic, record_id) == {"redriven": 1}
     assert [row["value"] for row in shell.lines("consume", group, topic, "--count", "1")] == ["bad"]
     assert shell.json("dead", "list", group, topic) == []
     assert shell("dead", "list", group, topic) == ""
@@ -382,10 +385,10 @@ def test_what_a_command_fails_on_is_tried_again_then_dead_then_driven_again(
     assert shell.json("dead", "redrive", group, topic, "--all") == {"redriven": 0}
 
 
-def test_an_interrupted_command_has_not_failed(shell: Shell, topic: str, group: str, tmp_path: Path) -> None:
+def test_an_interrupted_command_does_not_count_as_failed(shell: Shell, topic: str, group: str, tmp_path: Path) -> None:
     shell("publish", topic, "a")
-    with consuming(group, topic, "--exec", f"touch {tmp_path}/begun; sleep 60") as process:
-        until((tmp_path / "begun").exists)
+    with ConsumeProcess(group, topic, "--exec", f"touch {tmp_path}/started; sleep 60") as process:
+        wait_until((tmp_path / "started").exists)
         process.send_signal(signal.SIGTERM)
         _, err = process.communicate(timeout=20)
     assert (process.returncode, err) == (0, b"0 done, 0 failed\n")
@@ -396,23 +399,28 @@ def test_an_interrupted_command_has_not_failed(shell: Shell, topic: str, group: 
 
 
 def test_settings_of_a_group_are_changed_one_by_one(shell: Shell, group: str) -> None:
-    told = shell.json("groups", "set", group, "backoff=1,5.5", "tags=eu,us", "concurrency=3", "release_after=none")
-    assert (told["backoff"], told["tags"], told["concurrency"], told["release_after"]) == (
+    changed = shell.json("groups", "set", group, "backoff=1,5.5", "tags=eu,us", "concurrency=3", "release_after=none")
+    assert (changed["backoff"], changed["tags"], changed["concurrency"], changed["release_after"]) == (
         [1, 5.5],
         ["eu", "us"],
         3,
         None,
     )
-    told = shell.json("groups", "set", group, "tags=", "assignor=even", "broadcast=true")
-    assert (told["backoff"], told["tags"], told["assignor"], told["broadcast"]) == ([1, 5.5], [], "even", True)
+    changed = shell.json("groups", "set", group, "tags=", "assignor=even", "broadcast=true")
+    assert (changed["backoff"], changed["tags"], changed["assignor"], changed["broadcast"]) == (
+        [1, 5.5],
+        [],
+        "even",
+        True,
+    )
     assert "\nconcurrency\t3\n" in shell("groups", "show", group)
 
 
-def test_a_group_may_be_set_before_anybody_joins(shell: Shell, topic: str, group: str) -> None:
+def test_a_group_can_be_configured_before_a_member_joins(shell: Shell, topic: str, group: str) -> None:
     assert "concurrency\t3\n" in shell("groups", "set", group, "concurrency=3")
-    assert shell.err == f"group '{group}' has no members yet: the settings will hold when one joins\n"
+    assert shell.err == f"no member has joined group '{group}' yet: the settings will apply when one does\n"
     assert shell("groups", "show", group).startswith("# settings\nsetting\tvalue\n")
-    assert shell.err == f"group '{group}': nobody has joined yet\n"
+    assert shell.err == f"no member has joined group '{group}' yet\n"
     shown = shell.json("groups", "show", group)
     assert (shown["joined"], shown["partitions"], shown["members"]) == (False, [], [])
     assert shown["settings"] == shell.json("groups", "set", group, "concurrency=3")
@@ -430,8 +438,8 @@ def test_a_group_may_be_set_before_anybody_joins(shell: Shell, topic: str, group
 def test_a_group_is_shown_as_tables_with_titles(shell: Shell, topic: str, group: str) -> None:
     shell("publish", topic, "a", "--partition", "0")
     shell("consume", group, topic, "--count", "1")
-    with consuming(group, topic, "--name", "ann"):
-        until(lambda: rows(shell, group, topic)[2]["owner"] == "ann")
+    with ConsumeProcess(group, topic, "--name", "ann"):
+        wait_until(lambda: partition_rows(shell, group, topic)[2]["owner"] == "ann")
         partitions, members, settings = shell("groups", "show", group).split("\n\n")
         shown = terminal("groups", "show", group)
     title, names, *lines = partitions.splitlines()
@@ -444,23 +452,23 @@ def test_a_group_is_shown_as_tables_with_titles(shell: Shell, topic: str, group:
     assert members.splitlines()[2].split("\t")[:2] == ["ann", topic]
     assert settings.startswith("# settings\nsetting\tvalue\nbackoff\t1,5,30,120,600\n")
     assert "epoch" in shown
-    assert "│         - │" in shown, "committed stands on the right, as numbers do"
+    assert "│         - │" in shown, "committed offsets are aligned right, as numbers are"
     assert not any(word in shown for word in ("next_owner", "stuck_for", "standby", "…"))
 
 
-def test_help_of_a_setting_names_all_there_are(shell: Shell) -> None:
-    said = shell("groups", "set", "--help").partition("Settings:")[2].partition("Options:")[0]
-    assert all(f"\n  {name} " in said for name in GroupSettings.__struct_fields__)
+def test_help_of_groups_set_lists_all_settings(shell: Shell) -> None:
+    settings = shell("groups", "set", "--help").partition("Settings:")[2].partition("Options:")[0]
+    assert all(f"\n  {name} " in settings for name in GroupSettings.__struct_fields__)
 
 
-def test_a_setting_that_is_misspelt_is_recognised(shell: Shell, group: str) -> None:
+def test_a_misspelt_setting_gets_a_suggestion(shell: Shell, group: str) -> None:
     assert shell.run("groups", "set", group, "concurency=3") == (2, "")
     assert shell.err.endswith("release_after (did you mean concurrency?)\n")
     assert shell.run("groups", "show", group) == (2, "")
     assert f"group '{group}' does not exist" in shell.err
 
 
-def test_a_group_is_paused_and_resumed_as_a_whole_or_in_part(shell: Shell, topic: str, group: str) -> None:
+def test_a_group_is_paused_and_resumed_entirely_or_by_partition(shell: Shell, topic: str, group: str) -> None:
     shell("consume", group, topic, "--seconds", "0.5")
     for index in range(2):
         shell("publish", topic, f"on {index}", "--partition", str(index))
@@ -474,30 +482,30 @@ def test_a_group_is_paused_and_resumed_as_a_whole_or_in_part(shell: Shell, topic
     assert [row["value"] for row in shell.lines("consume", group, topic, "--count", "1")] == ["on 0"]
 
 
-def test_a_group_goes_on_from_elsewhere_and_is_forgotten(shell: Shell, topic: str, group: str) -> None:
+def test_a_group_is_reset_and_deleted(shell: Shell, topic: str, group: str) -> None:
     shell("publish", topic, "a", "b", "c", "--partition", "0")
     before = shell.json("search", topic, "--since", "0")[0]["timestamp"]
     shell("consume", group, topic, "--count", "3")
 
-    def committed(*way: str) -> Any:
-        shell("groups", "reset", group, topic, *way)
-        return rows(shell, group, topic)[0]["committed"]
+    def committed_after_reset(*options: str) -> Any:
+        shell("groups", "reset", group, topic, *options)
+        return partition_rows(shell, group, topic)[0]["committed"]
 
-    assert committed("--to", "earliest") == 0
-    assert committed("--to", "latest") == 3
-    assert committed("--offset", "1", "--partition", "0") == 1
-    assert committed("--time", str(before)) == 0
-    assert committed("--time", "2100-01-01") == 3
+    assert committed_after_reset("--to", "earliest") == 0
+    assert committed_after_reset("--to", "latest") == 3
+    assert committed_after_reset("--offset", "1", "--partition", "0") == 1
+    assert committed_after_reset("--time", str(before)) == 0
+    assert committed_after_reset("--time", "2100-01-01") == 3
     assert shell.json("groups", "reset", group, topic, "--offset", "2", "--partition", "0") == {f"{topic}/0": 2}
     assert [row["value"] for row in shell.lines("consume", group, topic, "--count", "1")] == ["c"]
     shell("groups", "delete", group)
     assert group not in [found["group"] for found in shell.json("groups", "list")]
 
 
-# Looking
+# Search, audit log and Nginx
 
 
-def test_records_are_found_by_what_they_have(shell: Shell, topic: str) -> None:
+def test_records_are_found_by_key_trace_id_tag_and_time(shell: Shell, topic: str) -> None:
     shell("publish", topic, "a", "--key", "alice", "--trace", "t-9", "--tag", "eu")
     shell("publish", topic, "b", "--key", "bob")
     (hit,) = shell.json("search", topic, "--key", "alice")
@@ -509,7 +517,7 @@ def test_records_are_found_by_what_they_have(shell: Shell, topic: str) -> None:
     assert shell.json("search", topic, "--until", "2000-01-01") == []
     assert shell("search", topic, "--key", "bob").splitlines()[1].endswith("\tbob\tb")
     assert shell("search", topic, "--key", "carol") == ""
-    assert shell.err == "nothing found\n"
+    assert shell.err == "no records found\n"
 
 
 def test_the_audit_log_says_who_changed_what(shell: Shell, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -529,10 +537,10 @@ def test_an_nginx_configuration_names_the_brokers(shell: Shell) -> None:
     assert "listen 127.0.0.1:8080;" in config
 
 
-# Wrong calls
+# Invalid calls
 
 COUNT = "an integer from 1 to 2147483647"
-WRONG = [
+INVALID = [
     ("topics show nope", "topic 'nope' does not exist"),
     ("topics show a/b", "name is 'a/b': expected letters, digits"),
     ("topics show ..", "name is '..': expected letters, digits"),
@@ -561,16 +569,16 @@ WRONG = [
         "--deliver-at is '2999-01-01': expected a time within the next 90 days",
     ),
     ("publish there a --deliver-at soon", "--deliver-at is 'soon': expected a time such as"),
-    ("publish there a --delay 1 --deliver-at 1", "expected either --delay or --deliver-at"),
-    ("publish there a b --id x", "--id is that of one record: expected one value, got 2"),
-    ("publish there --id x", "--id is that of one record: expected one value, got 0"),
+    ("publish there a --delay 1 --deliver-at 1", "expected --delay or --deliver-at, not both"),
+    ("publish there a b --id x", "--id is for a single record: expected one value, got 2"),
+    ("publish there --id x", "--id is for a single record: expected one value, got 0"),
     ("publish there a --partition 99", "there/99 does not exist: 'there' has partitions 0 to"),
     ("publish there a --header x", "--header is 'x': expected NAME=VALUE"),
-    ("publish there a --json-lines", "--json-lines takes all but --partition from standard input"),
+    ("publish there a --json-lines", "--json-lines takes everything about a record from its line: expected no values"),
     ("consume g nope", "topic 'nope' does not exist"),
     ("consume g there --count 0", "--count is 0: expected a whole number of at least 1"),
-    ("consume g there --seconds 0", "--seconds is 0.0: expected more than 0"),
-    ("consume g there --exec cat --json", "expected either --exec or --json"),
+    ("consume g there --seconds 0", "--seconds is 0.0: expected a number of more than 0"),
+    ("consume g there --exec cat --json", "expected --exec or --json, not both"),
     ("groups show nope", "group 'nope' does not exist"),
     ("groups set nope speed=9", "setting is 'speed': expected one of backoff, tags, "),
     ("groups set nope concurrency=abc", f"concurrency is 'abc': expected {COUNT}"),
@@ -581,21 +589,21 @@ WRONG = [
     ("groups set nope assignor=random", "assignor is 'random': expected one of contiguous, even, least_loaded, "),
     ("groups pause nope", "group 'nope' does not exist"),
     ("groups reset nope there --to earliest", "group 'nope' does not exist"),
-    ("groups reset idle there", "expected one of --to, --offset and --time"),
-    ("groups reset idle there --to latest --offset 3", "expected one of --to, --offset and --time"),
+    ("groups reset idle there", "expected exactly one of --to, --offset and --time"),
+    ("groups reset idle there --to latest --offset 3", "expected exactly one of --to, --offset and --time"),
     ("groups reset idle there --offset 99", "offset 99 of there/0 is beyond its end, 0"),
     ("groups reset idle there --time noon", "--time is 'noon': expected a time such as"),
     ("groups reset idle there --to earliest --partition 99", "there/99 does not exist"),
-    ("groups pause idle --partition there/9", "--partition is 'there/9': expected one of the group's"),
-    ("groups resume idle --partition there/0", "--partition is 'there/0': expected one that is paused"),
+    ("groups pause idle --partition there/9", "--partition is 'there/9': expected one of the group's partitions"),
+    ("groups resume idle --partition there/0", "--partition is 'there/0': expected a paused partition"),
     ("groups delete nope", "group 'nope' does not exist"),
     ("dead list nope nope", "topic 'nope' does not exist"),
-    ("dead show idle there x", "ID is 'x': expected that of one of the newest"),
+    ("dead show idle there x", "ID is 'x': expected the id of one of the newest"),
     ("dead redrive idle there", "expected either ids of dead letters, or --all"),
     ("search there", "expected at least one of --id, --key, --trace, --tag, --since, --until"),
     ("search there --since 2026-01-02 --until 2026-01-01", "--until is '2026-01-01': expected a time after --since"),
     ("search nope --key a", "topic 'nope' does not exist"),
-    ("search there --key \udcff", "'\\udcff' is not text that UTF-8 can hold"),
+    ("search there --key \udcff", "'\\udcff' cannot be encoded as UTF-8"),
     ("topics list --broker localhost", "broker is 'localhost': expected an address such as http://127.0.0.1:7400, or"),
     ("topics list --broker 127.0.0.1:1 --broker ftp://b", "broker is 'ftp://b': expected an address such as http://"),
     ("topics list --broker http://", "broker is 'http://': expected an address such as http://"),
@@ -605,55 +613,54 @@ WRONG = [
 
 
 @pytest.fixture(scope="module")
-def _there(broker: str) -> None:
-    """What the wrong calls name: a topic, and a group that is set."""
-    ask([broker], "POST", "/v1/topics", {"name": "there", "partitions": 3})
-    ask([broker], "PATCH", "/v1/groups/idle", {"concurrency": 4})
+def _named_by_invalid_calls(broker: str) -> None:
+    """Create the topic `there` and the group `idle`, which the invalid calls name."""
+    request([broker], "POST", "/v1/topics", {"name": "there", "partitions": 3})
+    request([broker], "PATCH", "/v1/groups/idle", {"concurrency": 4})
 
 
-@pytest.mark.usefixtures("_there")
-@pytest.mark.parametrize(("call", "says"), WRONG, ids=[ascii(call) for call, _ in WRONG])
-def test_a_wrong_call_is_told_in_one_line(shell: Shell, call: str, says: str) -> None:
+@pytest.mark.usefixtures("_named_by_invalid_calls")
+@pytest.mark.parametrize(("call", "message"), INVALID, ids=[ascii(call) for call, _ in INVALID])
+def test_an_invalid_call_prints_one_line(shell: Shell, call: str, message: str) -> None:
     assert shell.run(*call.split()) == (2, "")
-    assert f"error: {says}" in shell.err
+    assert f"error: {message}" in shell.err
     assert len(shell.err.splitlines()) == 1
 
 
-def test_what_is_refused_as_things_are_is_no_wrong_call(shell: Shell, topic: str) -> None:
+def test_a_valid_call_that_is_refused_exits_with_1(shell: Shell, topic: str) -> None:
     assert shell.run("topics", "create", topic) == (1, "")
     assert shell.err == f"error: topic '{topic}' exists already, with 3 partitions\n"
 
 
-def test_a_host_and_a_port_are_an_address(shell: Shell, broker: str, topic: str) -> None:
+def test_a_broker_address_needs_no_http(shell: Shell, broker: str, topic: str) -> None:
     assert topic in shell("topics", "list", "--broker", broker.removeprefix("http://"))
 
 
-def test_a_broker_whose_port_is_in_use_says_so_in_one_line(shell: Shell, broker: str, tmp_path: Path) -> None:
+def test_a_broker_that_cannot_listen_says_why_in_one_line(shell: Shell, broker: str, tmp_path: Path) -> None:
     port = broker.rpartition(":")[2]
-    places = ("--log", f"sqlite:///{tmp_path}/log", "--registry", f"sqlite:///{tmp_path}/registry.db")
-    assert shell.run("broker", "--port", port, *places) == (1, "")
-    assert shell.err == f"error: 127.0.0.1:{port} is in use: choose another port by --port (0 takes a free one)\n"
+    storage = ("--log", f"sqlite:///{tmp_path}/log", "--registry", f"sqlite:///{tmp_path}/registry.db")
+    assert shell.run("broker", "--port", port, *storage) == (1, "")
+    assert shell.err == f"error: 127.0.0.1:{port} is in use: choose another port with --port (0 picks a free one)\n"
     assert list(tmp_path.iterdir()) == []
-    assert shell.run("broker", "--host", "nowhere.invalid", *places) == (1, "")
-    assert shell.err.startswith("error: nowhere.invalid:7400 can't be listened on (")
+    assert shell.run("broker", "--host", "nowhere.invalid", *storage) == (1, "")
+    assert shell.err.startswith("error: cannot listen on nowhere.invalid:7400 (")
 
 
-def test_a_bad_line_is_named_and_what_went_before_it_too(shell: Shell, topic: str) -> None:
+def test_a_malformed_line_is_named_with_the_number_of_records_published_before_it(shell: Shell, topic: str) -> None:
     assert shell.run("publish", topic, "--json-lines", stdin=b'{"value": "a"}\n{"valeu": "b"}\n') == (2, "")
     assert shell.err.startswith("error: line 2: ")
     lines = b'{"value": "a"}\n' * 600 + b"nonsense\n"
     assert shell.run("publish", topic, "--json-lines", stdin=lines) == (1, "")
     assert shell.err.startswith("error: line 601: ")
-    assert shell.err.endswith("(the first 500 records are published)\n")
+    assert shell.err.endswith("(the first 500 records were published)\n")
 
 
 @pytest.mark.parametrize("call", ["publish orders a", "consume g orders"])
-def test_where_no_broker_is_one_hears_how_to_start_one(shell: Shell, call: str) -> None:
-    assert shell.run(*call.split(), "--broker", NOBODY) == (1, "")
-    assert shell.err.startswith(f"error: none of {NOBODY} could be reached for 2 s")
+def test_without_a_broker_the_error_says_how_to_start_one(shell: Shell, call: str) -> None:
+    assert shell.run(*call.split(), "--broker", NO_BROKER) == (1, "")
+    assert shell.err.startswith(f"error: none of {NO_BROKER} could be reached for 2 s")
     assert (
-        "(connection refused): start one by `shardyard broker`, or name others too: --broker may be repeated"
-        in shell.err
+        "(connection refused): start one with `shardyard broker`, or name more: --broker may be repeated" in shell.err
     )
     assert len(shell.err.splitlines()) == 1
 
@@ -671,22 +678,20 @@ def test_help_has_examples(shell: Shell, command: str) -> None:
     assert f"shardyard {command}" in shell(*command.split(), "--help").partition("Examples")[2]
 
 
-def test_examples_stay_on_their_line_and_options_say_what_they_take(
-    shell: Shell, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_examples_are_not_wrapped_and_options_show_their_values(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "60")
-    said = shell("publish", "--help")
+    text = shell("publish", "--help")
     example = "  shardyard publish orders 'remind me' --delay 3600 --tag reminder --header source=cli\n"
-    assert example in said
-    assert "publish [OPTIONS] TOPIC [VALUE...]\n" in said.replace("TOPIC\n", "TOPIC ")
-    assert "\n  --delay SECONDS " in said
-    assert "\n  --json " in said
-    assert all(len(line) <= 60 for line in said.partition("Arguments:")[2].splitlines())
+    assert example in text
+    assert "publish [OPTIONS] TOPIC [VALUE...]\n" in text.replace("TOPIC\n", "TOPIC ")
+    assert "\n  --delay SECONDS " in text
+    assert "\n  --json " in text
+    assert all(len(line) <= 60 for line in text.partition("Arguments:")[2].splitlines())
 
 
-def test_help_says_where_to_begin(shell: Shell) -> None:
-    said = shell("--help")
-    assert all(word in said for word in ("shardyard tour", "SHARDYARD_BROKER", "SHARDYARD_TOKEN", "Exit codes:"))
-    assert shell() == said
+def test_help_says_how_to_start(shell: Shell) -> None:
+    text = shell("--help")
+    assert all(word in text for word in ("shardyard tour", "SHARDYARD_BROKER", "SHARDYARD_TOKEN", "Exit codes:"))
+    assert shell() == text
     assert shell.run("topcs") == (2, "")
     assert "Did you mean 'topics'?" in shell.err

@@ -10,13 +10,15 @@ import threading
 import time
 from collections import defaultdict
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from shardyard.client import BlockingConsumer, Consumer, Message
-from shardyard.client.handling import Slots
+from shardyard.client.handling import Caller, Handling, Slots
+from shardyard.groups import OwnedBatch
 from shardyard.model import InvalidCall, InvalidValue, Partition, Record, UnknownTopic
+from shardyard.runtime.clock import ManualClock
 from tests.client.test_producer import dead_address
 from tests.queues.setup import Handled, Yard, running, tell
 
@@ -531,3 +533,44 @@ def test_a_handler_hears_where_a_record_was_published_also_when_it_is_tried_agai
         assert sorted(heard) == [("orders/0/0", 1), ("orders/0/0", 2), ("orders/0/1", 1), ("orders/0/1", 2)]
 
     tell(story)
+
+
+class _Batch:
+    """A batch of five records that notes its commits."""
+
+    partition, epoch, end, lost = Partition("orders", 0), 1, 15, False
+
+    def __init__(self) -> None:
+        self.commits: list[int | None] = []
+        self.finished = asyncio.Event()
+
+    def __len__(self) -> int:
+        return 5
+
+    def offsets(self) -> list[int]:
+        return [10, 11, 12, 13, 14]
+
+    def records(self) -> list[Record]:
+        return [Record(f"{i}", b"key", b"x") for i in range(5)]
+
+    async def commit(self, upto: int | None = None) -> None:
+        self.commits.append(upto)
+        if upto == self.end:
+            self.finished.set()
+
+
+def test_a_batch_is_committed_to_its_end_once_since_the_next_one_may_be_committed_by_then() -> None:
+    async def fail(failures: Any) -> None:
+        assert failures == []
+
+    async def story() -> None:
+        clock, batch = ManualClock(), _Batch()
+
+        async def handle(_: Message) -> None:
+            await clock.advance(1.0)  # so that each record is followed by a commit
+
+        handling = Handling(cast(OwnedBatch, batch), fail, clock)
+        await handling.run(Caller(handle, lambda: None, clock), Slots(1))
+        assert batch.commits == [11, 12, 13, 14, 15]
+
+    asyncio.run(story())

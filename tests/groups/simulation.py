@@ -1,9 +1,9 @@
 """A deterministic simulation of registry, groups and rebalancers under a virtual clock.
 
 One seed is one history: random joins, leaves, crashes, pauses, restarts, slow heartbeats, clock jumps, lost and delayed
-answers, resets of positions, leaders that stop in the middle. After each step the guarantees are checked; at the end
-everything heals, and the group must settle. `python -m tests.groups.simulation SEED` replays one history with its steps
-printed.
+responses, resets of positions, members that prepare and members that are only present, broadcast groups, leaders that
+stop in the middle. After each step the guarantees are checked; at the end all faults stop, and the group must settle.
+`python -m tests.groups.simulation SEED` replays one history with its steps printed.
 """
 
 import argparse
@@ -14,11 +14,13 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from shardyard.groups import position_reset, protocol
-from shardyard.groups.protocol import Decision, Grant
-from shardyard.groups.rebalancer import REBALANCER
+from shardyard.groups import GroupConfig, assignment, position_reset, protocol
+from shardyard.groups.assignment import Decision
+from shardyard.groups.broadcast import groups_of, member_group
+from shardyard.groups.protocol import Grant, MemberAssignment
+from shardyard.groups.rebalancer import LEASE
 from shardyard.model import Fenced, MemberExists, Partition, PartitionTaken, Position, Topic, TopicKind
-from shardyard.registry import lease
+from shardyard.registry import OwnershipRow, Transaction, lease
 from shardyard.registry.memory import MemoryRegistry
 
 GROUP = "g"
@@ -55,11 +57,33 @@ class SimMember:
     topics: tuple[str, ...]
     manual: tuple[Partition, ...] | None
     session: float
+    prepare_seconds: float | None = None
+    group: str = GROUP
+    """In a broadcast group, its own."""
     epoch: int | None = None
-    holdings: dict[Partition, Grant] = field(default_factory=dict)
+    owned: dict[Partition, Grant] = field(default_factory=dict)
+    incoming: frozenset[Partition] = frozenset()
     asleep_until: int = 0
-    late: list[tuple[int, dict[Partition, Grant]]] = field(default_factory=list)
-    """Answers that arrive at a later step."""
+    late: list[tuple[int, MemberAssignment]] = field(default_factory=list)
+    """Responses that arrive at a later step."""
+
+    def apply(self, response: MemberAssignment) -> None:
+        self.owned, self.incoming = dict(response.owned), response.incoming
+
+    def forget(self) -> None:
+        self.epoch, self.owned, self.incoming, self.late = None, {}, frozenset(), []
+
+
+@dataclass
+class Promise:
+    """That an owner keeps a partition while its target prepares."""
+
+    between: tuple[str | None, str | None]
+    """Owner and target."""
+    since: float
+    until: float
+    stored: float
+    """What the registry has stored of it."""
 
 
 @dataclass
@@ -72,7 +96,7 @@ class Candidate:
 
 
 class History:
-    """One seed's worth of trouble."""
+    """What happens under one seed."""
 
     def __init__(self, seed: int, say: Callable[[str], None] = lambda _: None) -> None:
         self.random = random.Random(seed)
@@ -88,14 +112,16 @@ class History:
         self.release_after = self.random.choice([None, None, 5.0])
         self.alike = self.chance(0.7)
         """All members want the same topics and take what they are given."""
+        self.broadcast = self.chance(0.12)
+        """Each member gets every partition."""
         self.members: list[SimMember] = []
         self.candidates = [Candidate(f"node{i}") for i in range(self.random.randint(1, 3))]
         self.born = 0
         self.step = 0
-        self.owner_of_epoch: dict[tuple[Partition, int], str] = {}
-        self.last_epoch: Counter[Partition] = Counter()
-        self.committed: dict[Partition, Position] = {}
-        self.reset_epochs: dict[Partition, int] = {}
+        self.owner_of_epoch: dict[tuple[str, Partition, int], str] = {}
+        self.last_epoch: Counter[tuple[str, Partition]] = Counter()
+        self.committed: dict[tuple[str, Partition], Position] = {}
+        self.reset_epochs: dict[tuple[str, Partition], int] = {}
         """The epochs that the last resets put an end to."""
         self.decisions = 0
         self.moves = 0
@@ -106,13 +132,16 @@ class History:
         """Of one or several partitions."""
         self.overtaken = 0
         """Commits of owners that came too late for a reset."""
-        with self.registry.transaction() as tx:
-            protocol.configure(
-                tx,
-                GROUP,
-                protocol.GroupConfig(max_active=self.max_active, release_after=self.release_after),
-                who="test",
-            )
+        self.promised: dict[tuple[str, Partition], Promise] = {}
+        """By group and partition."""
+        self.prepared = 0
+        """Partitions whose target reported that it is ready."""
+        self.overdue = 0
+        """Partitions that were handed over because their target took too long to prepare."""
+        if self.broadcast:
+            self.max_active = None
+        config = GroupConfig(max_active=self.max_active, release_after=self.release_after, broadcast=self.broadcast)
+        self.registry.run(lambda tx: protocol.configure(tx, GROUP, config, who="test"))
 
     def chance(self, probability: float) -> bool:
         return self.random.random() < probability
@@ -123,7 +152,7 @@ class History:
             self.check()
         self.heal()
 
-    # Trouble
+    # Faults
 
     def one_step(self) -> None:
         self.clock.time += self.random.choice([0.0, 0.01, 0.1, 0.3, 1.0])
@@ -138,16 +167,16 @@ class History:
         if self.chance(0.6):
             self.random.choices(kinds, [3 if len(self.members) < 6 else 0, 1, 1.5, 1, 1])[0]()
         for member in self.awake():
-            if member.late and member.late[0][0] <= self.step:
-                member.holdings = member.late.pop(0)[1]  # news from long ago
-            if self.chance(0.4):
-                self.work(member)
-            if self.chance(0.3):
-                self.release(member)
-            if self.chance(0.3):
-                self.heartbeat(member)
+            self.act(member)
         if self.chance(0.6):
             self.lead()
+
+    def act(self, member: SimMember) -> None:
+        if member.late and member.late[0][0] <= self.step:
+            member.apply(member.late.pop(0)[1])  # a response from long ago
+        for action in (self.work, self.release, self.prepare, self.heartbeat):
+            if self.chance(0.4 if action == self.work else 0.3):
+                action(member)
 
     def grow(self, topic: Topic) -> None:
         grown = replace(topic, partitions=topic.partitions + self.random.randint(1, 3))
@@ -158,25 +187,37 @@ class History:
         successor = Topic(topic.name + "'", self.random.randint(1, 9), topic.kind)
         self.topics |= {topic.name: replace(topic, successor=successor.name), successor.name: successor}
         self.moves += 1
-        self.say(f"{topic.name} goes on as {successor.name}, with {successor.partitions} partitions")
+        self.say(f"{topic.name} moves to {successor.name}, with {successor.partitions} partitions")
+
+    def groups(self) -> list[str]:
+        """The registry's groups that have partitions: the group, or the own groups of its members."""
+        names = self.registry.read(lambda tx: groups_of(tx, GROUP))
+        return [name for name in names if (name != GROUP) == self.broadcast]
 
     def reset(self) -> None:
-        """Somebody lets the group go on from elsewhere, earlier or later, also on partitions that nobody owns."""
+        """An administrator resets positions, forward or back, also of partitions without an owner."""
+        groups = self.groups()
+        if not groups:
+            return
+        group = self.random.choice(groups)
         everything = [p for topic in self.topics.values() for p in topic]
         chosen = self.random.sample(everything, self.random.randint(1, min(4, len(everything))))
-        known = {p: self.committed.get(p, Position(1, 0)).offset for p in chosen}
+        known = {p: self.committed.get((group, p), Position(1, 0)).offset for p in chosen}
         positions = {p: Position(1, max(0, known[p] + self.random.randint(-20, 20))) for p in chosen}
-        with self.registry.transaction() as tx:
-            before = {row.partition: row for row in tx.ownerships(GROUP)}
-            position_reset.reset(tx, GROUP, positions, "test")
-            after = {row.partition: row for row in tx.ownerships(GROUP)}
-        self.say(f"positions are reset: {', '.join(f'{p} to {to.offset}' for p, to in positions.items())}")
+
+        def work(tx: Transaction) -> tuple[dict[Partition, OwnershipRow], dict[Partition, OwnershipRow]]:
+            before = {row.partition: row for row in tx.ownerships(group)}
+            position_reset.reset(tx, group, positions, "test")
+            return before, {row.partition: row for row in tx.ownerships(group)}
+
+        before, after = self.registry.run(work)
+        self.say(f"positions of {group} are reset: {', '.join(f'{p} to {to.offset}' for p, to in positions.items())}")
         for partition, row in before.items():
             same = (after[partition].owner, after[partition].target) == (row.owner, row.target)
             assert same, f"a reset moved {partition}"
             assert partition in positions or after[partition] == row, f"a reset of others changed {partition}"
-        self.committed |= positions
-        self.reset_epochs |= {p: before[p].epoch for p in chosen if p in before}
+        self.committed |= {(group, p): position for p, position in positions.items()}
+        self.reset_epochs |= {(group, p): before[p].epoch for p in chosen if p in before}
         self.resets += 1
 
     def last(self, name: str) -> str:
@@ -193,20 +234,23 @@ class History:
     def arrive(self) -> None:
         self.born += 1
         topics = tuple(self.topics) if self.alike or self.chance(0.7) else (self.random.choice(list(self.topics)),)
+        if self.chance(0.1):
+            topics = ()  # only present
         manual = None
-        if not self.alike and self.chance(0.2):
+        if not self.alike and topics and not self.broadcast and self.chance(0.2):
             everything = [p for t in self.topics.values() for p in t]
             manual = tuple(self.random.sample(everything, self.random.randint(1, min(2, len(everything)))))
         session = self.random.choice([1.0, 3.0, 10.0])
-        member = SimMember(f"m{self.born}", self.chance(0.3), topics, manual, session)
+        prepare_seconds = self.random.choice([None, None, 1.0, 6.0])
+        member = SimMember(f"m{self.born}", self.chance(0.3), topics, manual, session, prepare_seconds)
         self.members.append(member)
         self.join(member)
 
     def join(self, member: SimMember) -> None:
-        member.epoch, member.holdings, member.late = None, {}, []
+        member.forget()
         try:
-            with self.registry.transaction() as tx:
-                row = protocol.join(
+            row = self.registry.run(
+                lambda tx: protocol.join(
                     tx,
                     GROUP,
                     member.name,
@@ -214,7 +258,10 @@ class History:
                     static=member.static,
                     manual=member.manual,
                     session_timeout=member.session,
+                    address=f"host of {member.name}",
+                    prepare_seconds=member.prepare_seconds,
                 )
+            )
         except PartitionTaken:
             member.manual = None
             return
@@ -222,8 +269,9 @@ class History:
             self.born += 1
             member.name = f"m{self.born}"
             return
+        member.group = row.group
         if self.chance(0.1):
-            self.say(f"{member.name} joins, and never hears of it")
+            self.say(f"{member.name} joins, and the response is lost")
             return
         member.epoch = row.epoch
         self.say(f"{member.name} joins with epoch {row.epoch}")
@@ -239,8 +287,8 @@ class History:
         self.say(f"{member.name} leaves")
         if member.epoch is not None:
             try:
-                with self.registry.transaction() as tx:
-                    protocol.leave(tx, GROUP, member.name, member.epoch)
+                epoch = member.epoch
+                self.registry.run(lambda tx: protocol.leave(tx, member.group, member.name, epoch))
             except Fenced:
                 pass
 
@@ -255,65 +303,90 @@ class History:
         if member.epoch is None:
             self.join(member)
             return
-        idle = [p for p in member.holdings if self.chance(0.8)]
+        epoch, idle = member.epoch, [p for p in member.owned if self.chance(0.8)]
         try:
-            with self.registry.transaction() as tx:
-                told = protocol.heartbeat(tx, GROUP, member.name, member.epoch, idle)
+            response = self.registry.run(lambda tx: protocol.heartbeat(tx, member.group, member.name, epoch, idle))
         except Fenced:
-            self.say(f"{member.name} hears that it is out")
-            member.epoch, member.holdings, member.late = None, {}, []
+            self.say(f"{member.name} learns that it was evicted")
+            member.forget()
             return
+        self.check_response(member, response)
         if faults and self.chance(0.1):
-            self.say(f"{member.name} heartbeats, and the answer is lost")
+            self.say(f"{member.name} heartbeats, and the response is lost")
         elif faults and self.chance(0.15):
-            member.late.append((self.step + self.random.randint(1, 15), told))
+            member.late.append((self.step + self.random.randint(1, 15), response))
         else:
-            member.holdings = told
+            member.apply(response)
 
     def work(self, member: SimMember) -> None:
         """Commit on a partition that the member believes to own, rightly or not."""
-        if not member.holdings:
+        if not member.owned:
             return
-        partition = self.random.choice(list(member.holdings))
-        holding = member.holdings[partition]
-        since = holding.committed.offset if holding.committed is not None else 0
-        known = self.committed.get(partition, Position(1, 0)).offset
-        self.commit(member, partition, holding, Position(1, max(since, known) + self.random.randint(0, 5)))
+        partition = self.random.choice(list(member.owned))
+        grant = member.owned[partition]
+        since = grant.committed.offset if grant.committed is not None else 0
+        known = self.committed.get((member.group, partition), Position(1, 0)).offset
+        self.commit(member, partition, grant, Position(1, max(since, known) + self.random.randint(0, 5)))
 
-    def commit(self, member: SimMember, partition: Partition, holding: Grant, position: Position) -> None:
+    def commit(self, member: SimMember, partition: Partition, grant: Grant, position: Position) -> None:
         epoch = member.epoch if member.epoch is not None else -1
-        with self.registry.transaction() as tx:
-            row = tx.ownership(GROUP, partition)
-            known = tx.member(GROUP, member.name)
+        key = (member.group, partition)
+        row, known = self.registry.read(
+            lambda tx: (tx.ownership(member.group, partition), tx.member(member.group, member.name))
+        )
         alive = known is not None and known.epoch == epoch
-        too_late = holding.epoch <= self.reset_epochs.get(partition, -1)
-        entitled = alive and row is not None and row.owner == member.name and row.epoch == holding.epoch
+        too_late = grant.epoch <= self.reset_epochs.get(key, -1)
+        entitled = alive and row is not None and row.owner == member.name and row.epoch == grant.epoch
+        positions = {partition: (grant.epoch, position)}
         try:
-            with self.registry.transaction() as tx:
-                protocol.commit(tx, GROUP, member.name, epoch, {partition: (holding.epoch, position)})
+            self.registry.run(lambda tx: protocol.commit(tx, member.group, member.name, epoch, positions))
         except Fenced:
             assert not entitled, f"{member.name} could not commit {partition}, which is its own"
             self.refused += 1
             self.overtaken += too_late and alive and row is not None and row.owner == member.name
-            member.holdings.pop(partition, None)
+            member.owned.pop(partition, None)
             return
         assert entitled, f"{member.name} committed {partition}, which is not its own"
         assert not too_late, f"{member.name} committed {partition} under an epoch from before its reset"
-        assert position >= self.committed.get(partition, position), "a committed position went back"
-        self.committed[partition] = position
-        member.holdings[partition] = Grant(holding.epoch, position, holding.revoked)
+        assert position >= self.committed.get(key, position), "a committed position went back"
+        self.committed[key] = position
+        member.owned[partition] = Grant(grant.epoch, position, grant.revoked)
 
     def release(self, member: SimMember) -> None:
-        revoked = {p: h.epoch for p, h in member.holdings.items() if h.revoked}
-        if not revoked or member.epoch is None:
+        revoked = {p: grant.epoch for p, grant in member.owned.items() if grant.revoked}
+        if not revoked or (epoch := member.epoch) is None:
             return
         try:
-            with self.registry.transaction() as tx:
-                protocol.release(tx, GROUP, member.name, member.epoch, revoked)
+            self.registry.run(lambda tx: protocol.release(tx, member.group, member.name, epoch, revoked))
         except Fenced:
             self.say(f"{member.name} releases what it no longer has")
         for partition in revoked:
-            member.holdings.pop(partition, None)
+            member.owned.pop(partition, None)
+
+    def prepare(self, member: SimMember) -> None:
+        """Report that some of what is incoming is prepared; what it believes may be outdated."""
+        done = [p for p in sorted(member.incoming) if self.chance(0.5)]
+        if not done or member.epoch is None:
+            return
+        epoch = member.epoch
+
+        def work(tx: Transaction) -> list[OwnershipRow]:
+            before = [row for p in done if (row := tx.ownership(member.group, p)) is not None]
+            protocol.ready(tx, member.group, member.name, epoch, done)
+            return before
+
+        try:
+            before = self.registry.run(work)
+        except Fenced:
+            self.say(f"{member.name} has prepared, and is out")
+            return
+        for partition in done:
+            promise = self.promised.get((member.group, partition))
+            if promise is not None and promise.between[1] == member.name:
+                promise.until = promise.since  # its time is over
+        self.prepared += sum(row.target == member.name and row.handover_at > self.clock.time for row in before)
+        self.say(f"{member.name} is ready for {', '.join(map(str, done))}")
+        member.incoming -= set(done)
 
     def pause(self) -> None:
         """SIGSTOP: a member or a leader does nothing for a while, then goes on with what it believed before."""
@@ -327,63 +400,110 @@ class History:
         if candidate is None:
             return
         if not (faults and candidate.token is not None and self.chance(0.2)):  # else with the token of long ago
-            with self.registry.transaction() as tx:
-                candidate.token = lease.acquire(tx, REBALANCER, candidate.name, 0.8)
+            name = candidate.name
+            candidate.token = self.registry.run(lambda tx: lease.acquire(tx, LEASE, name, 0.8))
         if candidate.token is None:
             return
         if faults and self.chance(0.1):
             self.say(f"{candidate.name} dies leading")
             self.die_leading(candidate)
             return
+        for group in self.registry.read(lambda tx: groups_of(tx, GROUP)):
+            if not self.rebalance(candidate, group):
+                return
+
+    def rebalance(self, candidate: Candidate, group: str) -> bool:
+        """Rebalance one group; False if the candidate is not the leader any more."""
+        token = candidate.token
+        assert token is not None
+
+        def work(tx: Transaction) -> Decision | None:
+            lease.check(tx, LEASE, token)
+            holder = tx.lease(LEASE)
+            assert holder is not None
+            assert holder.holder == candidate.name, "a stale leader passed the check"
+            return assignment.rebalance(tx, group, self.topics)
+
         try:
-            with self.registry.transaction() as tx:
-                lease.check(tx, REBALANCER, candidate.token)
-                holder = tx.lease(REBALANCER)
-                assert holder is not None
-                assert holder.holder == candidate.name, "a stale leader passed the check"
-                decision = protocol.rebalance(tx, GROUP, self.topics)
+            decision = self.registry.run(work)
         except Fenced:
             candidate.token = None
-            return
+            return False
+        self.track_preparation(group)
         if decision is not None:
             self.say(f"{candidate.name} decides {dict(sorted((str(p), m) for p, m in decision.after.items()))}")
             self.decisions += 1
-            self.check_decision(decision)
+            self.check_decision(group, decision)
+        return True
 
     def die_leading(self, candidate: Candidate) -> None:
-        assert candidate.token is not None
+        token = candidate.token
+        assert token is not None
+
+        def work(tx: Transaction) -> None:
+            lease.check(tx, LEASE, token)
+            for group in groups_of(tx, GROUP):
+                assignment.rebalance(tx, group, self.topics)
+            raise Stopped
+
         try:
-            with self.registry.transaction() as tx:
-                lease.check(tx, REBALANCER, candidate.token)
-                protocol.rebalance(tx, GROUP, self.topics)
-                raise Stopped
+            self.registry.run(work)
         except (Stopped, Fenced):
             candidate.token = None
             candidate.name += "'"
 
     # What must hold
 
-    def check(self) -> None:
-        with self.registry.transaction() as tx:
-            rows, members = tx.ownerships(GROUP), {m.name for m in tx.members(GROUP)}
+    def track_preparation(self, group: str) -> None:
+        """Remember, apart from the registry, until when each owner may keep a partition that its target prepares."""
+        rows, members = self.registry.read(lambda tx: (tx.ownerships(group), {m.name: m for m in tx.members(group)}))
         for row in rows:
-            assert row.owner is None or row.owner in members, f"{row.partition} belongs to {row.owner}, who is gone"
-            assert row.epoch >= self.last_epoch[row.partition], f"the epoch of {row.partition} went back"
-            self.last_epoch[row.partition] = row.epoch
-            if row.owner is not None:
-                first = self.owner_of_epoch.setdefault((row.partition, row.epoch), row.owner)
-                assert first == row.owner, f"{row.partition} had two owners in epoch {row.epoch}"
-            if row.partition in self.committed:
-                assert row.committed == self.committed[row.partition], "a commit was lost or invented"
-        owned = {row.partition.topic for row in rows if row.owner is not None}
-        if self.alike:  # nobody keeps partitions of his own
-            both = [name for name in owned if self.last(name) in owned - {name}]
-            assert not both, f"{both} and where it goes on are owned at once"
+            key, between = (group, row.partition), (row.owner, row.target)
+            promise = self.promised.get(key)
+            if promise is not None and promise.between == between and row.handover_at in (0.0, promise.stored):
+                continue
+            self.promised.pop(key, None)
+            prepares = members[row.target].prepare_seconds if row.target in members else None
+            if prepares is not None and row.owner not in (None, row.target):
+                self.promised[key] = Promise(between, self.clock.time, self.clock.time + prepares, row.handover_at)
 
-    def check_decision(self, decision: Decision) -> None:
+    def check_response(self, member: SimMember, response: MemberAssignment) -> None:
+        """What a heartbeat says about preparation agrees with what was promised."""
+        for partition, grant in response.owned.items():
+            promise = self.promised.get((member.group, partition))
+            if promise is None or promise.between[0] != member.name or not grant.revoked:
+                continue
+            in_time = promise.since <= self.clock.time < promise.until
+            assert not in_time, f"{partition} was revoked before {promise.between[1]} was ready"
+            self.overdue += 1
+        assert not response.incoming or member.prepare_seconds is not None, f"{member.name} does not prepare"
+        assert not response.incoming & set(response.owned), "a partition is incoming for its owner"
+
+    def check(self) -> None:
+        for group in self.groups():
+            self.check_group(group)
+
+    def check_group(self, group: str) -> None:
+        rows, members = self.registry.read(lambda tx: (tx.ownerships(group), {m.name for m in tx.members(group)}))
+        for row in rows:
+            key = (group, row.partition)
+            assert row.owner is None or row.owner in members, f"{row.partition} belongs to {row.owner}, who is gone"
+            assert row.owner is not None or row.target is None, f"{row.partition} waits for {row.target} for no reason"
+            assert row.epoch >= self.last_epoch[key], f"the epoch of {row.partition} went back"
+            self.last_epoch[key] = row.epoch
+            if row.owner is not None:
+                first = self.owner_of_epoch.setdefault((group, row.partition, row.epoch), row.owner)
+                assert first == row.owner, f"{row.partition} had two owners in epoch {row.epoch}"
+            if key in self.committed:
+                assert row.committed == self.committed[key], "a commit was lost or invented"
+        owned = {row.partition.topic for row in rows if row.owner is not None}
+        if self.alike:  # nobody named partitions
+            both = [name for name in owned if self.last(name) in owned - {name}]
+            assert not both, f"{both} and its successor are owned at once"
+
+    def check_decision(self, group: str, decision: Decision) -> None:
         """Sizes within one, and the fewest moves that this takes, for each kind of topic."""
-        with self.registry.transaction() as tx:
-            members = tx.members(GROUP)
+        members = [m for m in self.registry.read(lambda tx: tx.members(group)) if m.topics]
         everybody = len({m.topics for m in members}) == 1 and all(m.manual is None for m in members)
         if not everybody:
             return
@@ -408,26 +528,33 @@ class History:
     # Healing
 
     def heal(self) -> None:
-        """Without further trouble the group settles: everything owned, evenly, by those who are there."""
+        """Without further faults the group settles: everything owned, evenly, by the members that are there. Members
+        that hang while they prepare do not prevent it."""
         self.step = STEPS + 100
+        preparing = self.chance(0.5)
         for _ in range(HEALING_ROUNDS):
             self.clock.time += 0.5
             for member in self.members:
                 member.late = []
                 self.heartbeat(member, faults=False)
                 self.release(member)
+                if preparing:
+                    self.prepare(member)
             self.lead(faults=False)
             self.check()
             if self.settled():
                 break
         assert self.settled(), f"not settled after {HEALING_ROUNDS} rounds: {self.picture()}"
+        self.check_presence()
 
     def settled(self) -> bool:
-        with self.registry.transaction() as tx:
-            rows, present = tx.ownerships(GROUP), tx.members(GROUP)
-            row = tx.group(GROUP)
+        return all(self.is_settled(group) for group in self.groups())
+
+    def is_settled(self, group: str) -> bool:
+        rows, present, row = self.registry.read(lambda tx: (tx.ownerships(group), tx.members(group), tx.group(group)))
         assert row is not None
-        if {m.name for m in present} != {m.name for m in self.members} or row.inputs != row.assigned:
+        expected = {m.name for m in self.members if not self.broadcast or member_group(GROUP, m.name) == group}
+        if {m.name for m in present} != expected or row.inputs != row.assigned:
             return False
         wanted = {p for m in present for t in m.topics for name in (t, self.last(t)) for p in self.topics[name]}
         shared = {self.last(t) for m in present if m.manual is None for t in m.topics}
@@ -436,10 +563,22 @@ class History:
         owned = {r.partition: r.owner for r in rows if r.owner is not None}
         return all(r.owner == r.target for r in rows) and set(owned) == reachable
 
+    def check_presence(self) -> None:
+        """Everyone who is there is found with the address it gave, also those that own nothing."""
+        present = self.registry.read(lambda tx: [m for group in groups_of(tx, GROUP) for m in tx.members(group)])
+        assert {m.name: m.address for m in present} == {m.name: f"host of {m.name}" for m in self.members}
+        if self.broadcast:
+            assert len({m.group for m in present}) == len(present), "members of a broadcast group share positions"
+
     def picture(self) -> str:
-        with self.registry.transaction() as tx:
-            lines = [f"{r.partition}: {r.owner} -> {r.target} (epoch {r.epoch})" for r in tx.ownerships(GROUP)]
-            return "\n".join([*lines, *map(str, tx.members(GROUP)), str(tx.group(GROUP))])
+        rows, members = self.registry.read(
+            lambda tx: (
+                [row for group in groups_of(tx, GROUP) for row in tx.ownerships(group)],
+                [m for group in groups_of(tx, GROUP) for m in tx.members(group)],
+            )
+        )
+        lines = [f"{r.group} {r.partition}: {r.owner} -> {r.target} (epoch {r.epoch})" for r in rows]
+        return "\n".join([*lines, *map(str, members)])
 
 
 def run_history(seed: int, say: Callable[[str], None] = lambda _: None) -> History:

@@ -5,8 +5,7 @@ import contextlib
 import gc
 import math
 import random
-import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from typing import Any
 
 import pytest
@@ -17,12 +16,23 @@ from shardyard.groups.protocol import Grant
 from shardyard.log.memory import MemoryLog
 from shardyard.model import Busy, Fence, Fenced, OffsetTrimmed, Partition, Position, Record, ShardyardError, WrongEpoch
 from shardyard.model.batch import Batch
+from shardyard.runtime.clock import SystemClock
 from tests.groups.test_reader import TOPIC, Story, Yard, take, tell
 
 __all__ = ["tell"]  # the fixture
 
 P0 = Partition(TOPIC, 0)
 PATIENCE_SECONDS = 10.0
+
+
+class JumpingClock(SystemClock):
+    """The system clock, which a test can set forward."""
+
+    def __init__(self) -> None:
+        self.ahead = 0.0
+
+    def monotonic(self) -> float:
+        return super().monotonic() + self.ahead
 
 
 class ScriptedLog(MemoryLog):
@@ -73,24 +83,25 @@ class ScriptedLog(MemoryLog):
                 self.answered()
 
 
-class TransactionBatcher:
+class Setup:
     """A claim that is served, one record a batch, and what came of it."""
 
     def __init__(self, log: ScriptedLog, committed: Position | None = None) -> None:
         self.log = log
         self.batches: asyncio.Queue[OwnedBatch] = asyncio.Queue()
         self.noted: list[int] = []
+        self.clock = JumpingClock()
         self.claim = PartitionReader(
-            P0, Grant(1, committed, revoked=False), log, Fence("billing/orders/0", 1), self._note
+            P0, Grant(1, committed, revoked=False), log, Fence("billing/orders/0", 1), self._commit, self.clock
         )
-        self.serving = asyncio.create_task(self.claim.serve(self._deliver, "earliest", 1, 1000, 5.0))
+        self.serving = asyncio.create_task(self.claim.run(self._deliver, "earliest", 1, 1000, 5.0))
 
     def _deliver(self, batch: OwnedBatch) -> None:
         batch.delivered_at = 0.0
         self.batches.put_nowait(batch)
 
-    async def _note(self, _claim: PartitionReader, position: Position) -> None:
-        self.noted.append(position.offset)
+    async def _commit(self, positions: Mapping[Partition, tuple[int, Position]]) -> None:
+        self.noted += [position.offset for _, position in positions.values()]
 
     async def next(self) -> OwnedBatch:
         async with asyncio.timeout(PATIENCE_SECONDS):
@@ -107,7 +118,7 @@ class TransactionBatcher:
 
 
 @contextlib.asynccontextmanager
-async def a_desk(*ids: str) -> AsyncIterator[TransactionBatcher]:
+async def a_desk(*ids: str) -> AsyncIterator[Setup]:
     """Nothing runs when it is left, and nothing was raised that nobody heard of."""
     unheard: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _loop, context: unheard.append(context))
@@ -115,7 +126,7 @@ async def a_desk(*ids: str) -> AsyncIterator[TransactionBatcher]:
         await log.create_topic(TOPIC, 1)
         if ids:
             await log.append(P0, [Record(i, None, b"") for i in ids])
-        desk = TransactionBatcher(log)
+        desk = Setup(log)
         yield desk
         desk.serving.cancel()
         await asyncio.gather(desk.serving, return_exceptions=True)
@@ -132,10 +143,6 @@ def told(story: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
 def ids(batch: OwnedBatch) -> list[str]:
     return [record.id for record in batch.records()]
-
-
-def pass_time(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
-    monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: time.monotonic() + seconds)
 
 
 # What was read ahead
@@ -172,26 +179,26 @@ def test_a_read_that_was_begun_ahead_is_waited_for_and_not_begun_again() -> None
 
 
 @pytest.mark.parametrize(("seconds", "comes"), [(0.0, "b"), (AHEAD_SECONDS + 0.1, "c")])
-def test_what_was_read_too_long_ago_is_read_anew(seconds: float, comes: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_read_too_long_ago_is_read_anew(seconds: float, comes: str) -> None:
     async def story() -> None:
         async with a_desk("a", "b", "c") as desk:
             first = await desk.next()
             await desk.read_ahead()
             await desk.log.trim(P0, 2)
-            pass_time(monkeypatch, seconds)
+            desk.clock.ahead += seconds
             await first.commit()
             assert ids(await desk.next()) == [comes]
 
     told(story)
 
 
-def test_what_is_set_while_a_batch_is_in_hand_for_long_counts_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_set_while_a_batch_is_in_hand_for_long_counts_for_the_next() -> None:
     async def story() -> None:
         async with a_desk("a", "b", "c") as desk:
             first = await desk.next()
             await desk.read_ahead()
             desk.log.left_out = {1}
-            pass_time(monkeypatch, AHEAD_SECONDS + 0.1)
+            desk.clock.ahead += AHEAD_SECONDS + 0.1
             await first.commit()
             assert ids(await desk.next()) == ["c"]
             assert desk.noted == [1, 2]
@@ -199,12 +206,12 @@ def test_what_is_set_while_a_batch_is_in_hand_for_long_counts_for_the_next(monke
     told(story)
 
 
-def test_nothing_is_read_in_vain_while_batches_take_long(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_read_in_vain_while_batches_take_long() -> None:
     async def story() -> None:
         async with a_desk("a", "b", "c", "d") as desk:
             first = await desk.next()
             await desk.read_ahead()
-            pass_time(monkeypatch, AHEAD_SECONDS)
+            desk.clock.ahead += AHEAD_SECONDS
             await first.commit()
             second = await desk.next()
             await desk.until(lambda: desk.log.running == 0)
@@ -239,11 +246,11 @@ def test_reading_ahead_is_no_progress() -> None:
         async with a_desk("a", "b") as desk:
             first = await desk.next()
             await desk.read_ahead()
-            assert not desk.claim.got_ahead(others_did=True)
+            assert not desk.claim.made_progress(others_did=True)
             await first.commit()
-            assert desk.claim.got_ahead(others_did=False)
+            assert desk.claim.made_progress(others_did=False)
             await desk.next()
-            assert not desk.claim.got_ahead(others_did=True)
+            assert not desk.claim.made_progress(others_did=True)
 
     told(story)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from shardyard.groups import GroupConfig, Reader, To, configure, protocol, reset, resolve, status
+from shardyard.groups import GroupConfig, Reader, ResetTarget, configure, protocol, reset, resolve_positions, status
 from shardyard.model import (
     Fenced,
     InvalidValue,
@@ -24,6 +24,7 @@ from shardyard.model import (
 from tests.groups.test_protocol import GROUP, P0, Yard, yard
 from tests.groups.test_reader import TOPIC, Story, take, tell
 from tests.groups.test_reader import Yard as MemberYard
+from tests.registry.blocks import transaction
 
 __all__ = ["tell", "yard"]  # the fixtures
 
@@ -39,7 +40,7 @@ def test_an_owner_stays_under_a_new_epoch_and_its_late_commit_is_fenced(yard: Ya
     before = yard.heartbeat("a")
     yard.commit("a", P0, before[P0].epoch, 5)
     yard.commit("a", P1, before[P1].epoch, 5)
-    with yard.registry.transaction() as tx:
+    with transaction(yard.registry) as tx:
         reset(tx, GROUP, {P0: Position(1, 2), P1: Position(1, 9)}, "ann")
     after = yard.heartbeat("a")
     assert {p for p in before if after[p] != before[p]} == {P0, P1}, "the others are as they were"
@@ -60,7 +61,7 @@ def test_a_partition_that_is_about_to_go_goes_with_its_new_position(yard: Yard) 
     yard.rebalance()
     held = yard.heartbeat("a")
     leaving = next(p for p, holding in held.items() if holding.revoked)
-    with yard.registry.transaction() as tx:
+    with transaction(yard.registry) as tx:
         reset(tx, GROUP, {leaving: Position(1, 4)}, "ann")
     assert yard.heartbeat("a")[leaving].revoked
     with pytest.raises(Fenced), yard.registry.transaction() as tx:
@@ -70,7 +71,7 @@ def test_a_partition_that_is_about_to_go_goes_with_its_new_position(yard: Yard) 
 
 
 def test_a_partition_without_an_owner_or_a_row_gets_its_position(yard: Yard) -> None:
-    with yard.registry.transaction() as tx:
+    with transaction(yard.registry) as tx:
         configure(tx, GROUP, GroupConfig(), who="ann")
         reset(tx, GROUP, {P0: Position(1, 7)}, "ann")
         reset(tx, GROUP, {P0: Position(1, 3), P1: Position(1, 0)}, "bob")
@@ -88,13 +89,13 @@ def test_a_partition_without_an_owner_or_a_row_gets_its_position(yard: Yard) -> 
 
 
 def test_a_reset_is_progress_so_that_the_owner_is_not_put_out_for_what_came_before(yard: Yard) -> None:
-    with yard.registry.transaction() as tx:
+    with transaction(yard.registry) as tx:
         configure(tx, GROUP, GroupConfig(release_after=5.0), who="ann")
     yard.join("a", session_timeout=60.0)
     yard.rebalance()
     yard.clock.time += 6
     positions = dict.fromkeys(yard.rows(), Position(1, 0))
-    with yard.registry.transaction() as tx:
+    with transaction(yard.registry) as tx:
         reset(tx, GROUP, positions, "ann")
     yard.heartbeat("a")
     yard.rebalance()
@@ -114,7 +115,7 @@ def test_all_or_none(yard: Yard, positions: Any, said: str) -> None:
     yard.join("a")
     yard.settle("a")
     before = yard.rows()
-    with yard.registry.transaction() as tx:
+    with transaction(yard.registry) as tx:
         group = tx.group(GROUP)
         with pytest.raises(InvalidValue) as refused:
             reset(tx, GROUP, positions, "ann")
@@ -129,9 +130,9 @@ def test_all_or_none(yard: Yard, positions: Any, said: str) -> None:
 # Members
 
 
-async def go_to(yard: MemberYard, to: To, *partitions: int) -> None:
-    positions = await resolve(yard.log, TOPIC, partitions or None, to)
-    with yard.registry.transaction() as tx:
+async def go_to(yard: MemberYard, to: ResetTarget, *partitions: int) -> None:
+    positions = await resolve_positions(yard.log, TOPIC, partitions or None, to)
+    with transaction(yard.registry) as tx:
         reset(tx, "billing", positions, "ann")
 
 
@@ -158,9 +159,9 @@ def test_back_to_the_earliest_everything_comes_again_while_the_member_runs(tell:
         async with yard.member("m1", max_records=2, session_timeout=600.0) as first:  # it does not wait for a heartbeat
             task = asyncio.create_task(consume(first, seen))
             await times(1)
-            await go_to(yard, To("earliest"))
+            await go_to(yard, ResetTarget("earliest"))
             await times(2)
-            await go_to(yard, To("offset", 3), 2)
+            await go_to(yard, ResetTarget("offset", 3), 2)
 
             async def part_again() -> bool:
                 return {i for i in sent if seen[i] == 3} == {"2-3", "2-4"}
@@ -178,7 +179,7 @@ def test_forward_skips_and_what_is_in_hand_is_fenced(tell: Callable[[Story], Non
         async with yard.member("m1", max_records=1, session_timeout=600.0) as member:
             (in_hand,) = await take(member, 1)
             assert in_hand.records()[0].id == "a"
-            await go_to(yard, To("latest"), 0)
+            await go_to(yard, ResetTarget("latest"), 0)
             with pytest.raises(Fenced):
                 await in_hand.commit()
             await yard.send(0, "new")
@@ -196,9 +197,9 @@ def test_an_owner_that_has_not_heard_of_the_reset_cannot_undo_it(tell: Callable[
         await yard.send(0, "a", "b", "c")
         async with yard.member("m1") as member:
             (in_hand,) = await take(member, 1)
-            assert member._living is not None
-            member._living.cancel()  # it hears of nothing from here on
-            await go_to(yard, To("offset", 1), 0)
+            assert member._membership._task is not None
+            member._membership._task.cancel()  # it hears of nothing from here on
+            await go_to(yard, ResetTarget("offset", 1), 0)
             assert not in_hand.lost
             with pytest.raises(Fenced, match="orders/0 no longer belongs to 'm1'"):
                 await in_hand.commit()
@@ -217,7 +218,7 @@ def test_other_partitions_do_not_pause(tell: Callable[[Story], None]) -> None:
             (other,) = await take(member, 1)
             await yard.send(0, "a0")
             (in_hand,) = await take(member, 1)
-            await go_to(yard, To("earliest"), 0)
+            await go_to(yard, ResetTarget("earliest"), 0)
             (again,) = await take(member, 1)
             assert (again.partition, again.first) == (in_hand.partition, in_hand.first)
             assert again.epoch > in_hand.epoch
@@ -236,7 +237,7 @@ def test_a_group_whose_members_are_gone_goes_on_from_there(tell: Callable[[Story
         async with yard.member("m1") as member:
             (batch,) = await take(member, 1)
             await batch.commit()
-        await go_to(yard, To("offset", 1), 0)
+        await go_to(yard, ResetTarget("offset", 1), 0)
         rows = await status(yard.log, yard.registry, "billing")
         assert [(row.owner, row.committed, row.lag) for row in rows if row.partition.index == 0] == [(None, 1, 2)]
         async with yard.member("m2") as member:
@@ -257,31 +258,31 @@ def test_positions_are_found_by_offset_time_and_both_ends(tell: Callable[[Story]
             await yard.log.append(Partition(TOPIC, partition), records)
         await yard.log.trim(Partition(TOPIC, 0), 1)
 
-        async def found(to: To, partitions: list[int] | None = None) -> dict[int, int]:
-            positions = await resolve(yard.log, TOPIC, partitions, to)
+        async def found(to: ResetTarget, partitions: list[int] | None = None) -> dict[int, int]:
+            positions = await resolve_positions(yard.log, TOPIC, partitions, to)
             assert {position.epoch for position in positions.values()} == {topic.epoch}
             return {partition.index: position.offset for partition, position in positions.items()}
 
-        assert await found(To("earliest")) == {0: 1, 1: 0, 2: 0, 3: 0}
-        assert await found(To("latest")) == {0: 3, 1: 2, 2: 0, 3: 0}
-        assert await found(To("time", 0)) == {0: 1, 1: 0, 2: 0, 3: 0}
-        assert await found(To("time", 25)) == {0: 2, 1: 1, 2: 0, 3: 0}
-        assert await found(To("time", 41), [0, 1]) == {0: 3, 1: 2}
-        assert await found(To("offset", 2), [1, 0]) == {0: 2, 1: 2}
+        assert await found(ResetTarget("earliest")) == {0: 1, 1: 0, 2: 0, 3: 0}
+        assert await found(ResetTarget("latest")) == {0: 3, 1: 2, 2: 0, 3: 0}
+        assert await found(ResetTarget("time", 0)) == {0: 1, 1: 0, 2: 0, 3: 0}
+        assert await found(ResetTarget("time", 25)) == {0: 2, 1: 1, 2: 0, 3: 0}
+        assert await found(ResetTarget("time", 41), [0, 1]) == {0: 3, 1: 2}
+        assert await found(ResetTarget("offset", 2), [1, 0]) == {0: 2, 1: 2}
         with pytest.raises(OffsetTrimmed, match="offset 0 of orders/0 was trimmed away: the first one there is 1"):
-            await found(To("offset", 0))
+            await found(ResetTarget("offset", 0))
         with pytest.raises(OffsetBeyondEnd, match="offset 3 of orders/1 is beyond its end, 2"):
-            await found(To("offset", 3), [0, 1])
+            await found(ResetTarget("offset", 3), [0, 1])
         with pytest.raises(PartitionOutOfRange):
-            await found(To("earliest"), [0, 4])
+            await found(ResetTarget("earliest"), [0, 4])
         with pytest.raises(InvalidValue, match="partition is -1"):
-            await found(To("earliest"), [-1])
+            await found(ResetTarget("earliest"), [-1])
         with pytest.raises(InvalidValue, match="partitions is \\[\\]: expected at least one"):
-            await found(To("earliest"), [])
-        with pytest.raises(InvalidValue, match="to is 'earliest': expected a To"):
+            await found(ResetTarget("earliest"), [])
+        with pytest.raises(InvalidValue, match="to is 'earliest': expected a ResetTarget"):
             await found("earliest")  # type: ignore[arg-type]
         with pytest.raises(UnknownTopic):
-            await resolve(yard.log, "nothing", None, To("latest"))
+            await resolve_positions(yard.log, "nothing", None, ResetTarget("latest"))
 
     tell(story)
 
@@ -298,4 +299,4 @@ def test_positions_are_found_by_offset_time_and_both_ends(tell: Callable[[Story]
 )
 def test_a_place_that_makes_no_sense_is_refused(kind: Any, value: Any, said: str) -> None:
     with pytest.raises(InvalidValue, match=said):
-        To(kind, value)
+        ResetTarget(kind, value)

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from shardyard.groups import positions_on, protocol, status, transfer_positions
+from shardyard.groups import GroupConfig, assignment, positions_on, protocol, status, transfer_positions
 from shardyard.log import Sender
 from shardyard.model import Partition, Position, Record, Topic, UnknownGroup
 from tests.groups.test_protocol import GROUP, P0, Yard, yard
 from tests.groups.test_reader import PATIENCE_SECONDS, TOPIC, a_yard
 from tests.groups.test_reader import Yard as MemberYard
+from tests.registry.blocks import snapshot, transaction
 
 __all__ = ["yard"]  # the fixture
 
@@ -36,10 +37,10 @@ def test_members_of_a_moved_topic_release_it_and_share_its_successor(yard: Yard)
         yard.join(name)
     yard.settle("a", "b")
     move(yard)
-    with yard.registry.snapshot() as tx:
+    with snapshot(yard.registry) as tx:
         row = tx.group(GROUP)
         assert row is not None
-        assert protocol.is_due(tx, row, yard.topics)
+        assert assignment.is_due(tx, row, yard.topics)
     yard.rebalance()
     assert all(holding.revoked for name in "ab" for holding in yard.heartbeat(name).values())
     yard.commit("a", *next((p, h.epoch, 3) for p, h in yard.heartbeat("a").items()))  # what is in hand is finished
@@ -132,13 +133,13 @@ def test_the_positions_of_all_groups_on_a_topic_are_found(yard: Yard) -> None:
     yard.join("a", topics=(TOPIC, "mail"))
     yard.settle("a")
     held = yard.heartbeat("a")
-    with yard.registry.transaction() as tx:
+    with transaction(yard.registry) as tx:
         assert positions_on(tx, TOPIC) == {}
     for partition, offset in ((P0, 5), (Partition(TOPIC, 2), 0), (Partition("mail", 0), 7)):
         yard.commit("a", partition, held[partition].epoch, offset)
     yard.leave("a")
-    with yard.registry.transaction() as tx:
-        protocol.configure(tx, "another group", protocol.GroupConfig(), who="ann")
+    with transaction(yard.registry) as tx:
+        protocol.configure(tx, "another group", GroupConfig(), who="ann")
         assert positions_on(tx, TOPIC) == {GROUP: {P0: Position(1, 5), Partition(TOPIC, 2): Position(1, 0)}}
         assert positions_on(tx, "mail") == {GROUP: {Partition("mail", 0): Position(1, 7)}}
 
@@ -148,10 +149,10 @@ def test_a_group_begins_on_the_successor_where_its_positions_were_carried_over_t
     yard.settle("a")
     begin = {N0: Position(9, 4), Partition(NEXT, 3): Position(9, 0)}
     for _ in range(2):  # once more changes nothing
-        with yard.registry.transaction() as tx:
+        with transaction(yard.registry) as tx:
             transfer_positions(tx, GROUP, begin, "ann")
             assert [(row.who, row.action, row.subject, row.detail) for row in tx.audit_log()] == [
-                ("ann", "positions carried over", GROUP, {"orders.2/0": 4, "orders.2/3": 0})
+                ("ann", "positions transferred", GROUP, {"orders.2/0": 4, "orders.2/3": 0})
             ]
     assert yard.rebalance() is None, "they wait for the move"
     move(yard)
@@ -165,12 +166,12 @@ def test_positions_are_carried_over_neither_to_an_owner_nor_back(yard: Yard) -> 
     move(yard)
     yard.join("a")
     yard.rebalance()
-    with yard.registry.transaction() as tx:
+    with transaction(yard.registry) as tx:
         transfer_positions(tx, GROUP, {N0: Position(1, 50)}, "ann")
     assert yard.rows()[N0].committed is None
     yard.commit("a", N0, yard.heartbeat("a")[N0].epoch, 10)
     yard.leave("a")
-    with yard.registry.transaction() as tx:
+    with transaction(yard.registry) as tx:
         transfer_positions(tx, GROUP, {N0: Position(1, 9)}, "ann")
         assert tx.audit_log() == []
         with pytest.raises(UnknownGroup):
@@ -185,7 +186,7 @@ def test_members_and_rebalancer_hear_of_positions_that_were_carried_over(yard: Y
         yard.registry.watch(name, event.set)
     for event in heard.values():
         event.clear()
-    with yard.registry.transaction() as tx:
+    with transaction(yard.registry) as tx:
         transfer_positions(tx, GROUP, {N0: Position(1, 1)}, "ann")
     assert all(event.wait(PATIENCE_SECONDS) for event in heard.values())
 
@@ -220,7 +221,7 @@ class Consumers:
 
 async def carry_rest_over(yard: MemberYard, group: str) -> None:
     """Fill the successor with a record that all have had, and what the group has left; let it begin in between."""
-    with yard.registry.snapshot() as tx:
+    with snapshot(yard.registry) as tx:
         positions = positions_on(tx, TOPIC)[group]
     successor = await yard.log.create_topic(NEXT, 7, partitioner="jump")
     for partition in successor:
@@ -228,7 +229,7 @@ async def carry_rest_over(yard: MemberYard, group: str) -> None:
     for partition, position in positions.items():
         rest = await yard.log.read(partition, position.offset, epoch=position.epoch)
         await Sender(yard.log, NEXT).send(rest.records())
-    with yard.registry.transaction() as tx:
+    with transaction(yard.registry) as tx:
         transfer_positions(tx, group, {p: Position(successor.epoch, 1) for p in successor}, "ann")
 
 

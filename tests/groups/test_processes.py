@@ -12,6 +12,7 @@ from shardyard.model import Partition, Record
 from tests.groups import chaos
 
 
+@pytest.mark.processes
 @pytest.mark.usefixtures("spark")
 def test_nothing_is_lost_or_reordered_when_processes_are_killed_and_stalled(tmp_path: Path) -> None:
     report = chaos.run(tmp_path, seconds=10, seed=7)

@@ -2,13 +2,14 @@
 
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from shardyard.groups import protocol
-from shardyard.groups.rebalancer import REBALANCER, rebalance_all
+from shardyard.groups import GroupConfig, assignment, protocol
+from shardyard.groups.rebalancer import LEASE, rebalance_as_leader
 from shardyard.model import (
     CommitBehind,
     Fenced,
@@ -21,11 +22,12 @@ from shardyard.model import (
     TopicKind,
     UnknownGroup,
 )
-from shardyard.registry import MemberRow, OwnershipRow, Registry, lease
+from shardyard.registry import MemberRow, OwnershipRow, Registry, Transaction, lease
 from shardyard.registry.memory import MemoryRegistry
 from shardyard.registry.sql import SqlRegistry
 from shardyard.registry.sqlite import SqliteStore
 from tests.groups.simulation import VirtualClock
+from tests.registry.blocks import transaction
 
 GROUP = "billing"
 
@@ -40,32 +42,32 @@ class Yard:
         self.epochs: dict[str, int] = {}
 
     def join(self, name: str, *, topics: tuple[str, ...] = ("orders",), **options: Any) -> MemberRow:
-        with self.registry.transaction() as tx:
+        with transaction(self.registry) as tx:
             row = protocol.join(tx, GROUP, name, topics=topics, **options)
         self.epochs[name] = row.epoch
         return row
 
     def heartbeat(self, name: str, progress: tuple[Partition, ...] = ()) -> dict[Partition, protocol.Grant]:
-        with self.registry.transaction() as tx:
-            return protocol.heartbeat(tx, GROUP, name, self.epochs[name], progress)
+        with transaction(self.registry) as tx:
+            return dict(protocol.heartbeat(tx, GROUP, name, self.epochs[name], progress).owned)
 
     def commit(self, name: str, partition: Partition, epoch: int, offset: int) -> None:
-        with self.registry.transaction() as tx:
+        with transaction(self.registry) as tx:
             protocol.commit(tx, GROUP, name, self.epochs[name], {partition: (epoch, Position(1, offset))})
 
     def release_revoked(self, name: str) -> set[Partition]:
         revoked = {p: h.epoch for p, h in self.heartbeat(name).items() if h.revoked}
-        with self.registry.transaction() as tx:
+        with transaction(self.registry) as tx:
             protocol.release(tx, GROUP, name, self.epochs[name], revoked)
         return set(revoked)
 
     def leave(self, name: str) -> None:
-        with self.registry.transaction() as tx:
+        with transaction(self.registry) as tx:
             protocol.leave(tx, GROUP, name, self.epochs[name])
 
-    def rebalance(self) -> protocol.Decision | None:
-        with self.registry.transaction() as tx:
-            return protocol.rebalance(tx, GROUP, self.topics)
+    def rebalance(self) -> assignment.Decision | None:
+        with transaction(self.registry) as tx:
+            return assignment.rebalance(tx, GROUP, self.topics)
 
     def settle(self, *names: str) -> None:
         self.rebalance()
@@ -73,7 +75,7 @@ class Yard:
             self.release_revoked(name)
 
     def rows(self) -> dict[Partition, OwnershipRow]:
-        with self.registry.transaction() as tx:
+        with transaction(self.registry) as tx:
             return {row.partition: row for row in tx.ownerships(GROUP)}
 
     def sizes(self) -> Counter[str | None]:
@@ -84,7 +86,7 @@ class Yard:
 def yard(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Yard]:
     clock = VirtualClock()
     registry: Registry = (
-        MemoryRegistry(clock) if request.param == "memory" else SqlRegistry(SqliteStore(str(tmp_path / "r.db")), clock)
+        MemoryRegistry(clock) if request.param == "memory" else SqlRegistry(SqliteStore(str(tmp_path / "r.db"), clock))
     )
     with registry:
         yield Yard(registry, clock)
@@ -135,7 +137,7 @@ def test_a_stale_owner_can_neither_commit_nor_release(yard: Yard) -> None:
     yard.join("a")
     with pytest.raises(Fenced, match="orders/0 no longer belongs to 'a'"):
         yard.commit("a", P0, old, 1)
-    with yard.registry.transaction() as tx, pytest.raises(Fenced):
+    with transaction(yard.registry) as tx, pytest.raises(Fenced):
         protocol.release(tx, GROUP, "a", yard.epochs["a"], {P0: old})
     assert yard.rows()[P0].committed is None
 
@@ -174,7 +176,7 @@ def test_a_static_members_restart_moves_nothing_and_fences_its_earlier_life(yard
     assert yard.rebalance() is None
     assert {p: row.owner for p, row in yard.rows().items()} == {p: row.owner for p, row in before.items()}
     partition = next(iter(old))
-    with yard.registry.transaction() as tx, pytest.raises(Fenced):
+    with transaction(yard.registry) as tx, pytest.raises(Fenced):
         protocol.commit(tx, GROUP, "a", earlier, {partition: (old[partition], Position(1, 1))})
     with pytest.raises(Fenced):
         yard.commit("a", partition, old[partition], 1)
@@ -199,8 +201,8 @@ def test_a_name_that_is_alive_is_refused(yard: Yard) -> None:
 
 
 def test_members_beyond_the_maximum_stand_by_and_take_over(yard: Yard) -> None:
-    with yard.registry.transaction() as tx:
-        protocol.configure(tx, GROUP, protocol.GroupConfig(max_active=2), who="ann")
+    with transaction(yard.registry) as tx:
+        protocol.configure(tx, GROUP, GroupConfig(max_active=2), who="ann")
     for name in "abc":
         yard.join(name)
     yard.settle(*"abc")
@@ -271,46 +273,47 @@ def test_a_member_that_hangs_is_put_out_when_the_group_says_so(yard: Yard) -> No
     stuck = {row.owner: yard.clock.time - row.progress_at for row in yard.rows().values()}
     assert stuck["a"] == 20
     assert stuck["b"] == 0
-    with yard.registry.transaction() as tx:
-        protocol.configure(tx, GROUP, protocol.GroupConfig(release_after=15.0), who="ann")
+    with transaction(yard.registry) as tx:
+        protocol.configure(tx, GROUP, GroupConfig(release_after=15.0), who="ann")
     yard.settle("b")
     assert yard.sizes() == {"b": 6}
     with pytest.raises(Fenced):
         yard.heartbeat("a")
-    with yard.registry.transaction() as tx:
-        assert [row.action for row in tx.audit_log()] == ["member put out", "group configured"]
+    with transaction(yard.registry) as tx:
+        assert [row.action for row in tx.audit_log()] == ["member evicted", "group configured"]
 
 
 def test_a_leader_that_was_followed_can_no_longer_write(yard: Yard) -> None:
     yard.join("a")
-    with yard.registry.transaction() as tx:
-        first = lease.acquire(tx, REBALANCER, "node1", 1.0)
-        assert lease.acquire(tx, REBALANCER, "node2", 1.0) is None
+    with transaction(yard.registry) as tx:
+        first = lease.acquire(tx, LEASE, "node1", 1.0)
+        assert lease.acquire(tx, LEASE, "node2", 1.0) is None
     assert first is not None
     yard.clock.time += 2
-    with yard.registry.transaction() as tx:
-        second = lease.acquire(tx, REBALANCER, "node2", 1.0)
+    with transaction(yard.registry) as tx:
+        second = lease.acquire(tx, LEASE, "node2", 1.0)
     assert second is not None
     assert second > first
     with pytest.raises(Fenced, match="node2 has it now"):
-        rebalance_all(yard.registry, first, yard.topics)
+        yard.registry.run(lambda tx: rebalance_as_leader(tx, group=GROUP, topics=yard.topics, token=first))
     assert yard.rows() == {}
-    assert len(rebalance_all(yard.registry, second, yard.topics)) == 1
+    decided = yard.registry.run(lambda tx: rebalance_as_leader(tx, group=GROUP, topics=yard.topics, token=second))
+    assert decided is not None
     assert yard.sizes() == {"a": 6}
 
 
 def test_a_lease_is_kept_given_up_and_not_prolonged_by_a_clock_that_goes_back(yard: Yard) -> None:
-    with yard.registry.transaction() as tx:
+    with transaction(yard.registry) as tx:
         token = lease.acquire(tx, "x", "node1", 1.0)
         assert token == lease.acquire(tx, "x", "node1", 1.0)
         assert token is not None
         lease.release(tx, "x", token)
         assert lease.acquire(tx, "x", "node2", 1.0) == token + 1
     yard.clock.time -= 3600
-    with yard.registry.transaction() as tx:
+    with transaction(yard.registry) as tx:
         assert lease.acquire(tx, "x", "node1", 1.0) is None
     yard.clock.time += 2
-    with yard.registry.transaction() as tx:
+    with transaction(yard.registry) as tx:
         assert lease.acquire(tx, "x", "node1", 1.0) == token + 2
 
 
@@ -318,7 +321,7 @@ def test_epochs_of_a_new_group_lie_above_those_of_a_lost_one(yard: Yard) -> None
     yard.join("a")
     yard.settle("a")
     old = max(row.epoch for row in yard.rows().values())
-    with yard.registry.transaction() as tx:
+    with transaction(yard.registry) as tx:
         tx.delete_group(GROUP)
     yard.clock.time += 1
     yard.join("a")
@@ -339,16 +342,146 @@ def test_epochs_of_a_new_group_lie_above_those_of_a_lost_one(yard: Yard) -> None
 def test_a_join_that_makes_no_sense_changes_nothing(yard: Yard, options: dict[str, Any], complaint: str) -> None:
     with pytest.raises(InvalidValue, match=complaint):
         yard.join("a", **options)
-    with yard.registry.transaction() as tx:
+    with transaction(yard.registry) as tx:
         assert tx.groups() == []
 
 
 def test_a_configuration_that_makes_no_sense_changes_nothing(yard: Yard) -> None:
     senseless: list[dict[str, Any]] = [{"assignor": "random"}, {"max_active": 0}, {"release_after": 0.0}]
     for options in senseless:
-        with yard.registry.transaction() as tx, pytest.raises(InvalidValue):
-            protocol.configure(tx, GROUP, protocol.GroupConfig(**options), who="ann")
-    with yard.registry.transaction() as tx:
+        with transaction(yard.registry) as tx, pytest.raises(InvalidValue):
+            protocol.configure(tx, GROUP, GroupConfig(**options), who="ann")
+    with transaction(yard.registry) as tx:
         assert tx.groups() == []
         with pytest.raises(UnknownGroup, match="'nobody' does not exist"):
-            protocol.rebalance(tx, "nobody", {})
+            assignment.rebalance(tx, "nobody", {})
+
+
+# Preparation
+
+
+def preparing(yard: Yard, seconds: float = 5.0) -> tuple[Partition, ...]:
+    """`a` owns everything, and `b`, which prepares, is to get half of it."""
+    yard.join("a")
+    yard.settle("a")
+    yard.join("b", prepare_seconds=seconds)
+    yard.rebalance()
+    return tuple(p for p, row in yard.rows().items() if row.target == "b")
+
+
+def incoming(yard: Yard, name: str) -> set[Partition]:
+    return set(yard.registry.run(lambda tx: protocol.heartbeat(tx, GROUP, name, yard.epochs[name]).incoming))
+
+
+def revoked(yard: Yard, name: str) -> set[Partition]:
+    return {p for p, grant in yard.heartbeat(name).items() if grant.revoked}
+
+
+def test_an_owner_keeps_a_partition_until_the_next_one_is_ready(yard: Yard) -> None:
+    coming = preparing(yard)
+    assert incoming(yard, "b") == set(coming)
+    assert revoked(yard, "a") == set()
+    yard.registry.run(lambda tx: protocol.ready(tx, GROUP, "b", yard.epochs["b"], coming[:1]))
+    assert revoked(yard, "a") == set(coming[:1])
+    assert incoming(yard, "b") == set(coming[1:])
+    yard.release_revoked("a")
+    assert set(yard.heartbeat("b")) == set(coming[:1])
+
+
+def test_a_member_that_takes_too_long_to_prepare_gets_the_partition_all_the_same(yard: Yard) -> None:
+    coming = preparing(yard, seconds=5.0)
+    yard.clock.time += 4.9
+    assert revoked(yard, "a") == set()
+    yard.clock.time += 0.2
+    assert revoked(yard, "a") == set(coming)
+    assert incoming(yard, "b") == set()
+    yard.release_revoked("a")
+    assert set(yard.heartbeat("b")) == set(coming)
+
+
+def test_what_a_dead_member_was_preparing_stays_with_its_owner(yard: Yard) -> None:
+    preparing(yard)
+    yard.leave("b")
+    assert revoked(yard, "a") == set()
+    yard.rebalance()
+    assert revoked(yard, "a") == set()
+    assert yard.sizes() == {"a": 6}
+
+
+def test_the_partitions_of_an_owner_that_dies_go_to_the_member_that_prepares_them_at_once(yard: Yard) -> None:
+    coming = preparing(yard)
+    yard.leave("a")
+    assert set(yard.heartbeat("b")) == set(coming)
+    yard.rebalance()
+    assert yard.sizes() == {"b": 6}
+
+
+def test_a_clock_that_goes_back_does_not_prolong_a_preparation(yard: Yard) -> None:
+    coming = preparing(yard)
+    yard.clock.time -= 60.0
+    assert revoked(yard, "a") == set(coming)
+
+
+def test_readiness_for_what_is_not_coming_changes_nothing(yard: Yard) -> None:
+    preparing(yard)
+    before = yard.rows()
+    mine = next(p for p, row in before.items() if row.target == "a")
+    yard.registry.run(lambda tx: protocol.ready(tx, GROUP, "b", yard.epochs["b"], [mine, Partition("nothing", 0)]))
+    assert yard.rows() == before
+    with pytest.raises(Fenced):
+        yard.registry.run(lambda tx: protocol.ready(tx, GROUP, "b", yard.epochs["b"] - 1, [mine]))
+    with pytest.raises(InvalidValue, match="prepare_seconds is 0"):
+        yard.join("c", prepare_seconds=0.0)
+
+
+# Presence and broadcast
+
+
+def test_a_member_without_topics_is_present_and_owns_nothing(yard: Yard) -> None:
+    yard.join("a")
+    yard.join("node", topics=(), address="10.0.0.7:7400", metadata={"zone": "b"})
+    yard.settle("a")
+    assert yard.sizes() == {"a": 6}
+    row = yard.registry.read(lambda tx: tx.member(GROUP, "node"))
+    assert row is not None
+    assert (row.address, row.metadata, row.topics) == ("10.0.0.7:7400", {"zone": "b"}, ())
+
+
+def test_each_member_of_a_broadcast_group_owns_everything_and_has_positions_of_its_own(yard: Yard) -> None:
+    yard.registry.run(lambda tx: protocol.configure(tx, GROUP, GroupConfig(broadcast=True), who="ann"))
+
+    def join_and_commit(tx: Transaction, name: str, offset: int) -> OwnershipRow | None:
+        row = protocol.join(tx, GROUP, name, topics=["orders"])
+        assignment.rebalance(tx, row.group, yard.topics)
+        owned = protocol.assignment(tx, row.group, name, row.epoch).owned
+        assert len(owned) == 6
+        positions = {P0: (owned[P0].epoch, Position(1, offset))}
+        protocol.commit(tx, row.group, name, row.epoch, positions)
+        return tx.ownership(row.group, P0)
+
+    kept = [yard.registry.run(partial(join_and_commit, name=name, offset=i)) for i, name in enumerate("ab", 1)]
+    assert [row and row.committed for row in kept] == [Position(1, 1), Position(1, 2)]
+    with pytest.raises(InvalidValue, match="no change while the group has members"):
+        yard.registry.run(lambda tx: protocol.configure(tx, GROUP, GroupConfig(), who="ann"))
+
+
+def test_a_hung_member_of_a_broadcast_group_is_evicted_by_the_setting_of_the_group(yard: Yard) -> None:
+    config = GroupConfig(broadcast=True, release_after=5.0)
+    yard.registry.run(lambda tx: protocol.configure(tx, GROUP, config, who="ann"))
+    row = yard.registry.run(lambda tx: protocol.join(tx, GROUP, "a", topics=["orders"]))
+    yard.registry.run(lambda tx: assignment.rebalance(tx, row.group, yard.topics))
+    for _ in range(4):
+        yard.clock.time += 2.0
+        yard.registry.run(lambda tx: protocol.heartbeat(tx, row.group, "a", row.epoch))
+    yard.registry.run(lambda tx: assignment.rebalance(tx, row.group, yard.topics))
+    assert yard.registry.read(lambda tx: tx.members(row.group)) == []
+
+
+def test_the_first_join_configures_a_new_group_and_later_ones_do_not(yard: Yard) -> None:
+    yard.join("a", config=GroupConfig(release_after=60.0))
+    yard.join("b", config=GroupConfig(release_after=5.0))
+    row = yard.registry.read(lambda tx: tx.group(GROUP))
+    assert row is not None
+    assert row.release_after == 60.0
+    assert yard.rebalance() is not None
+    assert yard.rebalance() is None, "one rebalance is enough for both"

@@ -31,6 +31,7 @@ from shardyard.model import (
 )
 from shardyard.registry import Registry, open_registry
 from shardyard.registry.memory import MemoryRegistry
+from tests.registry.blocks import transaction
 
 TOPIC = "orders"
 PARTITIONS = 4
@@ -222,8 +223,8 @@ def test_an_owner_that_was_followed_can_neither_commit_append_nor_read(tell: Cal
             await yard.send(0, "x")
             (batch,) = await take(zombie, 1)
             await batch.append(Partition(TOPIC, 1), [Record("as owner", None, b"")])
-            assert zombie._living is not None
-            zombie._living.cancel()  # as good as SIGSTOP: no more heartbeats
+            assert zombie._membership._task is not None
+            zombie._membership._task.cancel()  # as good as SIGSTOP: no more heartbeats
             async with yard.member("m2", session_timeout=60.0) as successor:
                 await yard.until_shared(4)
 
@@ -238,7 +239,7 @@ def test_an_owner_that_was_followed_can_neither_commit_append_nor_read(tell: Cal
                 with pytest.raises(Fenced):
                     await batch.append(Partition(TOPIC, 1), [Record("too late", None, b"")])
                 with pytest.raises(Fenced):
-                    await batch._claim._read(Position((await yard.log.topic(TOPIC)).epoch, 0), 1, 1000)
+                    await batch._reader._read(Position((await yard.log.topic(TOPIC)).epoch, 0), 1, 1000)
                 assert (await yard.log.span(Partition(TOPIC, 1))).end == 1
 
     tell(story)
@@ -248,7 +249,7 @@ def test_a_member_that_was_put_out_joins_again_by_itself(tell: Callable[[Story],
     async def story(yard: Yard) -> None:
         async with yard.member("m1") as member:
             await yard.until_shared(4)
-            with yard.registry.transaction() as tx:
+            with transaction(yard.registry) as tx:
                 tx.delete_member("billing", "m1")
                 tx.touch("group/billing")
             await yard.send(2, "x")
@@ -306,7 +307,7 @@ def test_a_member_that_hangs_can_be_seen_and_is_put_out_when_configured(tell: Ca
                 return stuck[0] > 1.0 > stuck[1]
 
             await yard.until(visible)
-            with yard.registry.transaction() as tx:
+            with transaction(yard.registry) as tx:
                 configure(tx, "billing", GroupConfig(release_after=1.0), who="ann")
             async with yard.member("m2") as other:
 
@@ -389,7 +390,7 @@ def test_bad_calls_say_what_is_wrong(tell: Callable[[Story], None]) -> None:
             Reader("billing", TOPIC, node=yard.node)
         with pytest.raises(InvalidValue, match="topics is \\[\\]"):
             Reader("billing", [], node=yard.node)
-        with pytest.raises(InvalidValue, match="member name is 5: expected a text"):
+        with pytest.raises(InvalidValue, match="member name is 5: expected a string"):
             async with yard.member(5):  # type: ignore[arg-type]
                 pass
         with pytest.raises(InvalidCall, match="has not joined: enter it"):
@@ -411,7 +412,7 @@ def test_bad_calls_say_what_is_wrong(tell: Callable[[Story], None]) -> None:
             (batch,) = await take(member, 1)
             with pytest.raises(CommitBeyond, match="offset 3 of orders/0 lies beyond what was delivered, 2"):
                 await batch.commit(upto=3)
-            with pytest.raises(InvalidCall, match="has no batch of orders/9 in hand"):
+            with pytest.raises(InvalidCall, match="has no batch of orders/9 in flight"):
                 await member.commit({Partition(TOPIC, 0): 2, Partition(TOPIC, 9): 0})
             assert (await yard.committed())[0] is None
             await batch.commit(upto=1)
@@ -465,7 +466,7 @@ def test_a_member_that_was_fenced_while_its_consumer_waits_comes_back(tell: Call
             (batch,) = await take(member, 1)
             asking = asyncio.create_task(take(member, 1))
             await asyncio.sleep(0)
-            with yard.registry.transaction() as tx:
+            with transaction(yard.registry) as tx:
                 tx.delete_member("billing", "m1")
             with pytest.raises(Fenced):
                 await batch.commit()
@@ -479,13 +480,13 @@ def test_one_that_cannot_come_back_says_so_and_leaves_nothing_behind(tell: Calla
         mine = Partition(TOPIC, 0)
         with pytest.raises(PartitionTaken):
             async with yard.member("m1", partitions=[mine]) as member:
-                with yard.registry.transaction() as tx:
+                with transaction(yard.registry) as tx:
                     tx.delete_member("billing", "m1")
                     protocol.join(tx, "billing", "m2", topics=[TOPIC], manual=[mine])
                     tx.touch(protocol.watch_name("billing"))
                 await take(member, 1)
         assert member._tasks == set()
-        with yard.registry.transaction() as tx:
+        with transaction(yard.registry) as tx:
             assert [row.name for row in tx.members("billing")] == ["m2"]
 
     tell(story)
@@ -510,17 +511,17 @@ def test_of_two_processes_with_one_static_name_the_later_one_stays(tell: Callabl
 
 def test_a_healthy_member_is_not_put_out_between_two_heartbeats(tell: Callable[[Story], None]) -> None:
     async def story(yard: Yard) -> None:
-        with yard.registry.transaction() as tx:
+        with transaction(yard.registry) as tx:
             configure(tx, "billing", GroupConfig(release_after=0.01), who="ann")
         async with yard.member("m1") as member:
             await yard.until_shared(4)
-            heard = member._heard
+            heard = member._membership._last_contact
 
             async def heard_again() -> bool:
-                return member._heard > heard
+                return member._membership._last_contact > heard
 
             await yard.until(heard_again)
-            with yard.registry.transaction() as tx:
+            with transaction(yard.registry) as tx:
                 assert [row.action for row in tx.audit_log()] == ["group configured"]
 
     tell(story)
@@ -537,7 +538,7 @@ def test_a_batch_that_is_not_committed_is_warned_of(
             await take(member, 1)
 
             async def warned() -> bool:
-                return "<OwnedBatch orders/0, offsets 0 to 0> has been in hand for" in caplog.text
+                return "<OwnedBatch orders/0, offsets 0 to 0> has been in flight for" in caplog.text
 
             await yard.until(warned)
 

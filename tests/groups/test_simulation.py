@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from shardyard.groups import position_reset, protocol
+from shardyard.groups import assignment, position_reset, protocol
 from shardyard.model import Partition, Position
-from shardyard.registry import GroupRow, OwnershipRow, Transaction, lease
+from shardyard.registry import GroupRow, MemberRow, OwnershipRow, Transaction, lease
 from tests.groups.simulation import run_history
 
-HISTORIES = 2_000
+HISTORIES = 5_000
 CHUNK = 500
 FIRST = int(os.environ.get("SHARDYARD_SEED", "0"))
 
@@ -25,6 +25,11 @@ def test_the_guarantees_hold_in_every_history(start: int) -> None:
     assert sum(history.moves for history in histories) > CHUNK // 4, "hardly any topic moved"
     assert sum(history.resets for history in histories) > CHUNK, "hardly anything was reset"
     assert sum(history.overtaken for history in histories) > CHUNK // 4, "hardly anybody was overtaken by a reset"
+    assert sum(history.prepared for history in histories) > CHUNK // 4, "hardly anybody prepared"
+    assert sum(history.overdue for history in histories) > CHUNK // 4, "hardly anybody took too long to prepare"
+    assert sum(history.broadcast for history in histories) > CHUNK // 20, "hardly any group was a broadcast group"
+    present = sum(not member.topics for history in histories for member in history.members)
+    assert present > CHUNK // 10, "hardly anybody was only present"
 
 
 def test_a_seed_replays_exactly() -> None:
@@ -62,7 +67,7 @@ def test_a_lease_without_its_token_would_be_noticed(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_successor_that_does_not_wait_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(protocol, "_without_waiting", lambda after, *_: dict(after))
+    monkeypatch.setattr(assignment, "_without_waiting", lambda after, *_: dict(after))
     _fails_somewhere("are owned at once")
 
 
@@ -72,13 +77,13 @@ def test_a_successor_that_waits_for_ever_would_be_noticed(monkeypatch: pytest.Mo
 
 
 def test_a_rebalancer_that_hands_over_without_a_new_epoch_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    give = protocol._give
+    give = protocol.give
 
     def without_epoch(tx: Transaction, row: GroupRow, rows: list[OwnershipRow]) -> GroupRow:
         give(tx, row, rows)
         return row
 
-    monkeypatch.setattr(protocol, "_give", without_epoch)
+    monkeypatch.setattr(protocol, "give", without_epoch)
     _fails_somewhere("two owners|went back|which is not its own")
 
 
@@ -106,3 +111,30 @@ def test_a_reset_that_forgets_its_position_would_be_noticed(monkeypatch: pytest.
 
     monkeypatch.setattr(position_reset, "reset", without_position)
     _fails_somewhere("a commit was lost or invented")
+
+
+def test_a_partition_that_is_revoked_before_its_next_owner_is_ready_would_be_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(protocol, "_is_preparing", lambda _tx, _row: False)
+    _fails_somewhere("was revoked before m[0-9]+ was ready")
+
+
+def test_a_preparation_that_never_ends_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "_is_preparing", lambda _tx, row: row.handover_at > 0)
+    _fails_somewhere("not settled after")
+
+
+def test_a_dead_member_that_stays_the_target_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def evict(tx: Transaction, row: GroupRow, member: MemberRow) -> GroupRow:
+        tx.delete_member(row.name, member.name)
+        tx.put_group(row)
+        return row
+
+    monkeypatch.setattr(protocol, "evict", evict)
+    _fails_somewhere("who is gone|not settled after")
+
+
+def test_members_of_a_broadcast_group_that_share_positions_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "member_group", lambda group, _member: f"{group}~shared")
+    _fails_somewhere(".")

@@ -1,6 +1,6 @@
-"""A driver of its own, to be killed: `python -m tests.pipeline.driver ingest|write|reshard LOG FOLDER`.
+"""A driver process that tests kill: `python -m tests.pipeline.driver ingest|write|reshard LOG FOLDER`.
 
-Prints a line when a batch or round has begun, and "done" at the end.
+Prints a line when a batch or round has started, and "done" at the end.
 """
 
 import sys
@@ -17,31 +17,31 @@ from shardyard.pipeline.session import session
 BATCH = 2000
 
 
-def say(text: object) -> None:
+def print_now(text: object) -> None:
     print(text, flush=True)
 
 
 def run_ingest(spark: SparkSession, log: str, folder: Path) -> None:
-    def look(progress: Progress) -> None:
-        say(f"{progress.records} records, {progress.left} left")
+    def show(progress: Progress) -> None:
+        print_now(f"{progress.records} records, {progress.left} left")
 
-    ingest(spark, log, ["orders"], folder / "lake", records_per_batch=BATCH, on_progress=look)
+    ingest(spark, log, ["orders"], folder / "lake", records_per_batch=BATCH, on_progress=show)
 
 
 def run_write(spark: SparkSession, log: str, folder: Path) -> None:
-    """Copy `orders` to `copy` by a stream."""
+    """Copy `orders` to `copy` with a stream."""
     stream = spark.readStream.format("shardyard").options(log=log, topics="orders", startingOffsets="earliest")
     writer = stream.option("maxRecordsPerTrigger", BATCH).load().writeStream.format("shardyard")
     writer = writer.options(log=log, topic="copy", checkpointLocation=str(folder / "checkpoint"))
     query = writer.trigger(availableNow=True).start()
-    while not query.awaitTermination(0.1):  # type: ignore[arg-type]  # it takes parts of a second
+    while not query.awaitTermination(0.1):  # type: ignore[arg-type]  # it takes fractions of a second
         if query.lastProgress is not None:
-            say(query.lastProgress.batchId)
+            print_now(query.lastProgress.batchId)
 
 
 def run_reshard(spark: SparkSession, log: str, folder: Path) -> None:
     with patch.multiple(resharding, SWITCH_BELOW=0, RECORDS_PER_TASK=BATCH):
-        reshard(spark, log, "orders", partitions=7, registry=f"sqlite:///{folder / 'registry.db'}", on_step=say)
+        reshard(spark, log, "orders", partitions=7, registry=f"sqlite:///{folder / 'registry.db'}", on_step=print_now)
 
 
 JOBS = {"ingest": run_ingest, "write": run_write, "reshard": run_reshard}
@@ -49,4 +49,4 @@ JOBS = {"ingest": run_ingest, "write": run_write, "reshard": run_reshard}
 if __name__ == "__main__":
     job, log, folder = sys.argv[1:]
     JOBS[job](session("driver", master="local[2]", memory="1g"), log, Path(folder))
-    say("done")
+    print_now("done")

@@ -1,4 +1,4 @@
-"""Logs for the pipeline's tests: filled, and read back, without an event loop."""
+"""Fills logs for tests and reads them back, without an event loop."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -28,15 +28,15 @@ def append(log: str, topic: str, partition: int, records: list[Record] | pa.Reco
 
 
 def fill(log: str, topic: str, count: int, *, keys: int = 50, first: int = 0, batch: int = 1000) -> None:
-    """`count` records `id-<n>` with the value n, where their keys `key-<n % keys>` live, a millisecond apart."""
+    """Append `count` records `id-<n>` with the key `key-<n % keys>` and the value n, a millisecond apart."""
     with blocking(log) as opened:
-        found = opened.wait(opened.log.topic(topic))
-        rule = partitioner_named(found.partitioner, found.partitions, found.hash)
+        described = opened.wait(opened.log.topic(topic))
+        partitioner = partitioner_named(described.partitioner, described.partitions, described.hash)
         for start in range(first, first + count, batch):
             data = numbered(range(start, min(start + batch, first + count)), keys)
-            places = rule.place_array(data["key"]).to_numpy()
-            for partition in np.unique(places).tolist():
-                part = data.take(pa.array(np.flatnonzero(places == partition)))
+            indexes = partitioner.place_array(data["key"]).to_numpy()
+            for partition in np.unique(indexes).tolist():
+                part = data.take(pa.array(np.flatnonzero(indexes == partition)))
                 opened.wait(opened.log.append(Partition(topic, partition), part))
 
 
@@ -60,19 +60,19 @@ def numbered(numbers: Iterable[int], keys: int, start_ms: int = 1_760_000_000_00
 def contents(log: str, topic: str) -> list[list[Record]]:
     """The records of each partition."""
     with blocking(log) as opened:
-        held = []
+        partitions = []
         for partition in opened.wait(opened.log.topic(topic)):
             at = opened.wait(opened.log.span(partition)).first
             records: list[Record] = []
-            while len(batch := opened.wait(opened.log.read(partition, at, max_records=100_000))):
+            while (batch := opened.wait(opened.log.read(partition, at, max_records=100_000))).end > at:
                 records += batch.records()
                 at = batch.end
-            held.append(records)
-        return held
+            partitions.append(records)
+        return partitions
 
 
 def by_key(partitions: list[list[Record]]) -> dict[bytes | None, list[str]]:
-    """The ids of each key, in order; a key is expected on one partition only."""
+    """The ids of each key, in order. Asserts that each key is on one partition only."""
     found: dict[bytes | None, list[str]] = {}
     for records in partitions:
         here: dict[bytes | None, list[str]] = {}

@@ -1,4 +1,4 @@
-"""The report: how even a topic is under every scheme, its hot keys, its members, and the sentence."""
+"""The balance report: loads under each scheme, hot keys, members, and the verdict."""
 
 import json
 from datetime import UTC, datetime, timedelta
@@ -25,7 +25,7 @@ def frame(spark: SparkSession, rows: list[tuple[Any, ...]]) -> DataFrame:
 
 
 @pytest.fixture(scope="module")
-def room(spark: SparkSession) -> TopicBalance:
+def chat(spark: SparkSession) -> TopicBalance:
     """100 records: 60 of the key room-1, with 10 bytes each, and 40 keys with 5 bytes each, on 4 partitions."""
     rows = [("chat", 1, b"room-1", 10, START)] * 60
     rows += [("chat", i % 4, b"user-%d" % i, 5, START + timedelta(hours=i % 2)) for i in range(40)]
@@ -36,35 +36,35 @@ def room(spark: SparkSession) -> TopicBalance:
     return topic
 
 
-def test_records_and_bytes_are_measured_where_they_are_and_under_each_scheme(room: TopicBalance) -> None:
-    assert (room.topic, room.records, room.bytes, room.keyless) == ("chat", 100, 800, 0)
-    assert [(s.scheme, s.partitions) for s in room.schemes] == [
+def test_records_and_bytes_are_measured_where_they_are_and_under_each_scheme(chat: TopicBalance) -> None:
+    assert (chat.topic, chat.records, chat.bytes, chat.keyless) == ("chat", 100, 800, 0)
+    assert [(s.scheme, s.partitions) for s in chat.schemes] == [
         ("actual", 4),
         ("fnv1a32 modulus 4", 4),
         ("xxh64 jump 3", 3),
     ]
-    actual, fnv, _ = room.schemes
+    actual, fnv, _ = chat.schemes
     assert actual.records.counts == (10, 70, 10, 10)
     assert actual.bytes is not None
     assert actual.bytes.counts == (50, 650, 50, 50)
     assert (actual.bytes.fullest, actual.bytes.fullest_share) == (1, 650 / 800)
     assert actual.bytes.balance == balance([50, 650, 50, 50])
-    place = Modulus("fnv1a32", 4).place
+    partition = Modulus("fnv1a32", 4).place
     expected = [0] * 4
     for key in [b"room-1"] * 60 + [b"user-%d" % i for i in range(40)]:
-        expected[place(key)] += 1
+        expected[partition(key)] += 1
     assert fnv.records.counts == tuple(expected)
 
 
-def test_windows_are_measured_apart(room: TopicBalance) -> None:
-    assert [window.start for window in room.windows] == [START, START + timedelta(hours=1)]
-    first, second = (window.schemes[0] for window in room.windows)
+def test_each_window_is_measured_separately(chat: TopicBalance) -> None:
+    assert [window.start for window in chat.windows] == [START, START + timedelta(hours=1)]
+    first, second = (window.schemes[0] for window in chat.windows)
     assert first.records.counts == (10, 60, 10, 0)
     assert second.records.counts == (0, 10, 0, 10)
 
 
-def test_a_hot_key_has_its_share_of_the_topic_and_of_its_partition(room: TopicBalance) -> None:
-    hottest, next_one = room.hot_keys.keys
+def test_a_hot_key_has_its_share_of_the_topic_and_of_its_partition(chat: TopicBalance) -> None:
+    hottest, next_one = chat.hot_keys.keys
     assert (hottest.key, hottest.records, hottest.bytes) == (b"room-1", 60, 600)
     assert (hottest.share_of_records, hottest.share_of_bytes) == (0.6, 0.75)
     actual, fnv, jump = hottest.places
@@ -73,19 +73,19 @@ def test_a_hot_key_has_its_share_of_the_topic_and_of_its_partition(room: TopicBa
     assert fnv.partition == Modulus("fnv1a32", 4).place(b"room-1")
     assert jump.scheme == "xxh64 jump 3"
     assert (next_one.key, next_one.records) == (b"user-0", 1)
-    assert (room.hot_keys.others_records, room.hot_keys.others_bytes) == (1, 5)
+    assert (chat.hot_keys.others_records, chat.hot_keys.others_bytes) == (1, 5)
 
 
-def test_different_keys_are_checked_whatever_they_carry(room: TopicBalance) -> None:
-    check = room.key_check
+def test_distinct_keys_are_counted_however_many_records_they_have(chat: TopicBalance) -> None:
+    check = chat.key_check
     assert (check.counted, check.one_in, check.distinct, check.exact) == (41, 1, 41, True)
     assert check.schemes[0].keys.counts == (10, 11, 10, 10)
     assert check.schemes[0].keys.balance == balance([10, 11, 10, 10])
     assert sum(check.schemes[1].keys.counts) == 41
 
 
-def test_members_carry_what_their_partitions_do(room: TopicBalance) -> None:
-    rows = {(m.assignor, m.members, m.scheme): m for m in room.members}
+def test_members_have_the_load_of_their_partitions(chat: TopicBalance) -> None:
+    rows = {(m.assignor, m.members, m.scheme): m for m in chat.members}
     assert len(rows) == 2 * 2 * 3
     two, five = rows["even", 2, "actual"], rows["sticky", 5, "actual"]
     assert (two.idle, two.records.counts) == (0, (10 + 10, 70 + 10))
@@ -94,8 +94,8 @@ def test_members_carry_what_their_partitions_do(room: TopicBalance) -> None:
     assert (five.idle, sorted(five.records.counts)) == (1, [0, 10, 10, 10, 70])
 
 
-def test_the_sentence_is_about_where_the_records_are(room: TopicBalance) -> None:
-    assert room.sentence == (
+def test_the_sentence_is_about_the_partitions_that_the_records_are_in(chat: TopicBalance) -> None:
+    assert chat.sentence == (
         "partition 1 carries 81 % of the bytes, 92 % of it the key `room-1`: splitting the key helps (without it the "
         "fullest partition would carry 25 %), more partitions do not (the key alone is 75 %)"
     )
@@ -112,7 +112,9 @@ def test_the_report_is_plain_data(spark: SparkSession) -> None:
     assert topic["schemes"][0]["records"]["balance"]["max_over_mean"] == 1.0
 
 
-def test_topics_are_measured_apart_and_partitions_without_records_count_if_they_are_told(spark: SparkSession) -> None:
+def test_topics_are_measured_separately_and_empty_partitions_count_if_their_number_is_given(
+    spark: SparkSession,
+) -> None:
     rows = [("a", 0, b"k", 1, None), ("a", 0, b"l", 1, None), ("b", 1, b"k", 1, None)]
     report = balance_report(frame(spark, rows), partitions={"a": 4})
     a, b = report.topics
@@ -122,7 +124,7 @@ def test_topics_are_measured_apart_and_partitions_without_records_count_if_they_
     assert a.sentence == "2 keys fill at most 2 of 4 partitions, at least 2 stay empty: more partitions do not help"
 
 
-def test_parquet_files_that_shardyard_did_not_write_will_do(spark: SparkSession, tmp_path: Path) -> None:
+def test_parquet_files_that_shardyard_did_not_write_can_be_measured(spark: SparkSession, tmp_path: Path) -> None:
     path = str(tmp_path / "orders")
     spark.range(100).selectExpr("id % 10 AS customer", "'x' AS note").write.parquet(path)
     loads = loads_of_table(spark.read.parquet(path), key="customer")
@@ -135,7 +137,7 @@ def test_parquet_files_that_shardyard_did_not_write_will_do(spark: SparkSession,
     assert [key.bytes for key in topic.hot_keys.keys] == [None] * 10
 
 
-def test_records_without_keys_and_an_empty_frame_do_not_disturb(spark: SparkSession) -> None:
+def test_records_without_keys_and_an_empty_frame_can_be_measured(spark: SparkSession) -> None:
     assert balance_report(frame(spark, []), [FNV]).topics == ()
     (topic,) = balance_report(frame(spark, [("a", None, None, 5, None)] * 8).coalesce(1), [FNV]).topics
     assert (topic.keyless, topic.hot_keys.keys, topic.key_check.distinct) == (8, (), 0)
@@ -165,7 +167,7 @@ def test_a_window_is_a_length_of_time(given: str, micros: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "message"),
     [
         ({"window": "0 hours"}, "window is '0 hours': expected a number of seconds, minutes, hours or days"),
         ({"window": "soon"}, "window is 'soon'"),
@@ -177,8 +179,10 @@ def test_a_window_is_a_length_of_time(given: str, micros: int) -> None:
         ({"hot": 10_001}, "hot is 10001: expected at most 10000"),
     ],
 )
-def test_a_wrong_call_is_refused_before_any_work(spark: SparkSession, options: dict[str, Any], says: str) -> None:
-    with pytest.raises(InvalidValue, match=says):
+def test_an_invalid_call_is_refused_before_a_job_starts(
+    spark: SparkSession, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InvalidValue, match=message):
         balance_report(frame(spark, []), [FNV], **options)
 
 

@@ -1,4 +1,4 @@
-"""Hot keys are found exactly, in bounded memory; the number of keys is estimated; the sample is fair."""
+"""Hot keys are counted exactly, the number of keys is estimated, and keys are sampled."""
 
 from typing import Any
 
@@ -8,12 +8,12 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 as everybody calls it
 
 from shardyard.pipeline.balance import hot_keys
-from shardyard.pipeline.balance.blocks import Counted, collected
-from shardyard.pipeline.balance.hot_keys import KEYS, Wanted, as_loads, counted_keys, distinct_keys, hottest
+from shardyard.pipeline.balance.count_blocks import CellCounts, collect_counts
+from shardyard.pipeline.balance.counting import BUCKET_BITS, BUCKETS, THINNED, THINNED_BITS, Counting, key_hash
+from shardyard.pipeline.balance.hot_keys import KEYS, KeySelection, as_loads, count_keys, distinct_keys, hottest_keys
 from shardyard.pipeline.balance.loads import LOADS
-from shardyard.pipeline.balance.tally import BUCKET_BITS, BUCKETS, THINNED, THINNED_BITS, Counting, key_hash
 
-ALL = Wanted((), 1, 0, 0)
+ALL = KeySelection((), 1, 0, 0)
 
 
 def frame(spark: SparkSession, rows: list[tuple[Any, ...]]) -> DataFrame:
@@ -39,42 +39,42 @@ def test_many_keys_are_estimated_from_the_thinned_buckets() -> None:
     cells = 2**THINNED_BITS
     thinned = np.bincount(np.random.default_rng(1).integers(0, cells, 100_000), minlength=cells)
     assert distinct_keys(full, thinned) == pytest.approx(1024 * 100_000, rel=0.02)
-    assert distinct_keys(full, np.ones(cells, np.int64)) > 7e8  # beyond what can be told: at least so many
+    assert distinct_keys(full, np.ones(cells, np.int64)) > 7e8  # too many to estimate: at least this many
 
 
-def test_with_few_keys_all_are_wanted() -> None:
+def test_few_keys_are_all_selected() -> None:
     buckets = np.zeros(2**BUCKET_BITS, np.int64)
     buckets[7] = 5
-    assert Wanted.of(Counted(buckets, buckets), np.zeros(0, np.int64)) == ALL
+    assert KeySelection.of(CellCounts(buckets, buckets), np.zeros(0, np.int64)) == ALL
 
 
-def test_with_many_keys_those_of_the_heaviest_buckets_are_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_many_keys_those_of_the_heaviest_buckets_are_selected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hot_keys, "SAMPLE_KEYS", 1000)
     monkeypatch.setattr(hot_keys, "HEAVY_BUCKETS", 2)
     records, sizes = np.zeros(2**BUCKET_BITS, np.int64), np.zeros(2**BUCKET_BITS, np.int64)
     records[:3500] = 1
     records[[10, 20, 30]] = 50, 40, 30
     sizes[[20, 40, 50]] = 9, 8, 7
-    assert Wanted.of(Counted(records, sizes), np.zeros(0, np.int64)) == Wanted((10, 20, 40), 4, 30, 7)
+    assert KeySelection.of(CellCounts(records, sizes), np.zeros(0, np.int64)) == KeySelection((10, 20, 40), 4, 30, 7)
 
 
-def test_keys_are_counted_exactly_and_placed_where_all_their_records_are(spark: SparkSession) -> None:
+def test_keys_are_counted_exactly_with_their_partition_if_they_have_only_one(spark: SparkSession) -> None:
     rows = [
-        ("a", 1, b"one place", 10, None),
-        ("a", 1, b"one place", 5, None),
-        ("a", 1, b"two places", 1, None),
-        ("a", 2, b"two places", 1, None),
+        ("a", 1, b"one partition", 10, None),
+        ("a", 1, b"one partition", 5, None),
+        ("a", 1, b"two partitions", 1, None),
+        ("a", 2, b"two partitions", 1, None),
         ("a", 1, b"not always known", None, None),
         ("a", None, b"not always known", None, None),
         ("a", 1, None, 99, None),
-        ("b", None, b"one place", 7, None),
-        ("c", 0, b"not asked for", 7, None),
+        ("b", None, b"one partition", 7, None),
+        ("c", 0, b"not selected", 7, None),
     ]
-    assert rows_of(counted_keys(frame(spark, rows), {"a": ALL, "b": ALL})) == [
+    assert rows_of(count_keys(frame(spark, rows), {"a": ALL, "b": ALL})) == [
         ("a", b"not always known", 2, 0, None, 1),
-        ("a", b"one place", 2, 15, 1, 1),
-        ("a", b"two places", 2, 2, None, 1),
-        ("b", b"one place", 1, 7, None, 1),
+        ("a", b"one partition", 2, 15, 1, 1),
+        ("a", b"two partitions", 2, 2, None, 1),
+        ("b", b"one partition", 1, 7, None, 1),
     ]
 
 
@@ -83,7 +83,7 @@ def test_only_the_keys_of_the_buckets_and_of_the_sample_are_counted(spark: Spark
     hashes = {bytes(r["key"]): r["h"] for r in loads.select("key", key_hash().alias("h")).distinct().collect()}
     bucket = hashes[b"user-7"] % 2**BUCKET_BITS
     sampled = {key for key, h in hashes.items() if (h % 2**64 >> BUCKET_BITS) % 10 == 0}
-    found = rows_of(counted_keys(loads, {"a": Wanted((bucket,), 10, 0, 0)}))
+    found = rows_of(count_keys(loads, {"a": KeySelection((bucket,), 10, 0, 0)}))
     heavy = {key for key, h in hashes.items() if h % 2**BUCKET_BITS == bucket}
     assert {row[1] for row in found} == sampled | heavy
     assert {row[1] for row in found if row[5]} == sampled
@@ -99,7 +99,7 @@ def test_the_hottest_are_those_with_the_most_records_and_those_with_the_most_byt
         ("b", b"x", 2, 0, 0, 1),
         ("b", b"w", 2, 0, 0, 1),
     ]
-    assert [row[:2] for row in rows_of(hottest(spark.createDataFrame(rows, KEYS), 1))] == [
+    assert [row[:2] for row in rows_of(hottest_keys(spark.createDataFrame(rows, KEYS), 1))] == [
         ("a", b"large"),
         ("a", b"many"),
         ("b", b"w"),
@@ -116,21 +116,21 @@ def test_the_sampled_keys_are_loads_of_one_record_each(spark: SparkSession) -> N
     ]
 
 
-def test_a_hot_key_among_many_is_found_although_few_are_counted(
+def test_a_hot_key_among_many_is_found_while_few_keys_are_counted(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hot_keys, "SAMPLE_KEYS", 500)
     monkeypatch.setattr(hot_keys, "HEAVY_BUCKETS", 20)
     cold = spark.range(20_000).select(F.concat(F.lit("user-"), "id").cast("binary").alias("key"))
     hot = spark.range(50).select(F.lit("hot").cast("binary").alias("key"))
-    nothing = F.lit(None)
+    null = F.lit(None)
     loads = cold.union(hot).select(
-        F.lit("a").alias("topic"), nothing.cast("int").alias("partition"), "key", nothing.cast("long").alias("bytes")
+        F.lit("a").alias("topic"), null.cast("int").alias("partition"), "key", null.cast("long").alias("bytes")
     )
-    tallies = collected(Counting(()).counts(loads))["a"]
-    wanted = Wanted.of(tallies[BUCKETS][None], tallies[THINNED][None].records)
-    keys = counted_keys(loads, {"a": wanted})
-    assert wanted.one_in == pytest.approx(40, abs=2)
-    assert wanted.left_records < 50
+    counters = collect_counts(Counting(()).counts(loads))["a"]
+    selection = KeySelection.of(counters[BUCKETS][None], counters[THINNED][None].records)
+    keys = count_keys(loads, {"a": selection})
+    assert selection.one_in == pytest.approx(40, abs=2)
+    assert selection.others_records < 50
     assert keys.count() < 1000
-    assert [row[1:3] for row in rows_of(hottest(keys, 1))] == [(b"hot", 50)]
+    assert [row[1:3] for row in rows_of(hottest_keys(keys, 1))] == [(b"hot", 50)]

@@ -1,4 +1,4 @@
-"""Loads: from what the data source reads, and from tables that Shardyard did not write."""
+"""Loads of topics, and of tables that Shardyard did not write."""
 
 from datetime import UTC, date, datetime
 from typing import Any
@@ -41,19 +41,19 @@ def test_a_topic_may_be_read_without_headers_and_timestamps(spark: SparkSession)
 
 
 @pytest.mark.parametrize("kind", ["byte", "short", "int", "long"])
-def test_a_whole_number_is_the_key_that_placement_hashes(spark: SparkSession, kind: str) -> None:
+def test_an_integer_key_has_the_bytes_that_placement_hashes(spark: SparkSession, kind: str) -> None:
     numbers = [0, 1, -1, 127, -128, *([2**40 + 5, 2**63 - 1, -(2**63)] if kind == "long" else [])]
     frame = spark.createDataFrame([(n,) for n in [*numbers, None]], f"id {kind}")
     assert values(loads_of_table(frame, key="id"), "key") == [*(key_bytes(n) for n in numbers), None]
 
 
-def test_text_and_binary_keys_are_their_bytes(spark: SparkSession) -> None:
+def test_string_and_binary_keys_have_their_own_bytes(spark: SparkSession) -> None:
     frame = spark.createDataFrame([("ключ", b"\x00\xff")], "s string, b binary")
     assert values(loads_of_table(frame, key="s"), "key") == ["ключ".encode()]
     assert values(loads_of_table(frame, key="b"), "key") == [b"\x00\xff"]
 
 
-def test_what_a_table_does_not_name_is_unknown(spark: SparkSession) -> None:
+def test_columns_that_are_not_named_are_unknown(spark: SparkSession) -> None:
     loads = loads_of_table(spark.createDataFrame([("a",)], "k string"), key="k")
     assert [values(loads, name) for name in ("topic", "partition", "bytes", "timestamp")] == [
         ["table"],
@@ -79,18 +79,18 @@ def test_all_columns_of_a_table_can_be_named(spark: SparkSession) -> None:
 
 
 @pytest.mark.parametrize(
-    ("columns", "says"),
+    ("columns", "message"),
     [
         ({"key": "id"}, "key is 'id': expected one of the columns k, x, s"),
         ({"key": "k", "bytes": "size"}, "bytes is 'size': expected one of the columns k, x, s"),
         ({"key": "k", "topic": "t"}, "topic is 't'"),
-        ({"key": "x"}, "type of key column 'x' is 'double': expected binary, string or a whole number"),
+        ({"key": "x"}, "type of key column 'x' is 'double': expected binary, string or an integer"),
         ({"key": "k", "bytes": "x"}, "type of bytes column 'x' is 'double'"),
-        ({"key": "k", "partition": "s"}, "type of partition column 's' is 'string': expected a whole number"),
+        ({"key": "k", "partition": "s"}, "type of partition column 's' is 'string': expected an integer"),
         ({"key": "k", "timestamp": "s"}, "type of timestamp column 's' is 'string': expected timestamp or date"),
     ],
 )
-def test_columns_that_do_not_do_are_refused_at_once(spark: SparkSession, columns: dict[str, str], says: str) -> None:
+def test_unsuitable_columns_are_refused_at_once(spark: SparkSession, columns: dict[str, str], message: str) -> None:
     frame = spark.createDataFrame([], "k string, x double, s string")
-    with pytest.raises(InvalidValue, match=says):
+    with pytest.raises(InvalidValue, match=message):
         loads_of_table(frame, **columns)

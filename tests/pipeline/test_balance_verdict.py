@@ -1,4 +1,4 @@
-"""What is wrong, and what would help: one sentence for each case."""
+"""The verdict: one sentence for each case, with what is wrong and what would help."""
 
 from collections.abc import Sequence
 
@@ -66,7 +66,7 @@ CASES = {
         "even: with `xxh64 jump 2`, partition 0 carries 58 % of the bytes, 1.17 times the mean of 2 partitions",
     ),
     "no records": (topic(load([0, 0])), "no records"),
-    "nothing to judge by": (topic(), "7 records, and neither partitions nor a scheme to judge them by"),
+    "nothing to judge by": (topic(), "7 records, but neither partitions nor a scheme to judge them by"),
     "one hot key": (
         topic(load([10, 70, 10, 10], [100, 700, 100, 100]), hot=[key(b"room-1", 1, 60, 600)]),
         (
@@ -82,7 +82,7 @@ CASES = {
             "45 %)"
         ),
     ),
-    "three hot keys, one of them not text": (
+    "three hot keys, one of them binary": (
         topic(load([28, 40, 28, 1, 1, 2]), hot=[key(b"\xff\x01", 1, 39), key(b"b", 0, 27), key(b"c", 2, 27)]),
         (
             "partition 1 carries 40 % of the records, 98 % of it the key `0xff01`: splitting the key and 2 others as "
@@ -121,8 +121,8 @@ CASES = {
     "a hash that spreads badly, and none better": (
         topic(SKEWED, check=[keys([1000, 2000, 1000, 1000])]),
         (
-            "their hash spreads the keys badly (chi-square per degree of freedom 200.0 instead of 1; partition 1 has "
-            "40 % of the keys): none that was tried is better"
+            "the hash spreads the keys badly (chi-square per degree of freedom 200.0 instead of 1; partition 1 has "
+            "40 % of the keys): no other scheme that was tried is better"
         ),
     ),
     "keys that chance explains": (
@@ -155,8 +155,8 @@ CASES = {
     "uneven for no one reason, and a better scheme": (
         topic(SKEWED, load([250, 250], scheme="xxh64 jump 2")),
         (
-            "partition 1 carries 40 % of the records, 1.6 times the mean, and neither one key nor the hash is to "
-            "blame: `xxh64 jump 2` comes to 1.0 times the mean"
+            "partition 1 carries 40 % of the records, 1.6 times the mean, and neither a single key nor the hash is "
+            "the cause: `xxh64 jump 2` has 1.0 times the mean"
         ),
     ),
     "a warm key": (
@@ -182,7 +182,7 @@ def test_a_key_above_the_mean_but_less_than_half_of_its_partition_is_not_called_
     assert "splitting the key helps" in verdict(found)
 
 
-def test_a_long_key_is_cut_in_the_sentence_only() -> None:
+def test_a_long_key_is_truncated_in_the_sentence_only() -> None:
     found = verdict(topic(load([10, 70, 10, 10]), hot=[key(b"x" * 200, 1, 60)]))
     assert f"`{'x' * 59}…`" in found
     assert shown(b"x" * 200) == "x" * 200
@@ -192,5 +192,5 @@ def test_a_long_key_is_cut_in_the_sentence_only() -> None:
     ("given", "expected"),
     [(b"room-1", "room-1"), ("ключ".encode(), "ключ"), (b"a\n", "0x610a"), (b"\xff", "0xff"), (b"", "")],
 )
-def test_a_key_is_shown_as_text_if_it_is_printable(given: bytes, expected: str) -> None:
+def test_a_key_is_shown_as_a_string_if_it_is_printable(given: bytes, expected: str) -> None:
     assert shown(given) == expected

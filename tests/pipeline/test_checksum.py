@@ -1,4 +1,4 @@
-"""Whether two frames hold the same."""
+"""Checksums tell whether two frames hold the same records."""
 
 from datetime import datetime
 from typing import Any
@@ -28,7 +28,7 @@ def before(spark: SparkSession) -> Checksum:
     )
 
 
-def test_where_records_lie_does_not_matter_as_long_as_each_key_is_in_order(
+def test_partitions_and_offsets_do_not_matter_as_long_as_each_key_is_in_order(
     spark: SparkSession, before: Checksum
 ) -> None:
     moved = frame(spark, (2, 7, "b", "k", "2"), (2, 5, "a", "k", "1"), (0, 0, "d", None, "4"), (0, 9, "c", "l", "3"))
@@ -51,13 +51,17 @@ def test_where_records_lie_does_not_matter_as_long_as_each_key_is_in_order(
             (1, 2, "d", None, "4"),
         ],
     ],
-    ids=["another order", "another value", "another key", "one less", "one twice"],
+    ids=["another order", "another value", "another key", "one missing", "one twice"],
 )
-def test_any_other_difference_shows(
+def test_any_other_difference_changes_the_checksum(
     spark: SparkSession, before: Checksum, rows: list[tuple[int, int, str, str | None, str]]
 ) -> None:
     assert checksum(frame(spark, *rows)) != before
 
 
-def test_nothing_has_a_checksum_too(spark: SparkSession) -> None:
+def test_a_checksum_counts_the_records_of_each_partition(before: Checksum) -> None:
+    assert before.by_partition == {0: 2, 1: 2}
+
+
+def test_an_empty_frame_has_a_checksum(spark: SparkSession) -> None:
     assert checksum(spark.createDataFrame([], COLUMNS)) == Checksum(0, 0)

@@ -25,18 +25,19 @@ def run(*command: str | Path, cwd: Path) -> Any:
     return json.loads(done.stdout)
 
 
+@pytest.mark.spark
 @pytest.mark.timeout(300)
 def test_ingest_and_balance_run_on_a_cluster(tmp_path: Path) -> None:
     log = url(tmp_path)
     create(log, "orders", 4)
     fill(log, "orders", RECORDS)
     script = Path(shardyard.cli.__file__).with_name("__main__.py")
-    where = ("--log", "sqlite:///log", "--json")  # found from the workers' own folders too
+    options = ("--log", "sqlite:///log", "--json")  # relative, but the workers have other working directories
     with cluster(tmp_path / "cluster") as master:
         submit = (BIN / "spark-submit", "--master", master, script, "pipeline")
-        done = run(*submit, "ingest", "orders", "--lake", "lake", *where, cwd=tmp_path)
+        done = run(*submit, "ingest", "orders", "--lake", "lake", *options, cwd=tmp_path)
         command = (BIN / "shardyard", "pipeline", "balance", "--topic", "orders", "--master", master)
-        found = run(*command, *where, cwd=tmp_path)
+        found = run(*command, *options, cwd=tmp_path)
     assert done["records"] == RECORDS
     table = ds.dataset(tmp_path / "lake" / "records", format="parquet", partitioning="hive").to_table()
     assert sorted(int(value) for value in table["value"].to_pylist()) == list(range(RECORDS))

@@ -1,4 +1,4 @@
-"""ingest: what the lake has is what was sent, once."""
+"""ingest: the lake holds every record of its topics exactly once."""
 
 import json
 from pathlib import Path
@@ -19,7 +19,7 @@ from shardyard.model import (
     WrongSchemaVersion,
 )
 from shardyard.pipeline.blocking import blocking
-from shardyard.pipeline.lake import ingest as job
+from shardyard.pipeline.lake import ingest as ingest_module
 from shardyard.pipeline.lake.files import COLUMNS, Lake, Merge
 from shardyard.pipeline.lake.ingest import Progress, ingest
 from tests.pipeline.logs import append, create, fill, url
@@ -36,7 +36,7 @@ def lake(tmp_path: Path) -> Path:
 
 
 def numbers(lake: Path, topic: str = "orders") -> list[int]:
-    """Read by a tool that knows nothing of us."""
+    """The values in the lake, read with pyarrow alone."""
     files = ds.dataset(lake / "records", format="parquet", partitioning="hive")
     table = files.to_table(filter=ds.field("topic") == topic)
     return sorted(int(value) for value in table["value"].to_pylist())
@@ -46,7 +46,7 @@ def files(lake: Path) -> list[Path]:
     return sorted((lake / "records").rglob("*.parquet"))
 
 
-def test_the_lake_has_every_record_once_by_topic_and_day(spark: SparkSession, log: str, lake: Path) -> None:
+def test_the_lake_holds_every_record_once_by_topic_and_day(spark: SparkSession, log: str, lake: Path) -> None:
     create(log, "orders", 3)
     create(log, "returns", 1)
     fill(log, "orders", 100)
@@ -60,7 +60,7 @@ def test_the_lake_has_every_record_once_by_topic_and_day(spark: SparkSession, lo
     assert tuple(pq.read_schema(files(lake)[0]).names) == COLUMNS
 
 
-def test_an_ingest_goes_on_where_the_last_one_stopped(spark: SparkSession, log: str, lake: Path) -> None:
+def test_an_ingest_continues_where_the_last_one_stopped(spark: SparkSession, log: str, lake: Path) -> None:
     create(log, "orders", 3)
     fill(log, "orders", 100)
     ingest(spark, log, ["orders"], lake)
@@ -68,19 +68,19 @@ def test_an_ingest_goes_on_where_the_last_one_stopped(spark: SparkSession, log: 
     fill(log, "orders", 50, first=100)
     create(log, "returns", 2)
     fill(log, "returns", 5)
-    assert ingest(spark, log, ["returns"], lake).records == 55  # a topic that is in the lake stays up to date
+    assert (
+        ingest(spark, log, ["returns"], lake).records == 55
+    )  # topics that are in the lake already are ingested as well
     assert numbers(lake) == list(range(150))
     assert numbers(lake, "returns") == list(range(5))
 
 
-def test_a_continuous_ingest_takes_what_comes_until_it_is_told_to_stop(
-    spark: SparkSession, log: str, lake: Path
-) -> None:
+def test_a_continuous_ingest_runs_until_it_is_stopped(spark: SparkSession, log: str, lake: Path) -> None:
     create(log, "orders", 2)
     fill(log, "orders", 20)
     seen: list[Progress] = []
 
-    def look(progress: Progress) -> None:
+    def append_more(progress: Progress) -> None:
         if progress.records == 20 and not any(p.records == 20 for p in seen):
             fill(log, "orders", 30, first=20)
         seen.append(progress)
@@ -92,7 +92,7 @@ def test_a_continuous_ingest_takes_what_comes_until_it_is_told_to_stop(
         lake,
         continuous=True,
         every=0.1,
-        on_progress=look,
+        on_progress=append_more,
         stopped=lambda: seen[-1:] == [Progress(50, 0)],
     )
     assert done.records == 50
@@ -107,7 +107,7 @@ def test_small_files_are_merged_and_no_row_changes(
         fill(log, "orders", 20, first=n * 20)
         ingest(spark, log, ["orders"], lake, tasks=1)
     assert len(files(lake)) == 3
-    monkeypatch.setattr(job, "FEW_FILES", 3)
+    monkeypatch.setattr(ingest_module, "MIN_MERGE_FILES", 3)
     ingest(spark, log, ["orders"], lake)
     assert len(files(lake)) == 1
     assert numbers(lake) == list(range(60))
@@ -120,28 +120,28 @@ def test_files_are_merged_up_to_a_size(tmp_path: Path) -> None:
     folder.mkdir(parents=True)
     for name, size in {"a": 40, "b": 30, "c": 40, "d": 60, "e": 10}.items():
         (folder / f"{name}.parquet").write_bytes(b"x" * size)
-    names = [[path.stem for path in merge.files] for merge in lake.merges(100, 2)]
+    names = [[path.stem for path in merge.files] for merge in lake.plan_merges(100, 2)]
     assert names == [["a", "b"], ["c", "e"]]
-    assert lake.merges(100, 5) == []
+    assert lake.plan_merges(100, 5) == []
 
 
-# What may be cut off
+# Interruptions
 
 
-def test_a_batch_that_was_cut_off_while_its_files_appeared_is_finished_not_begun_anew(
+def test_a_batch_that_was_interrupted_while_its_files_were_published_is_finished(
     spark: SparkSession, log: str, lake: Path
 ) -> None:
     create(log, "orders", 2)
     fill(log, "orders", 40)
     ingest(spark, log, ["orders"], lake, tasks=2)
     assert len(files(lake)) == 2
-    put_back(lake, files(lake)[1:])
+    unpublish(lake, files(lake)[1:])
     ingest(spark, log, ["orders"], lake)
     assert numbers(lake) == list(range(40))
 
 
-def put_back(lake: Path, last: list[Path]) -> None:
-    """As if the driver had died when the last files of batch 0 had not appeared yet."""
+def unpublish(lake: Path, last: list[Path]) -> None:
+    """Restore the state before the last files of batch 0 were published, as if the driver had died then."""
     own = lake / "_shardyard"
     staged = own / "staging" / json.loads((own / "complete.json").read_text())["staged"]
     for path in last:
@@ -153,17 +153,19 @@ def put_back(lake: Path, last: list[Path]) -> None:
     (own / "checkpoint" / "commits" / ".0.crc").unlink()
 
 
-def test_a_batch_that_was_cut_off_while_it_was_written_is_begun_anew(spark: SparkSession, log: str, lake: Path) -> None:
+def test_a_batch_that_was_interrupted_while_it_was_written_is_written_again(
+    spark: SparkSession, log: str, lake: Path
+) -> None:
     create(log, "orders", 2)
     fill(log, "orders", 40)
     ingest(spark, log, ["orders"], lake, tasks=2)
-    put_back(lake, files(lake))
+    unpublish(lake, files(lake))
     (lake / "_shardyard" / "complete.json").unlink()
     ingest(spark, log, ["orders"], lake)
     assert numbers(lake) == list(range(40))
 
 
-def test_a_merge_that_was_cut_off_is_finished(
+def test_a_merge_that_was_interrupted_is_finished(
     spark: SparkSession, log: str, lake: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     create(log, "orders", 2)
@@ -171,21 +173,21 @@ def test_a_merge_that_was_cut_off_is_finished(
         fill(log, "orders", 20, first=n * 20)
         ingest(spark, log, ["orders"], lake, tasks=1)
 
-    def dies(_self: Path, missing_ok: bool = False) -> None:
+    def crash(_self: Path, missing_ok: bool = False) -> None:
         raise KeyboardInterrupt(missing_ok)
 
-    monkeypatch.setattr(job, "FEW_FILES", 3)
+    monkeypatch.setattr(ingest_module, "MIN_MERGE_FILES", 3)
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "unlink", dies)
+        patch.setattr(Path, "unlink", crash)
         with pytest.raises(KeyboardInterrupt):
             ingest(spark, log, ["orders"], lake)
-    assert len(files(lake)) == 4  # the merged one beside those it replaces
+    assert len(files(lake)) == 4  # the merged one and those it replaces
     ingest(spark, log, ["orders"], lake)
     assert len(files(lake)) == 1
     assert numbers(lake) == list(range(60))
 
 
-def test_a_merge_never_replaces_files_by_one_with_other_rows(tmp_path: Path) -> None:
+def test_a_merge_never_replaces_files_by_one_with_another_number_of_rows(tmp_path: Path) -> None:
     import pyarrow as pa  # noqa: PLC0415
 
     for name, rows in {"a": 3, "b": 4}.items():
@@ -194,10 +196,10 @@ def test_a_merge_never_replaces_files_by_one_with_other_rows(tmp_path: Path) -> 
     staged.mkdir()
     pq.write_table(pa.table({"x": [0] * 6}), staged / "c.parquet")
     with pytest.raises(Damaged, match="2 files with 7 rows became one with 6"):
-        job.check_rows(Merge(tmp_path, (tmp_path / "a.parquet", tmp_path / "b.parquet")), staged)
+        ingest_module.check_rows(Merge(tmp_path, (tmp_path / "a.parquet", tmp_path / "b.parquet")), staged)
 
 
-# Bad input: one line, nothing written
+# Invalid input: an error of one line, and nothing is written
 
 
 def test_a_topic_that_does_not_exist_is_refused_before_anything_is_written(
@@ -211,7 +213,7 @@ def test_a_topic_that_does_not_exist_is_refused_before_anything_is_written(
     assert not lake.exists()
 
 
-def test_a_folder_that_is_not_a_lake_is_left_alone(spark: SparkSession, log: str, lake: Path) -> None:
+def test_a_folder_that_is_not_a_lake_is_not_changed(spark: SparkSession, log: str, lake: Path) -> None:
     create(log, "orders", 1)
     lake.mkdir()
     (lake / "thesis.txt").write_text("mine")
@@ -220,7 +222,7 @@ def test_a_folder_that_is_not_a_lake_is_left_alone(spark: SparkSession, log: str
     assert [path.name for path in lake.iterdir()] == ["thesis.txt"]
 
 
-def test_a_lake_of_another_version_is_left_alone(spark: SparkSession, log: str, lake: Path) -> None:
+def test_a_lake_of_another_version_is_not_changed(spark: SparkSession, log: str, lake: Path) -> None:
     create(log, "orders", 1)
     fill(log, "orders", 5)
     ingest(spark, log, ["orders"], lake)
@@ -233,16 +235,16 @@ def test_a_lake_of_another_version_is_left_alone(spark: SparkSession, log: str, 
     assert files(lake) == before
 
 
-@pytest.mark.parametrize("harm", ["gone", "garbage", "another"])
-def test_a_checkpoint_that_cannot_be_read_is_not_taken_for_a_new_one(
-    spark: SparkSession, log: str, lake: Path, harm: str
+@pytest.mark.parametrize("damage", ["missing", "garbage", "another"])
+def test_a_checkpoint_that_is_missing_or_damaged_is_not_started_again(
+    spark: SparkSession, log: str, lake: Path, damage: str
 ) -> None:
     create(log, "orders", 1)
     fill(log, "orders", 5)
     ingest(spark, log, ["orders"], lake)
     metadata = lake / "_shardyard" / "checkpoint" / "metadata"
-    match harm:
-        case "gone":
+    match damage:
+        case "missing":
             metadata.unlink()
         case "garbage":
             metadata.write_text("{")
@@ -253,9 +255,7 @@ def test_a_checkpoint_that_cannot_be_read_is_not_taken_for_a_new_one(
     assert numbers(lake) == list(range(5))
 
 
-def test_offsets_in_the_checkpoint_that_cannot_be_read_are_told_in_one_line(
-    spark: SparkSession, log: str, lake: Path
-) -> None:
+def test_invalid_offsets_in_the_checkpoint_give_an_error_of_one_line(spark: SparkSession, log: str, lake: Path) -> None:
     create(log, "orders", 1)
     fill(log, "orders", 5)
     ingest(spark, log, ["orders"], lake)
@@ -269,14 +269,14 @@ def test_offsets_in_the_checkpoint_that_cannot_be_read_are_told_in_one_line(
     assert numbers(lake) == list(range(5))
 
 
-def test_a_lake_that_was_cut_off_while_it_was_made_is_made(spark: SparkSession, log: str, lake: Path) -> None:
+def test_a_lake_that_was_interrupted_while_it_was_created_is_created(spark: SparkSession, log: str, lake: Path) -> None:
     create(log, "orders", 1)
     fill(log, "orders", 5)
     (lake / "_shardyard").mkdir(parents=True)
     assert ingest(spark, log, ["orders"], lake).records == 5
 
 
-def test_the_day_is_that_of_utc_and_other_tools_can_read_the_time(spark: SparkSession, log: str, lake: Path) -> None:
+def test_the_day_is_in_utc_and_other_tools_can_read_the_timestamp(spark: SparkSession, log: str, lake: Path) -> None:
     create(log, "orders", 1)
     append(log, "orders", 0, [Record("a", b"k", b"1", (), 1_760_000_000_000 - 32_000_000)])  # an hour or so before noon
     spark.conf.set("spark.sql.session.timeZone", "Pacific/Auckland")
@@ -289,13 +289,13 @@ def test_the_day_is_that_of_utc_and_other_tools_can_read_the_time(spark: SparkSe
     assert str(pq.read_schema(path).field("timestamp").type) == "timestamp[us, tz=UTC]"
 
 
-def test_one_ingest_at_a_time(spark: SparkSession, log: str, lake: Path) -> None:
+def test_a_second_ingest_into_the_same_lake_is_refused(spark: SparkSession, log: str, lake: Path) -> None:
     create(log, "orders", 1)
-    with Lake(lake).opened(), pytest.raises(Busy, match="another ingest is at work"):
+    with Lake(lake).exclusive(), pytest.raises(Busy, match="another ingest is running"):
         ingest(spark, log, ["orders"], lake)
 
 
-def test_a_topic_of_the_lake_that_is_gone_fails_unless_it_may_be_lost(
+def test_a_deleted_topic_of_the_lake_fails_the_ingest_unless_data_may_be_lost(
     spark: SparkSession, log: str, lake: Path
 ) -> None:
     create(log, "orders", 1)

@@ -1,11 +1,11 @@
-"""Options of the data source: what is taken, and errors that name the option."""
+"""Options of the data source: what they mean, and errors that name the option."""
 
 from pathlib import Path
 
 import pytest
 
 from shardyard.model import InvalidValue
-from shardyard.pipeline.source.options import Where, absolute, read_options, write_options
+from shardyard.pipeline.source.options import ReadBound, absolute, read_options, write_options
 
 READ = {"log": "sqlite:////data/log", "topics": "orders"}
 WRITE = {"log": "sqlite:////data/log", "topic": "orders"}
@@ -13,23 +13,23 @@ WRITE = {"log": "sqlite:////data/log", "topic": "orders"}
 
 def test_a_batch_is_read_from_the_first_record_to_the_last() -> None:
     options = read_options(READ, streaming=False)
-    assert (options.start, options.end) == (Where("earliest"), Where("latest"))
+    assert (options.start, options.end) == (ReadBound("earliest"), ReadBound("latest"))
     assert options.topics == ("orders",)
 
 
-def test_a_stream_begins_with_what_comes_next_and_fails_when_data_is_lost() -> None:
+def test_a_stream_starts_with_the_next_record_and_fails_when_data_is_lost() -> None:
     options = read_options(READ, streaming=True)
-    assert options.start == Where("latest")
+    assert options.start == ReadBound("latest")
     assert options.fail_on_data_loss
 
 
-def test_names_of_options_are_taken_in_any_case() -> None:
+def test_names_of_options_are_not_case_sensitive() -> None:
     assert read_options(READ | {"MAXrecordspertrigger": "7"}, streaming=True).max_records_per_trigger == 7
 
 
-def test_places_are_names_times_or_offsets() -> None:
+def test_a_bound_is_a_name_a_time_or_offsets() -> None:
     offsets = read_options(READ | {"startingOffsets": '{"orders": {"0": 5, "1": "latest"}}'}, streaming=False)
-    assert offsets.start == Where("earliest", explicit={"orders": {0: 5, 1: "latest"}}, option="startingOffsets")
+    assert offsets.start == ReadBound("earliest", explicit={"orders": {0: 5, 1: "latest"}}, option="startingOffsets")
     for text in ("1760000000000", "2025-10-09T08:53:20Z", "2025-10-09T10:53:20+02:00", "2025-10-09T08:53:20"):
         assert read_options(READ | {"endingTimestamp": text}, streaming=False).end.timestamp == 1_760_000_000_000
 
@@ -38,13 +38,13 @@ def test_several_topics_are_separated_by_commas() -> None:
     assert read_options(READ | {"topics": "b, a"}, streaming=False).topics == ("a", "b")
 
 
-def test_a_log_is_found_from_any_working_folder() -> None:
+def test_the_path_of_a_log_does_not_depend_on_the_working_directory() -> None:
     assert absolute("sqlite:///data/log") == f"sqlite:///{Path.cwd()}/data/log"
     assert absolute("sqlite:////data/log") == "sqlite:////data/log"
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "message"),
     [
         ({"topics": ""}, "option 'topics' is ''"),
         ({"topics": "a,,b"}, "option 'topics' is 'a,,b': expected names, separated by commas, each once"),
@@ -56,33 +56,33 @@ def test_a_log_is_found_from_any_working_folder() -> None:
         ({"startingOffsets": '{"a": {"x": 1}}'}, "option 'startingOffsets'"),
         ({"startingOffsets": "[]"}, "option 'startingOffsets'"),
         ({"startingTimestamp": "noon"}, "option 'startingTimestamp' is 'noon': expected milliseconds"),
-        ({"startingTimestamp": "1", "startingOffsets": "earliest"}, "no 'startingOffsets' beside it"),
-        ({"recordsPerTask": "many"}, "option 'recordsPerTask' is 'many': expected a whole number"),
+        ({"startingTimestamp": "1", "startingOffsets": "earliest"}, "expected no 'startingOffsets' at the same time"),
+        ({"recordsPerTask": "many"}, "option 'recordsPerTask' is 'many': expected an integer"),
         ({"recordsPerTask": "0"}, "option 'recordsPerTask' is 0: expected a whole number of at least 1"),
         ({"topic": "orders"}, "option is 'topic': expected one of log, topics"),
         ({"maxRecordsPerTrigger": "1"}, "option is 'maxrecordspertrigger': expected one of"),
     ],
 )
-def test_bad_options_of_a_read_are_named(options: dict[str, str], says: str) -> None:
-    with pytest.raises(InvalidValue, match=says):
+def test_bad_options_of_a_read_are_named(options: dict[str, str], message: str) -> None:
+    with pytest.raises(InvalidValue, match=message):
         read_options(READ | options, streaming=False)
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "message"),
     [
         ({"failOnDataLoss": "no"}, "option 'failOnDataLoss' is 'no': expected true or false"),
         ({"maxRecordsPerTrigger": "-1"}, "option 'maxRecordsPerTrigger' is -1"),
         ({"endingOffsets": "latest"}, "option is 'endingoffsets': expected one of"),
     ],
 )
-def test_bad_options_of_a_stream_are_named(options: dict[str, str], says: str) -> None:
-    with pytest.raises(InvalidValue, match=says):
+def test_bad_options_of_a_stream_are_named(options: dict[str, str], message: str) -> None:
+    with pytest.raises(InvalidValue, match=message):
         read_options(READ | options, streaming=True)
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "message"),
     [
         ({"topic": ""}, "option 'topic' is ''"),
         ({"partitioner": "ring"}, "partitioner is 'ring': expected one of"),
@@ -90,6 +90,6 @@ def test_bad_options_of_a_stream_are_named(options: dict[str, str], says: str) -
         ({"topics": "a"}, "option is 'topics': expected one of log, topic"),
     ],
 )
-def test_bad_options_of_a_write_are_named(options: dict[str, str], says: str) -> None:
-    with pytest.raises(InvalidValue, match=says):
+def test_bad_options_of_a_write_are_named(options: dict[str, str], message: str) -> None:
+    with pytest.raises(InvalidValue, match=message):
         write_options(WRITE | options, streaming=False)

@@ -1,4 +1,4 @@
-"""The plan's numbers against hand-computed ones."""
+"""The numbers of a plan, compared with ones computed by hand."""
 
 import json
 from typing import Any
@@ -19,7 +19,7 @@ PUBLISHED = pa.array(["", "a", "b", "foobar"])
 SAMPLE = KeySample(PUBLISHED, HELD)
 
 
-def test_bytes_of_a_count_are_measured_or_sampled_or_even() -> None:
+def test_bytes_of_partitions_are_measured_or_sampled_or_even() -> None:
     load = Load.measured([1, 1, 2], [50, 60, 90], rate=6.0, keys=SAMPLE)
     report = make_plan(load, partitions=[3, 2, 4], members=[2, 3], assignors=["sticky"], partitioners=["modulus"])
     found = [(c.basis, c.bytes_mean, c.bytes_max, c.records_per_second) for c in report.partition_counts]
@@ -39,13 +39,13 @@ def test_bytes_of_a_count_are_measured_or_sampled_or_even() -> None:
     assert assumed.records_per_second == 4.0
 
 
-def test_shares_say_who_gets_how_many() -> None:
+def test_shares_say_how_many_partitions_members_own() -> None:
     report = make_plan(TWENTY_GB, partitions=[12, 32], members=[16], assignors=["sticky"])
     found = [(s.partitions, s.members, s.fewest, s.most, s.even, s.idle_members) for s in report.shares]
     assert found == [(12, 16, 0, 1, False, 4), (32, 16, 2, 2, True, 0)]
 
 
-def test_every_case_asked_for_is_planned_in_order() -> None:
+def test_every_combination_is_planned_in_order() -> None:
     report = make_plan(TWENTY_GB, partitions=[8, 16], members=[2, 4], assignors=["even", "sticky"])
     steps = [(s.partitions, s.before, s.assignor, s.after) for s in report.member_steps]
     assert steps == [
@@ -60,7 +60,7 @@ def test_every_case_asked_for_is_planned_in_order() -> None:
     ]
 
 
-def test_jump_keeps_its_hash_where_the_one_asked_for_is_too_short() -> None:
+def test_jump_keeps_its_default_hash_if_the_given_one_is_too_short() -> None:
     named = make_plan(TWENTY_GB, partitions=[8], members=[2], hash_="murmur2").partition_steps
     assert {(s.partitioner, s.hash) for s in named} == {("modulus", "murmur2"), ("jump", "xxh64")}
     named = make_plan(TWENTY_GB, partitions=[8], members=[2], hash_="fnv1a64").partition_steps
@@ -68,13 +68,13 @@ def test_jump_keeps_its_hash_where_the_one_asked_for_is_too_short() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("change", "message"),
     [
         ({"partitions": [0]}, "partitions is 0: expected a whole number of at least 1"),
         ({"partitions": [2.5]}, "partitions is 2.5: expected a whole number of at least 1"),
-        ({"partitions": []}, r"partitions is \[\]: expected from 1 to 50, each once"),
-        ({"partitions": [8, 8]}, r"partitions is \[8, 8\]: expected from 1 to 50, each once"),
-        ({"partitions": list(range(1, 52))}, "expected from 1 to 50, each once"),
+        ({"partitions": []}, r"partitions is \[\]: expected 1 to 50 different ones"),
+        ({"partitions": [8, 8]}, r"partitions is \[8, 8\]: expected 1 to 50 different ones"),
+        ({"partitions": list(range(1, 52))}, "expected 1 to 50 different ones"),
         ({"partitions": [100_001]}, "partitions is 100001: expected at most 100000 to plan for"),
         ({"members": [-1]}, "members is -1: expected a whole number of at least 1"),
         ({"members": []}, r"members is \[\]"),
@@ -94,17 +94,17 @@ def test_jump_keeps_its_hash_where_the_one_asked_for_is_too_short() -> None:
         ({"hash_": "md5"}, "hash is 'md5': expected one of"),
     ],
 )
-def test_a_wrong_question_is_refused_before_any_work(
-    change: dict[str, Any], says: str, monkeypatch: pytest.MonkeyPatch
+def test_an_invalid_plan_is_refused_before_it_is_computed(
+    change: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shardyard.pipeline.plan.steps.assign", lambda *_, **__: pytest.fail("it has begun"))
-    monkeypatch.setattr("shardyard.pipeline.plan.report.table_size", lambda *_: pytest.fail("it has begun"))
-    with pytest.raises(InvalidValue, match=says):
+    monkeypatch.setattr("shardyard.pipeline.plan.steps.assign", lambda *_, **__: pytest.fail("it was computed"))
+    monkeypatch.setattr("shardyard.pipeline.plan.report.table_size", lambda *_: pytest.fail("it was computed"))
+    with pytest.raises(InvalidValue, match=message):
         make_plan(TWENTY_GB, **{"partitions": [8], "members": [2], **change})
 
 
 @pytest.mark.parametrize(
-    ("make", "says"),
+    ("make", "message"),
     [
         (lambda: Load(-1, 0), "records is -1: expected a whole number of at least 0"),
         (lambda: Load(0, 1.5), "bytes is 1.5"),  # type: ignore[arg-type]
@@ -120,12 +120,12 @@ def test_a_wrong_question_is_refused_before_any_work(
         (lambda: KeySample(PUBLISHED, -HELD), "bytes in the sample is -40.0: expected numbers of at least 0"),
     ],
 )
-def test_a_load_that_cannot_be_is_refused(make: Any, says: str) -> None:
-    with pytest.raises(InvalidValue, match=says):
+def test_an_invalid_load_is_refused(make: Any, message: str) -> None:
+    with pytest.raises(InvalidValue, match=message):
         make()
 
 
-def test_a_sample_is_scaled_to_what_it_stands_for() -> None:
+def test_a_sample_is_scaled_to_what_it_represents() -> None:
     assert KeySample.scaled(PUBLISHED, [1, 2, 3, 4], 100).bytes.tolist() == [10, 20, 30, 40]
     assert KeySample.scaled(PUBLISHED, [0, 0, 0, 0], 100).bytes.tolist() == [0, 0, 0, 0]
 

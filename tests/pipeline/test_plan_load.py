@@ -7,7 +7,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from shardyard.model import InvalidValue
-from shardyard.pipeline.plan.load import keys_sampled, load_of, partition_totals
+from shardyard.pipeline.plan.load import load_of, partition_totals, sample_keys
 from shardyard.pipeline.plan.report import make_plan
 
 SCHEMA = "topic string, partition int, key binary, bytes long, timestamp timestamp"
@@ -25,7 +25,7 @@ def frame(spark: SparkSession, rows: list[Row]) -> DataFrame:
     return spark.createDataFrame(rows, SCHEMA)
 
 
-def test_totals_are_counted_by_partition_and_for_all(spark: SparkSession) -> None:
+def test_totals_are_counted_per_partition_and_for_all_partitions(spark: SparkSession) -> None:
     rows = frame(spark, ROWS).transform(partition_totals).orderBy("everything", "partition").collect()
     assert [tuple(row) for row in rows] == [
         (False, 0, 2, 30, 30, 1, "orders", "orders", 1.0),
@@ -36,14 +36,14 @@ def test_totals_are_counted_by_partition_and_for_all(spark: SparkSession) -> Non
 
 def test_a_key_is_in_the_sample_with_all_of_its_bytes_or_not_at_all(spark: SparkSession) -> None:
     rows: list[Row] = [("t", i % 3, b"k%d" % (i % 1000), 1 + i % 1000, None) for i in range(3000)]
-    found = {bytes(r["key"]): r["bytes"] for r in frame(spark, rows).transform(keys_sampled, 10).collect()}
+    found = {bytes(r["key"]): r["bytes"] for r in frame(spark, rows).transform(sample_keys, 10).collect()}
     assert 60 < len(found) < 140
     assert all(size == 3 * (1 + int(key[1:])) for key, size in found.items())
     assert list(found) == sorted(found)
 
 
-def test_one_key_in_one_is_every_key(spark: SparkSession) -> None:
-    found = frame(spark, ROWS).transform(keys_sampled, 1).collect()
+def test_a_sample_of_one_in_one_has_every_key(spark: SparkSession) -> None:
+    found = frame(spark, ROWS).transform(sample_keys, 1).collect()
     assert [(bytes(r["key"]), r["bytes"]) for r in found] == [(b"a", 30), (b"b", 30)]
 
 
@@ -73,14 +73,14 @@ def test_partitions_at_the_end_may_be_empty(spark: SparkSession) -> None:
         load_of(frame(spark, ROWS), 100, partitions=2)
 
 
-def test_without_partitions_timestamps_and_keys_the_load_is_an_assumed_one(spark: SparkSession) -> None:
+def test_without_partitions_timestamps_and_keys_only_totals_are_known(spark: SparkSession) -> None:
     load = load_of(frame(spark, [("t", None, None, 5, None), ("t", None, None, 6, None)]), 100)
     assert (load.records, load.bytes, load.partition_bytes) == (2, 11, ())
     assert (load.records_per_second, load.keys) == (None, None)
 
 
 @pytest.mark.parametrize(
-    ("rows", "says"),
+    ("rows", "message"),
     [
         ([], "loads is 'empty': expected at least one record"),
         ([*ROWS, ("bills", 0, b"a", 1, None)], "topics is 'bills, orders': expected one: filter the loads"),
@@ -88,12 +88,12 @@ def test_without_partitions_timestamps_and_keys_the_load_is_an_assumed_one(spark
         ([("orders", -1, b"a", 1, None)], "partition is -1: expected from 0 to 99999"),
     ],
 )
-def test_loads_that_are_not_those_of_one_topic_are_refused(spark: SparkSession, rows: list[Any], says: str) -> None:
-    with pytest.raises(InvalidValue, match=says):
+def test_loads_of_more_or_less_than_one_topic_are_refused(spark: SparkSession, rows: list[Any], message: str) -> None:
+    with pytest.raises(InvalidValue, match=message):
         load_of(frame(spark, rows), 100)
 
 
-def test_a_wrong_call_is_refused_before_spark_looks_at_anything(spark: SparkSession) -> None:
+def test_an_invalid_call_is_refused_before_a_job_starts(spark: SparkSession) -> None:
     with pytest.raises(InvalidValue, match="partitions is 0: expected a whole number of at least 1"):
         load_of(frame(spark, ROWS), 100, partitions=0)
     with pytest.raises(InvalidValue, match="sample is 0: expected a whole number of at least 1"):

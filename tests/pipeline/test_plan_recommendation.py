@@ -1,38 +1,38 @@
-"""The recommendation, word by word."""
+"""The recommendation, word for word."""
 
 from collections.abc import Sequence
 
 import pytest
 
-from shardyard.pipeline.plan.advice import PartitionCount, ordinal, readable, recommendation, recommended
 from shardyard.pipeline.plan.load import Load
+from shardyard.pipeline.plan.recommendation import PartitionCount, format_bytes, ordinal, recommend, recommendation
 from shardyard.pipeline.plan.report import make_plan
 
 TWENTY_GB = Load(10_000_000, 20 * 10**9)
-TAKE_256 = (
-    "256 partitions for 16 members: 16 each, 78.1 MB a partition; the smallest count asked for that stays within 10 %"
-    " of even with any number of members from 16 to 32 (at worst 9.4 % above the mean, with 28). Adding a 17th moves"
-    " 15 partitions (5.9 %, 1.2 GB) with sticky, "
+USE_256 = (
+    "256 partitions for 16 members: 16 each, 78.1 MB per partition; the smallest of the given counts that stays within"
+    " 10 % of even with any number of members from 16 to 32 (at worst 9.4 % above the mean, with 28). Adding a 17th"
+    " moves 15 partitions (5.9 %, 1.2 GB) with sticky, "
 )
 
 
 @pytest.mark.parametrize(
-    ("load", "partitions", "members", "assignors", "says"),
+    ("load", "partitions", "members", "assignors", "expected"),
     [
         (
             TWENTY_GB,
             [64, 128, 256, 512],
             [16],
             ["contiguous", "sticky"],
-            TAKE_256 + "120 (46.9 %, 9.4 GB) with contiguous: take sticky.",
+            USE_256 + "120 (46.9 %, 9.4 GB) with contiguous: use sticky.",
         ),
         (
             TWENTY_GB,
             [256],
             [16],
             ["least_loaded", "even", "sticky"],
-            TAKE_256
-            + "240 (93.8 %, 18.8 GB) with even, none with least_loaded (but leaves 0 to 16 on a member): take sticky.",
+            USE_256
+            + "240 (93.8 %, 18.8 GB) with even, none with least_loaded (but leaves 0 to 16 on a member): use sticky.",
         ),
         (
             Load(10, 1200),
@@ -40,9 +40,9 @@ TAKE_256 = (
             [16],
             ["sticky"],
             (
-                "12 partitions for 16 members: 4 of them idle, 100 bytes a partition; closest of the counts asked for,"
-                " of which none stays within 10 % of even with any number of members from 16 to 32 (at worst 166.7 %"
-                " above the mean, with 32). Adding a 17th moves none with sticky."
+                "12 partitions for 16 members: 4 of them idle, 100 bytes per partition; the closest of the given"
+                " counts, none of which stays within 10 % of even with any number of members from 16 to 32 (at worst"
+                " 166.7 % above the mean, with 32). Adding a 17th moves none with sticky."
             ),
         ),
         (
@@ -51,9 +51,10 @@ TAKE_256 = (
             [1],
             ["sticky", "even"],
             (
-                "2 partitions for 1 member: 2 each, 1.0 kB a partition (the fullest has 1.50 times that); the smallest"
-                " count asked for that stays within 10 % of even with any number of members from 1 to 2. Adding a 2nd"
-                " moves 1 partition (50.0 %, 1.5 kB) with sticky, 1 (50.0 %, 1.5 kB) with even: take sticky."
+                "2 partitions for 1 member: 2 each, 1.0 kB per partition (the fullest has 1.50 times that); the"
+                " smallest of the given counts that stays within 10 % of even with any number of members from 1 to 2."
+                " Adding a 2nd moves 1 partition (50.0 %, 1.5 kB) with sticky, 1 (50.0 %, 1.5 kB) with even: use"
+                " sticky."
             ),
         ),
         (
@@ -62,32 +63,32 @@ TAKE_256 = (
             [3],
             ["even"],
             (  # i % 3 == i % 4 for 27 of 100 partitions
-                "100 partitions for 3 members: 33 or 34 each, 0 bytes a partition; the smallest count asked for that"
-                " stays within 10 % of even with any number of members from 3 to 6 (at worst 2.0 % above the mean, with"
-                " 3). Adding a 4th moves 73 partitions (73.0 %, 0 bytes) with even."
+                "100 partitions for 3 members: 33 or 34 each, 0 bytes per partition; the smallest of the given counts"
+                " that stays within 10 % of even with any number of members from 3 to 6 (at worst 2.0 % above the mean,"
+                " with 3). Adding a 4th moves 73 partitions (73.0 %, 0 bytes) with even."
             ),
         ),
     ],
 )
-def test_the_recommendation_says_what_to_take_and_why(
-    load: Load, partitions: Sequence[int], members: Sequence[int], assignors: Sequence[str], says: str
+def test_the_recommendation_says_what_to_use_and_why(
+    load: Load, partitions: Sequence[int], members: Sequence[int], assignors: Sequence[str], expected: str
 ) -> None:
     report = make_plan(load, partitions=partitions, members=members, assignors=assignors)
-    assert report.recommendation == says
-    assert recommendation(report.partition_counts, members, report.member_steps) == says
+    assert report.recommendation == expected
+    assert recommendation(report.partition_counts, members, report.member_steps) == expected
 
 
 def test_the_smallest_good_count_is_recommended_whatever_the_order() -> None:
     counts = [PartitionCount(n, "even", 1, None, None, None) for n in (1024, 256, 512, 128)]
-    assert recommended(counts, [16]).partitions == 256
-    assert recommended(counts, [16, 64]).partitions == 1024
-    assert recommended(counts, [1000]).partitions == 1024
+    assert recommend(counts, [16]).partitions == 256
+    assert recommend(counts, [16, 64]).partitions == 1024
+    assert recommend(counts, [1000]).partitions == 1024
 
 
-def test_numbers_are_said_as_people_say_them() -> None:
+def test_numbers_are_formatted_for_people() -> None:
     assert [ordinal(n) for n in (1, 2, 3, 4, 11, 12, 13, 17, 21, 101, 112)] == [
         *("1st", "2nd", "3rd", "4th", "11th", "12th", "13th", "17th", "21st", "101st", "112th"),
     ]
-    assert [readable(n) for n in (0, 999, 1000, 78_125_000, 999_990_000, 2.5e9, 1e12, 3e15)] == [
+    assert [format_bytes(n) for n in (0, 999, 1000, 78_125_000, 999_990_000, 2.5e9, 1e12, 3e15)] == [
         *("0 bytes", "999 bytes", "1.0 kB", "78.1 MB", "1.0 GB", "2.5 GB", "1.0 TB", "3.0 PB"),
     ]

@@ -1,4 +1,4 @@
-"""ADR-009's table, reproduced; and a table of ours, built and measured."""
+"""The figures of ADR-009's table, and the size of a routing table of ours."""
 
 from collections import Counter
 
@@ -29,7 +29,7 @@ def table() -> RoutingTable:
     return build_table(memberships(CHANNELS, USERS), CHANNELS)
 
 
-def test_the_formula_gives_adr_009s_table_but_for_one_row_that_its_text_corrects() -> None:
+def test_the_formula_gives_adr_009s_table_except_for_one_row_that_its_text_corrects() -> None:
     found = [(s.scale, s.channels, s.users, s.stated_bytes / GB, s.formula_bytes / GB) for s in SIZES.values()]
     assert found == [
         ("normal", 500_000, 100_000, 2, 2),
@@ -47,21 +47,21 @@ def test_partitioned_tables_are_called_for_above_the_thresholds_not_at_them() ->
 
 def test_a_worker_holds_the_whole_table_or_its_part() -> None:
     rows = worker_memory(SIZES["extreme"])
-    held = {(row.mode, row.workers): row.formula_bytes / GB for row in rows}
-    assert held == {
+    per_worker = {(row.mode, row.workers): row.formula_bytes / GB for row in rows}
+    assert per_worker == {
         **{("replicated", n): 40 for n in (1, 4, 16, 64)},
         ("partitioned", 1): 40,
         ("partitioned", 4): 10,
         ("partitioned", 16): 2.5,
         ("partitioned", 64): 0.625,
     }
-    assert STATED_SHARE.stated_bytes == held["partitioned", STATED_SHARE.workers] * GB
+    assert STATED_SHARE.stated_bytes == per_worker["partitioned", STATED_SHARE.workers] * GB
     ours = {(row.mode, row.workers): row.measured_bytes for row in rows}
     assert ours["replicated", 64] == SIZES["extreme"].measured_bytes == pytest.approx(4 * ours["partitioned", 4], abs=4)
 
 
 @pytest.mark.parametrize(("scale", "members"), [("normal", 40), ("large", 50), ("extreme", 80)])
-def test_entries_of_a_channel_are_those_that_chance_gives_it(scale: str, members: int) -> None:
+def test_the_entries_of_a_channel_are_as_many_as_expected_by_chance(scale: str, members: int) -> None:
     # The n-th of C channels has members / 2 * sqrt(C / n) members, and m members fill 256 * (1 - (255/256)**m) inboxes.
     quantiles = (np.arange(100_000) + 0.5) / 100_000
     expected = (256 * (1 - (255 / 256) ** (members / 2 / np.sqrt(quantiles)))).mean()
@@ -69,20 +69,20 @@ def test_entries_of_a_channel_are_those_that_chance_gives_it(scale: str, members
 
 
 @pytest.mark.parametrize("scale", SIZES)
-def test_entries_of_a_channel_stay_when_channels_and_users_shrink_together(scale: str) -> None:
+def test_the_entries_of_a_channel_stay_the_same_if_channels_and_users_shrink_together(scale: str) -> None:
     size = SIZES[scale]
     assert size.entries_per_channel_at_half == pytest.approx(size.entries_per_channel, rel=0.005)
 
 
 @pytest.mark.parametrize("scale", SIZES)
-def test_the_size_of_ours_is_that_of_its_numbers(scale: str) -> None:
+def test_the_measured_size_is_that_of_its_arrays(scale: str) -> None:
     size = SIZES[scale]
     assert size.bytes_per_channel == pytest.approx(8 + 4, abs=0.01)  # a hash, and where its entries start
     assert size.bytes_per_entry == 1 + 2  # an inbox partition, and a count
     assert size.measured_bytes == pytest.approx(size.channels * (12 + 3 * size.entries_per_channel), rel=1e-3)
 
 
-def test_the_table_knows_the_members_of_every_channel(table: RoutingTable) -> None:
+def test_the_table_has_the_members_of_every_channel(table: RoutingTable) -> None:
     inboxes = Modulus("fnv1a32", 256)
     expected: dict[int, Counter[int]] = {channel: Counter() for channel in range(CHANNELS)}
     for user, channels in zip(member_ids(USERS).to_pylist(), memberships(CHANNELS, USERS).tolist(), strict=True):
@@ -109,7 +109,7 @@ def test_the_same_seed_gives_the_same_table(table: RoutingTable) -> None:
     assert not np.array_equal(table.counts, other.counts)
 
 
-def test_a_table_that_cannot_be_built_is_refused() -> None:
+def test_a_table_that_is_too_large_or_empty_is_refused() -> None:
     with pytest.raises(InvalidValue, match="channels is 200001: expected at most 200000"):
         memberships(200_001, 1)
     with pytest.raises(InvalidValue, match="users is 0"):

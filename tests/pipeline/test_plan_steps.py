@@ -1,4 +1,4 @@
-"""What moves, step by step, against hand-computed numbers."""
+"""What moves when members or partitions are added, compared with numbers computed by hand."""
 
 import numpy as np
 import pyarrow as pa
@@ -43,7 +43,7 @@ def test_what_moves_when_two_members_become_more(
     assert step.ideal_fraction == pytest.approx(1 - 2 / after)
 
 
-def test_one_member_more_and_twice_as_many_are_the_same_step_from_one() -> None:
+def test_from_one_member_one_more_and_twice_as_many_are_the_same_step() -> None:
     assert [(s.before, s.after, s.moves) for s in member_steps(HELD, 1, "sticky")] == [(1, 2, 2)]
 
 
@@ -66,7 +66,7 @@ def test_256_partitions_move_as_they_would_under_adr_009(
     assert step.bytes_moved == moves * 78_125_000
 
 
-def test_a_step_of_partitions_is_counted_over_the_sample() -> None:
+def test_the_keys_that_change_partition_are_counted_in_the_sample() -> None:
     steps = partition_steps(Load(4, 200, keys=SAMPLE), [2, 4], {"modulus": "fnv1a32"})
     found = [(s.before, s.after, s.fraction, s.bytes_moved, s.bytes_fraction, s.basis, s.keys) for s in steps]
     assert found == [
@@ -79,7 +79,9 @@ def test_a_step_of_partitions_is_counted_over_the_sample() -> None:
 
 @pytest.mark.parametrize(("partitioner", "hash_"), [("modulus", "fnv1a32"), ("jump", "xxh64")])
 @pytest.mark.parametrize("partitions", [12, 256])
-def test_without_a_sample_generated_keys_move_as_chance_has_it(partitioner: str, hash_: str, partitions: int) -> None:
+def test_without_a_sample_generated_keys_move_as_often_as_expected_by_chance(
+    partitioner: str, hash_: str, partitions: int
+) -> None:
     more, twice = partition_steps(Load(10_000_000, 20 * 10**9), [partitions], {partitioner: hash_})
     share = 1 / (partitions + 1)
     assert more.fraction == pytest.approx(share if partitioner == "jump" else 1 - share, abs=0.003)

@@ -1,4 +1,4 @@
-"""reshard: the same records on other partitions, and those who write and read go on."""
+"""reshard: the same records on other partitions, while producers and groups continue."""
 
 import asyncio
 import json
@@ -10,6 +10,7 @@ from pyspark.sql import SparkSession
 
 from shardyard.groups import Node, Reader
 from shardyard.log import Sender, open_log
+from shardyard.log.sqlite import SqliteLog
 from shardyard.model import (
     Busy,
     Damaged,
@@ -19,14 +20,15 @@ from shardyard.model import (
     Partition,
     Record,
     Retention,
+    Topic,
     TopicExists,
     UnknownTopic,
 )
 from shardyard.pipeline.blocking import blocking
-from shardyard.pipeline.reshard import reshard as job
-from shardyard.pipeline.reshard.job import abort, alone_at, home_of, next_name
+from shardyard.pipeline.reshard import reshard as reshard_module
+from shardyard.pipeline.reshard.job import abort, job_folder, lock_job, next_name
 from shardyard.pipeline.reshard.reshard import reshard
-from shardyard.pipeline.source.staging import commit, folder_of
+from shardyard.pipeline.source.staging import commit, staging_folder
 from shardyard.placement import Jump, Modulus
 from shardyard.registry import open_registry
 from tests.pipeline.logs import append, by_key, contents, create, fill, url
@@ -46,12 +48,12 @@ def ids(partitions: list[list[Record]]) -> list[str]:
     return sorted(record.id for records in partitions for record in records)
 
 
-def left_behind(log: str) -> list[Path]:
-    return [path for path in folder_of(log).rglob("*") if path.is_file() and path.suffix != ".lock"]
+def leftover_files(log: str) -> list[Path]:
+    return [path for path in staging_folder(log).rglob("*") if path.is_file() and path.suffix != ".lock"]
 
 
 @pytest.mark.parametrize(
-    ("wanted", "rule"),
+    ("options", "partitioner"),
     [
         ({"partitions": 7}, Modulus("fnv1a32", 7)),
         ({"partitions": 2}, Modulus("fnv1a32", 2)),
@@ -59,14 +61,14 @@ def left_behind(log: str) -> list[Path]:
     ],
     ids=["more", "fewer", "another partitioner"],
 )
-def test_every_record_is_where_its_key_lives_now_in_order(
-    spark: SparkSession, log: str, wanted: dict[str, Any], rule: Modulus | Jump
+def test_every_record_is_on_the_new_partition_of_its_key_in_order(
+    spark: SparkSession, log: str, options: dict[str, Any], partitioner: Modulus | Jump
 ) -> None:
     create(log, "orders", 3)
     fill(log, "orders", 500)
     append(log, "orders", 1, [Record(f"free-{n}", None, b"", (("tag", b"x"),), 5 + n) for n in range(10)])
     before = contents(log, "orders")
-    done = reshard(spark, log, "orders", **wanted)
+    done = reshard(spark, log, "orders", **options)
     assert (done.target, done.records) == ("orders.2", 510)
     after = contents(log, "orders.2")
     assert sorted((r for p in after for r in p), key=lambda r: r.id) == sorted(
@@ -74,9 +76,9 @@ def test_every_record_is_where_its_key_lives_now_in_order(
     )
     keyed = [[r for r in records if r.key is not None] for records in after]
     assert by_key(keyed) == by_key([[r for r in records if r.key is not None] for records in before])
-    assert all(rule.place(r.key) == i for i, records in enumerate(keyed) for r in records)
+    assert all(partitioner.place(r.key) == i for i, records in enumerate(keyed) for r in records)
     assert contents(log, "orders") == before  # the old topic stays
-    assert left_behind(log) == []
+    assert leftover_files(log) == []
 
 
 def test_the_topic_moves_with_its_kind_and_retention(spark: SparkSession, log: str) -> None:
@@ -92,7 +94,7 @@ def test_the_topic_moves_with_its_kind_and_retention(spark: SparkSession, log: s
             opened.wait(opened.log.append(Partition("orders", 0), [Record("x", None, b"")]))
 
 
-def test_a_topic_may_be_resharded_again_and_again(spark: SparkSession, log: str) -> None:
+def test_a_topic_can_be_resharded_repeatedly(spark: SparkSession, log: str) -> None:
     create(log, "orders", 2)
     fill(log, "orders", 60)
     assert reshard(spark, log, "orders", partitions=4).target == "orders.2"
@@ -103,7 +105,7 @@ def test_a_topic_may_be_resharded_again_and_again(spark: SparkSession, log: str)
         reshard(spark, log, "orders", partitions=5)
 
 
-def test_round_robin_keeps_no_order_but_every_record(spark: SparkSession, log: str) -> None:
+def test_round_robin_keeps_every_record_but_no_order(spark: SparkSession, log: str) -> None:
     create(log, "orders", 3)
     fill(log, "orders", 90)
     reshard(spark, log, "orders", partitions=3, partitioner="round_robin")
@@ -112,7 +114,7 @@ def test_round_robin_keeps_no_order_but_every_record(spark: SparkSession, log: s
     assert max(map(len, after)) - min(map(len, after)) <= 3
 
 
-def test_a_topic_that_is_expanded_meanwhile_is_copied_once(
+def test_a_topic_that_is_expanded_during_the_reshard_is_copied_once(
     spark: SparkSession, log: str, registry: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     create(log, "orders", 2)
@@ -129,50 +131,48 @@ def test_a_topic_that_is_expanded_meanwhile_is_copied_once(
             await opened.append(Partition("orders", 3), [Record(f"new-{n}", b"new", b"") for n in range(10)])
         return await real(opened, staging, manifest)
 
-    monkeypatch.setattr(job, "commit", expand)
+    monkeypatch.setattr(reshard_module, "commit", expand)
     done = reshard(spark, log, "orders", partitions=5, registry=registry)
     assert done.records == 110
     assert ids(contents(log, "orders.2")) == ids(contents(log, "orders"))
 
 
-def test_what_is_left_of_a_reshard_that_was_given_up_does_not_count(spark: SparkSession, log: str) -> None:
+def test_files_of_an_earlier_reshard_are_ignored(spark: SparkSession, log: str) -> None:
     create(log, "orders", 2)
     fill(log, "orders", 50)
-    home = folder_of(log) / "reshards" / "topic-orders"
+    home = staging_folder(log) / "reshards" / "topic-orders"
     (home / "rounds-0").mkdir(parents=True)
-    stale = {"starts": [0, 0], "ends": [50, 50], "chunks": [], "checked": True}
+    stale = {"starts": [0, 0], "ends": [50, 50], "chunks": [], "target_ends": [50, 50, 50]}
     for folder in home.glob("rounds*"):
         (folder / "00000000.json").write_text(json.dumps(stale))
     assert reshard(spark, log, "orders", partitions=3).records == 50
     assert len(ids(contents(log, "orders.2"))) == 50
 
 
-def test_a_topic_may_have_any_name(spark: SparkSession, log: str) -> None:
+def test_a_topic_can_have_a_name_that_is_special_in_paths(spark: SparkSession, log: str) -> None:
     create(log, "..", 2)
     fill(log, "..", 20)
     assert reshard(spark, log, "..", partitions=3, target="dots").records == 20
 
 
-def test_a_registry_that_is_not_there_is_not_taken_for_one_without_groups(
-    spark: SparkSession, log: str, tmp_path: Path
-) -> None:
+def test_a_registry_that_does_not_exist_is_refused(spark: SparkSession, log: str, tmp_path: Path) -> None:
     create(log, "orders", 2)
     with pytest.raises(InvalidValue, match=r"registry is .*: expected one that exists"):
         reshard(spark, log, "orders", partitions=3, registry=f"sqlite:///{tmp_path / 'typo.db'}")
     assert not (tmp_path / "typo.db").exists()
 
 
-def test_names_count_upwards() -> None:
+def test_the_default_name_of_the_target_has_the_next_free_number() -> None:
     assert next_name("orders", []) == "orders.2"
     assert next_name("orders", ["orders.2"]) == "orders.3"
     assert next_name("orders.9", []) == "orders.10"
 
 
-# Those who write and read
+# Producers and groups
 
 
 async def consume(log: str, registry: str, topic: str, count: int, seen: list[str]) -> None:
-    """Be the group `billing` until `count` records were done."""
+    """Consume as the group `billing` until `count` records have been processed in total."""
     with open_registry(registry) as rows:
         async with (
             open_log(log) as opened,
@@ -186,7 +186,7 @@ async def consume(log: str, registry: str, topic: str, count: int, seen: list[st
                     return
 
 
-def test_groups_go_on_where_they_were(spark: SparkSession, log: str, registry: str) -> None:
+def test_groups_continue_where_they_were(spark: SparkSession, log: str, registry: str) -> None:
     create(log, "orders", 3)
     fill(log, "orders", 300)
     seen: list[str] = []
@@ -197,10 +197,10 @@ def test_groups_go_on_where_they_were(spark: SparkSession, log: str, registry: s
     assert sorted(seen) == ids(contents(log, "orders"))
 
 
-def test_producers_go_on_writing_and_nothing_is_lost_or_doubled(
+def test_producers_keep_writing_and_nothing_is_lost_or_duplicated(
     spark: SparkSession, log: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(job, "SWITCH_BELOW", 2000)
+    monkeypatch.setattr(reshard_module, "SWITCH_BELOW", 2000)
     create(log, "orders", 3)
     fill(log, "orders", 1000)
 
@@ -218,7 +218,7 @@ def test_producers_go_on_writing_and_nothing_is_lost_or_doubled(
         assert sender.topic.name == "orders.2"
         return n
 
-    async def story() -> list[int]:
+    async def scenario() -> list[int]:
         stop = asyncio.Event()
         producers = [asyncio.create_task(produce(name, stop)) for name in range(3)]
         done = await asyncio.to_thread(reshard, spark, log, "orders", partitions=5)
@@ -227,28 +227,28 @@ def test_producers_go_on_writing_and_nothing_is_lost_or_doubled(
         stop.set()
         return await asyncio.gather(*producers)
 
-    counts = asyncio.run(story())
+    counts = asyncio.run(scenario())
     expected = [f"live-{name}-{n:06}" for name, count in enumerate(counts) for n in range(count)]
-    held = contents(log, "orders.2")
-    assert [i for i in ids(held) if i.startswith("live")] == sorted(expected)
-    assert len(ids(held)) == 1000 + sum(counts)
+    written = contents(log, "orders.2")
+    assert [i for i in ids(written) if i.startswith("live")] == sorted(expected)
+    assert len(ids(written)) == 1000 + sum(counts)
     assert all(
-        found == sorted(found) for key, found in by_key(held).items() if key is not None and key.startswith(b"live")
+        found == sorted(found) for key, found in by_key(written).items() if key is not None and key.startswith(b"live")
     )
 
 
-# Cut off, and gone on with
+# Interruptions
 
 
-class Dies(Exception):
+class Crash(Exception):
     pass
 
 
-STEPS = ["put", "begin", "append", "check", "seal", "carry", "move", "forget"]
+STEPS = ["stage", "commit", "append", "compare", "seal", "positions", "move", "remove"]
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_a_reshard_that_dies_at_any_step_is_finished_by_the_next_run(
+def test_a_reshard_that_is_interrupted_at_any_step_is_finished_by_the_next_run(
     spark: SparkSession, log: str, registry: str, step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     create(log, "orders", 3)
@@ -256,22 +256,22 @@ def test_a_reshard_that_dies_at_any_step_is_finished_by_the_next_run(
     seen: list[str] = []
     asyncio.run(consume(log, registry, "orders", 50, seen))
 
-    def dies(*_: Any, **__: Any) -> Any:
-        raise Dies
+    def crash(*_: Any, **__: Any) -> Any:
+        raise Crash
 
-    where = {
-        "put": "shardyard.pipeline.source.staging.Staging.begin",
-        "begin": "shardyard.pipeline.reshard.reshard.commit",
+    functions = {
+        "stage": "shardyard.pipeline.source.staging.Staging.start",
+        "commit": "shardyard.pipeline.reshard.reshard.commit",
         "append": "shardyard.pipeline.source.staging.Staging.finish",
-        "check": "shardyard.pipeline.reshard.reshard.checksum",
+        "compare": "shardyard.pipeline.reshard.reshard.checksum",
         "seal": "shardyard.log.sqlite.engine.SqliteLog.seal_topic",
-        "carry": "shardyard.pipeline.reshard.reshard.transfer_positions",
+        "positions": "shardyard.pipeline.reshard.reshard.transfer_positions",
         "move": "shardyard.log.sqlite.engine.SqliteLog.move_topic",
-        "forget": "shardyard.pipeline.reshard.reshard.forget",
+        "remove": "shardyard.pipeline.reshard.reshard.remove_job",
     }
     with monkeypatch.context() as patch:
-        patch.setattr(where[step], dies)
-        with pytest.raises(Dies):
+        patch.setattr(functions[step], crash)
+        with pytest.raises(Crash):
             reshard(spark, log, "orders", partitions=5, registry=registry)
     before = contents(log, "orders")
     done = reshard(spark, log, "orders", partitions=5, registry=registry)
@@ -280,10 +280,10 @@ def test_a_reshard_that_dies_at_any_step_is_finished_by_the_next_run(
     assert by_key(after) == by_key(before)
     asyncio.run(consume(log, registry, "orders", 200, seen))
     assert sorted(seen) == ids(before)
-    assert [path for path in left_behind(log) if path.suffix != ".arrow"] == []
+    assert [path for path in leftover_files(log) if path.suffix != ".arrow"] == []
 
 
-def test_a_copy_that_differs_is_never_switched_to(
+def test_a_topic_never_moves_to_a_copy_that_differs(
     spark: SparkSession, log: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     create(log, "orders", 3)
@@ -291,11 +291,11 @@ def test_a_copy_that_differs_is_never_switched_to(
 
     real = commit
 
-    async def extra(opened: Any, staging: Any, manifest: Any) -> int:
+    async def add_stray_record(opened: Any, staging: Any, manifest: Any) -> int:
         await opened.append(Partition("orders.2", 0), [Record("stray", b"k", b"v")])
         return await real(opened, staging, manifest)
 
-    monkeypatch.setattr(job, "commit", extra)
+    monkeypatch.setattr(reshard_module, "commit", add_stray_record)
     with pytest.raises(Damaged, match=r"orders\.2 is damaged: it has Checksum"):
         reshard(spark, log, "orders", partitions=5)
     with blocking(log) as opened:
@@ -303,9 +303,29 @@ def test_a_copy_that_differs_is_never_switched_to(
         assert not topic.sealed
         assert topic.successor is None
     assert abort(log, "orders") == "orders.2"
-    assert left_behind(log) == []
+    assert leftover_files(log) == []
     with blocking(log) as opened, pytest.raises(UnknownTopic):
         opened.wait(opened.log.topic("orders.2"))
+
+
+def test_a_topic_never_moves_to_a_copy_with_extra_records(
+    spark: SparkSession, log: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create(log, "orders", 3)
+    fill(log, "orders", 50)
+    real = SqliteLog.seal_topic
+
+    async def seal_and_add_stray_record(opened: SqliteLog, name: str) -> Topic:
+        await opened.append(Partition("orders.2", 0), [Record("stray", b"k", b"v")])
+        return await real(opened, name)
+
+    monkeypatch.setattr(SqliteLog, "seal_topic", seal_and_add_stray_record)
+    with pytest.raises(
+        Damaged, match=r"orders\.2 is damaged: it has 1 records that were not copied: abort the reshard"
+    ):
+        reshard(spark, log, "orders", partitions=5)
+    with blocking(log) as opened:
+        assert not opened.wait(opened.log.topic("orders")).sealed
 
 
 def test_an_aborted_reshard_leaves_the_topic_as_it_was(
@@ -314,66 +334,68 @@ def test_an_aborted_reshard_leaves_the_topic_as_it_was(
     create(log, "orders", 3)
     fill(log, "orders", 50)
 
-    def dies(*_: Any) -> Any:
-        raise Dies
+    def crash(*_: Any) -> Any:
+        raise Crash
 
     with monkeypatch.context() as patch:
-        patch.setattr("shardyard.log.sqlite.engine.SqliteLog.move_topic", dies)
-        with pytest.raises(Dies):
+        patch.setattr("shardyard.log.sqlite.engine.SqliteLog.move_topic", crash)
+        with pytest.raises(Crash):
             reshard(spark, log, "orders", partitions=5)
     abort(log, "orders")
-    fill(log, "orders", 50, first=50)  # takes records again
+    fill(log, "orders", 50, first=50)  # the topic takes records again
     with pytest.raises(InvalidCall, match="there is no reshard of 'orders' under way"):
         abort(log, "orders")
     assert reshard(spark, log, "orders", partitions=6).records == 100
 
 
-# Bad input
+# Invalid input
 
 
 @pytest.mark.parametrize(
-    ("topic", "options", "kind", "says"),
+    ("topic", "options", "kind", "message"),
     [
         ("refunds", {"partitions": 5}, UnknownTopic, "topic 'refunds' does not exist"),
         ("orders", {"partitions": 0}, InvalidValue, "partitions is 0: expected a whole number of at least 1"),
-        ("orders", {"partitions": 3}, InvalidValue, "another number or partitioner than 'orders' has"),
+        ("orders", {"partitions": 3}, InvalidValue, "another number or another partitioner than 'orders' has"),
         ("orders", {"partitions": 5, "partitioner": "ring"}, InvalidValue, "partitioner is 'ring'"),
         ("orders", {"partitions": 5, "partitioner": "jump", "hash_": "fnv1a32"}, InvalidValue, "a 64-bit hash"),
         ("orders", {"partitions": 5, "target": "taken"}, TopicExists, "topic 'taken' exists already"),
         ("orders", {"partitions": 5, "target": "no/name"}, InvalidValue, "topic name is 'no/name'"),
     ],
 )
-def test_a_wrong_reshard_changes_nothing(
-    spark: SparkSession, log: str, topic: str, options: dict[str, Any], kind: type[Exception], says: str
+def test_an_invalid_reshard_changes_nothing(
+    spark: SparkSession, log: str, topic: str, options: dict[str, Any], kind: type[Exception], message: str
 ) -> None:
     create(log, "orders", 3)
     create(log, "taken", 1)
-    with pytest.raises(kind, match=says):
+    with pytest.raises(kind, match=message):
         reshard(spark, log, topic, **options)
     with blocking(log) as opened:
         assert [(t.name, t.sealed) for t in opened.wait(opened.log.topics())] == [("orders", False), ("taken", False)]
-    assert left_behind(log) == []
+    assert leftover_files(log) == []
 
 
-def test_one_reshard_of_a_topic_at_a_time(spark: SparkSession, log: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_reshard_of_the_same_topic_is_refused(
+    spark: SparkSession, log: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     create(log, "orders", 3)
     fill(log, "orders", 50)
 
-    def dies(*_: Any) -> Any:
-        raise Dies
+    def crash(*_: Any) -> Any:
+        raise Crash
 
     with monkeypatch.context() as patch:
-        patch.setattr("shardyard.log.sqlite.engine.SqliteLog.seal_topic", dies)
-        with pytest.raises(Dies):
+        patch.setattr("shardyard.log.sqlite.engine.SqliteLog.seal_topic", crash)
+        with pytest.raises(Crash):
             reshard(spark, log, "orders", partitions=5)
     with pytest.raises(InvalidCall, match=r"'orders' is being resharded to 'orders\.2' with 5 partitions by modulus"):
         reshard(spark, log, "orders", partitions=6)
-    home = home_of(folder_of(log), "orders")
-    with alone_at(home, "orders"), pytest.raises(Busy, match="where another process is at work"):
+    folder = job_folder(staging_folder(log), "orders")
+    with lock_job(folder, "orders"), pytest.raises(Busy, match="another process is running or aborting it"):
         reshard(spark, log, "orders", partitions=5)
-    with alone_at(home, "orders"), pytest.raises(Busy, match="where another process is at work"):
+    with lock_job(folder, "orders"), pytest.raises(Busy, match="another process is running or aborting it"):
         abort(log, "orders")
-    job_file = folder_of(log) / "reshards" / "topic-orders" / "job.json"
+    job_file = folder / "job.json"
     assert json.loads(job_file.read_text())["target"] == "orders.2"
     job_file.write_text("{")
     with pytest.raises(Damaged, match=r"job\.json is damaged"):

@@ -1,4 +1,4 @@
-"""The session: its settings, and a clear word when there is no Java."""
+"""The session: its settings, and a clear error without Java."""
 
 import subprocess
 import sys
@@ -11,7 +11,7 @@ from shardyard.pipeline.session import MissingJava, check_java, session
 
 
 def java(folder: Path, version: str) -> Path:
-    """Something that says it is that version of Java."""
+    """A program that reports this version of Java. Returns its JAVA_HOME."""
     program = folder / "bin" / "java"
     program.parent.mkdir(parents=True)
     program.write_text(f"#!/bin/sh\necho '{version}' >&2\n")
@@ -19,7 +19,7 @@ def java(folder: Path, version: str) -> Path:
     return folder
 
 
-def test_java_that_is_missing_or_too_old_is_told_with_what_to_install(
+def test_the_error_for_missing_or_old_java_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "none"))
@@ -48,7 +48,7 @@ def test_a_command_without_java_fails_with_one_line(tmp_path: Path) -> None:
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_there_is_one_session_with_settings_that_suit_the_jobs(spark: SparkSession) -> None:
+def test_the_running_session_is_reused_and_has_the_settings_of_the_jobs(spark: SparkSession) -> None:
     assert session("again", master="local[2]") is spark or session("again").conf.get("spark.app.id") == spark.conf.get(
         "spark.app.id"
     )

@@ -14,7 +14,7 @@ from pyspark.sql import functions as F  # noqa: N812 as everybody calls it
 from shardyard.log.sqlite import SqliteLog
 from shardyard.model import InvalidValue, Record
 from shardyard.pipeline.blocking import blocking
-from shardyard.pipeline.source.staging import Manifest, Staging, commit, folder_of
+from shardyard.pipeline.source.staging import Manifest, Staging, commit, staging_folder
 from shardyard.placement import Jump, Modulus
 from tests.pipeline.logs import append, by_key, contents, create, fill, numbered, url
 
@@ -42,19 +42,19 @@ def in_order(partitions: list[list[Record]]) -> bool:
     return all(ids == sorted(ids, key=lambda i: int(i[3:])) for ids in by_key(partitions).values())
 
 
-def sent(partitions: list[list[Record]]) -> list[int]:
+def numbers(partitions: list[list[Record]]) -> list[int]:
     return sorted(int(record.id[3:]) for records in partitions for record in records)
 
 
 def staged_files(log: str) -> list[Path]:
-    return [path for path in folder_of(log).rglob("*") if path.is_file()]
+    return [path for path in staging_folder(log).rglob("*") if path.is_file()]
 
 
 # Batches
 
 
 @pytest.mark.parametrize(
-    ("options", "rule"),
+    ("options", "partitioner"),
     [
         ({}, Modulus("fnv1a32", 5)),
         ({"partitioner": "modulus", "hash": "murmur2"}, Modulus("murmur2", 5)),
@@ -62,18 +62,18 @@ def staged_files(log: str) -> list[Path]:
     ],
 )
 def test_records_go_where_their_keys_live_in_order(
-    spark: SparkSession, log: str, options: dict[str, str], rule: Modulus | Jump
+    spark: SparkSession, log: str, options: dict[str, str], partitioner: Modulus | Jump
 ) -> None:
     create(log, "orders", 5)
     write(rows(spark, 1000), log, **options)
-    held = contents(log, "orders")
-    assert sent(held) == list(range(1000))
-    assert in_order(held)
-    assert all(rule.place(r.key) == i for i, records in enumerate(held) for r in records)
+    written = contents(log, "orders")
+    assert numbers(written) == list(range(1000))
+    assert in_order(written)
+    assert all(partitioner.place(r.key) == i for i, records in enumerate(written) for r in records)
     assert staged_files(log) == []
 
 
-def test_everything_that_was_read_can_be_written_again(spark: SparkSession, log: str) -> None:
+def test_a_frame_that_was_read_can_be_written_unchanged(spark: SparkSession, log: str) -> None:
     create(log, "orders", 2)
     create(log, "copy", 2)
     headers = (("tag", b"x"), ("trace", b""))
@@ -88,14 +88,16 @@ def test_everything_that_was_read_can_be_written_again(spark: SparkSession, log:
     assert contents(log, "copy") == [[], records]
 
 
-def test_records_without_a_key_are_dealt_in_turn_and_what_is_missing_is_made_up(spark: SparkSession, log: str) -> None:
+def test_records_without_a_key_go_round_robin_and_missing_ids_and_timestamps_are_set(
+    spark: SparkSession, log: str
+) -> None:
     create(log, "orders", 4)
     write(spark.range(100, numPartitions=1).selectExpr("cast(id as string) value"), log)
-    held = contents(log, "orders")
-    assert [len(records) for records in held] == [25] * 4
-    made = [r for records in held for r in records]
-    assert len({r.id for r in made}) == 100
-    assert all(r.key is None and r.timestamp > 1_700_000_000_000 for r in made)
+    written = contents(log, "orders")
+    assert [len(records) for records in written] == [25] * 4
+    records = [r for records in written for r in records]
+    assert len({r.id for r in records}) == 100
+    assert all(r.key is None and r.timestamp > 1_700_000_000_000 for r in records)
     write(
         spark.range(100, numPartitions=1).selectExpr("'k' key", "cast(id as string) value"),
         log,
@@ -108,13 +110,13 @@ def test_a_batch_with_a_producers_name_is_written_once(spark: SparkSession, log:
     create(log, "orders", 3)
     for _ in range(2):
         write(rows(spark, 100), log, producer="nightly 2026-01-31")
-    assert sent(contents(log, "orders")) == list(range(100))
+    assert numbers(contents(log, "orders")) == list(range(100))
     for _ in range(2):
         write(rows(spark, 100), log)
-    assert len(sent(contents(log, "orders"))) == 300
+    assert len(numbers(contents(log, "orders"))) == 300
 
 
-def test_a_producers_name_stands_for_one_topic_in_one_life_of_it(spark: SparkSession, log: str) -> None:
+def test_a_producers_name_is_scoped_to_a_topic_and_its_epoch(spark: SparkSession, log: str) -> None:
     create(log, "orders", 1)
     create(log, "returns", 1)
     for topic in ("orders", "returns"):
@@ -127,14 +129,14 @@ def test_a_producers_name_stands_for_one_topic_in_one_life_of_it(spark: SparkSes
     assert len(contents(log, "orders")[0]) == 10
 
 
-def test_a_log_that_is_not_there_is_not_made(spark: SparkSession, log: str, tmp_path: Path) -> None:
+def test_a_write_does_not_create_a_log(spark: SparkSession, log: str, tmp_path: Path) -> None:
     with pytest.raises(PySparkException, match="expected a log that exists"):
         write(rows(spark, 10), log)
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
-    ("frame", "options", "says"),
+    ("frame", "options", "message"),
     [
         ("cast(id as string) value", {"topic": "refunds"}, "topic 'refunds' does not exist"),
         ("cast(id as string) text", {}, "columns is 'text': expected a column 'value'"),
@@ -152,11 +154,11 @@ def test_a_log_that_is_not_there_is_not_made(spark: SparkSession, log: str, tmp_
         ("repeat('x', 1100000) value", {}, "in bytes is 1100000, beyond the limit of 1048576"),
     ],
 )
-def test_what_cannot_be_written_is_refused_and_nothing_is_written(
-    spark: SparkSession, log: str, frame: str, options: dict[str, str], says: str
+def test_an_invalid_write_is_refused_and_nothing_is_written(
+    spark: SparkSession, log: str, frame: str, options: dict[str, str], message: str
 ) -> None:
     create(log, "orders", 3)
-    with pytest.raises(PySparkException, match=says):
+    with pytest.raises(PySparkException, match=message):
         write(spark.range(10).selectExpr(*frame.split("; ")), log, **{"topic": "orders"} | options)
     assert contents(log, "orders") == [[], [], []]
 
@@ -174,7 +176,7 @@ def test_a_topic_is_never_overwritten(spark: SparkSession, log: str) -> None:
 
 @pytest.fixture
 def copied(spark: SparkSession, log: str, tmp_path: Path) -> Callable[..., None]:
-    """Copy what is in `orders` to `copy` by a stream that goes on where it stopped."""
+    """Copy new records of `orders` to `copy` with a stream that continues where it stopped."""
 
     def copy(**options: Any) -> None:
         stream = spark.readStream.format("shardyard").options(log=log, topics="orders", startingOffsets="earliest")
@@ -193,9 +195,9 @@ def test_a_stream_writes_each_record_once_in_order(log: str, copied: Callable[..
     copied()
     fill(log, "orders", 100, first=200)
     copied()
-    held = contents(log, "copy")
-    assert sent(held) == list(range(300))
-    assert in_order(held)
+    written = contents(log, "copy")
+    assert numbers(written) == list(range(300))
+    assert in_order(written)
 
 
 def test_a_batch_that_spark_replays_adds_nothing(log: str, copied: Callable[..., None], tmp_path: Path) -> None:
@@ -204,11 +206,11 @@ def test_a_batch_that_spark_replays_adds_nothing(log: str, copied: Callable[...,
     fill(log, "orders", 200)
     copied()
     commits = sorted((tmp_path / "checkpoint" / "commits").glob("[0-9]*"))
-    commits[-1].unlink()  # as if the driver had died after it wrote the batch and before it said so
+    commits[-1].unlink()  # as if the driver had died after the write, before its commit
     (commits[-1].parent / f".{commits[-1].name}.crc").unlink()
     fill(log, "orders", 100, first=200)
     copied()
-    assert sent(contents(log, "copy")) == list(range(300))
+    assert numbers(contents(log, "copy")) == list(range(300))
 
 
 def test_a_new_checkpoint_is_a_new_query(log: str, copied: Callable[..., None], tmp_path: Path) -> None:
@@ -218,10 +220,10 @@ def test_a_new_checkpoint_is_a_new_query(log: str, copied: Callable[..., None], 
     copied()
     (tmp_path / "checkpoint").rename(tmp_path / "old")
     copied()
-    assert sent(contents(log, "copy")) == sorted([*range(50)] * 2)
+    assert numbers(contents(log, "copy")) == sorted([*range(50)] * 2)
 
 
-def test_a_stream_needs_a_name_that_lasts(spark: SparkSession, log: str, tmp_path: Path) -> None:
+def test_a_stream_needs_a_checkpoint_option_or_a_producers_name(spark: SparkSession, log: str, tmp_path: Path) -> None:
     create(log, "orders", 1)
     fill(log, "orders", 5)
     create(log, "copy", 1)
@@ -248,84 +250,84 @@ def test_a_stream_follows_its_topic_when_it_moves(log: str, copied: Callable[...
         opened.wait(opened.log.move_topic("copy", "copy.2"))
     fill(log, "orders", 100, first=100)
     copied()
-    assert sent(contents(log, "copy")) == list(range(100))
-    assert sent(contents(log, "copy.2")) == list(range(100, 200))
+    assert numbers(contents(log, "copy")) == list(range(100))
+    assert numbers(contents(log, "copy.2")) == list(range(100, 200))
 
 
-# Putting aside
+# Staging
 
 
-def put(staging: Staging, numbers: range) -> str:
-    data = numbered(numbers, 7)
-    name = staging.put([(data, Modulus("fnv1a32", 3).place_array(data["key"]).to_numpy())])
+def stage(staging: Staging, values: range) -> str:
+    data = numbered(values, 7)
+    name = staging.write([(data, Modulus("fnv1a32", 3).place_array(data["key"]).to_numpy())])
     assert name is not None
     return name
 
 
 def run(log: str, manifest: Manifest) -> int:
     with blocking(log) as opened:
-        return opened.wait(commit(opened.log, Staging(folder_of(log)), manifest))
+        return opened.wait(commit(opened.log, Staging(staging_folder(log)), manifest))
 
 
-class Dies(Exception):
+class Crash(Exception):
     pass
 
 
-def test_a_batch_cut_off_in_the_middle_is_finished_with_the_files_of_the_first_time(
+def test_an_interrupted_batch_is_finished_with_the_files_of_the_first_attempt(
     log: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("shardyard.pipeline.source.staging.APPEND_RECORDS", 10)
     epoch = create(log, "orders", 3).epoch
-    staging = Staging(folder_of(log))
-    first = Manifest("p", 4, "orders", epoch, (put(staging, range(100)), put(staging, range(100, 200))), {})
+    staging = Staging(staging_folder(log))
+    first = Manifest("p", 4, "orders", epoch, (stage(staging, range(100)), stage(staging, range(100, 200))), {})
     left = 9
 
-    async def cut_off(self: SqliteLog, *args: Any, **options: Any) -> Any:
+    async def interrupted(self: SqliteLog, *args: Any, **options: Any) -> Any:
         nonlocal left
         left -= 1
         if left < 0:
-            raise Dies
+            raise Crash
         return await append_for_real(self, *args, **options)
 
     append_for_real = SqliteLog.append
     with monkeypatch.context() as patch:
-        patch.setattr(SqliteLog, "append", cut_off)
-        with pytest.raises(Dies):
+        patch.setattr(SqliteLog, "append", interrupted)
+        with pytest.raises(Crash):
             run(log, first)
-    assert 0 < len(sent(contents(log, "orders"))) < 200
-    # Replayed, the rows of the batch may come in other tasks: what counts is what was begun.
-    again = Manifest("p", 4, "orders", epoch, (put(staging, range(150)), put(staging, range(150, 200))), {})
+    assert 0 < len(numbers(contents(log, "orders"))) < 200
+    # In a replay the rows may be in other tasks: the files of the first attempt count.
+    again = Manifest("p", 4, "orders", epoch, (stage(staging, range(150)), stage(staging, range(150, 200))), {})
     run(log, again)
-    held = contents(log, "orders")
-    assert sent(held) == list(range(200))
-    assert in_order(held)
-    assert run(log, Manifest("p", 4, "orders", epoch, (put(staging, range(200)),), {})) == 0
-    assert len(sent(contents(log, "orders"))) == 200
+    written = contents(log, "orders")
+    assert numbers(written) == list(range(200))
+    assert in_order(written)
+    assert run(log, Manifest("p", 4, "orders", epoch, (stage(staging, range(200)),), {})) == 0
+    assert len(numbers(contents(log, "orders"))) == 200
     assert sorted(path.name for path in staged_files(log)) == ["done.json", "p.lock"]
 
 
 @pytest.mark.parametrize("dropped", [False, True])
-def test_a_batch_for_a_partition_that_was_contracted_away_goes_to_those_that_are_left(log: str, dropped: bool) -> None:
+def test_records_for_a_partition_that_was_contracted_go_to_the_remaining_ones(log: str, dropped: bool) -> None:
     epoch = create(log, "orders", 3).epoch
-    staging = Staging(folder_of(log))
-    manifest = Manifest("p", 0, "orders", epoch, (put(staging, range(200)),), {"placing": [None, None]})
+    staging = Staging(staging_folder(log))
+    manifest = Manifest("p", 0, "orders", epoch, (stage(staging, range(200)),), {"placing": [None, None]})
     with blocking(log) as opened:
         opened.wait(opened.log.contract_topic("orders", 2))
         if dropped:
             opened.wait(opened.log.drop_partitions("orders", 2))
     run(log, manifest)
-    assert sorted(sent(contents(log, "orders"))) == list(range(200))
+    assert sorted(numbers(contents(log, "orders"))) == list(range(200))
 
 
-def test_a_batch_cut_off_by_a_move_is_finished_in_the_successor(log: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_interrupted_by_a_move_is_finished_in_the_successor(log: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shardyard.pipeline.source.staging.APPEND_RECORDS", 10)
     epoch = create(log, "orders", 3).epoch
     create(log, "orders.2", 4)
-    staging = Staging(folder_of(log))
-    manifest = Manifest("p", 0, "orders", epoch, (put(staging, range(200)),), {"placing": [None, None]})
+    staging = Staging(staging_folder(log))
+    manifest = Manifest("p", 0, "orders", epoch, (stage(staging, range(200)),), {"placing": [None, None]})
     left = 9
 
-    async def moves_away(self: SqliteLog, *args: Any, **options: Any) -> Any:
+    async def move(self: SqliteLog, *args: Any, **options: Any) -> Any:
         nonlocal left
         left -= 1
         if left == 0:
@@ -334,42 +336,42 @@ def test_a_batch_cut_off_by_a_move_is_finished_in_the_successor(log: str, monkey
 
     append_for_real = SqliteLog.append
     with monkeypatch.context() as patch:
-        patch.setattr(SqliteLog, "append", moves_away)
-        patch.setattr(Staging, "finish", lambda *_: None)  # and it died before it could say that it was done
+        patch.setattr(SqliteLog, "append", move)
+        patch.setattr(Staging, "finish", lambda *_: None)  # and the driver died before it recorded that
         run(log, manifest)
     run(log, manifest)
     old, new = contents(log, "orders"), contents(log, "orders.2")
-    assert sorted(sent(old) + sent(new)) == list(range(200))
-    assert sent(new)
+    assert sorted(numbers(old) + numbers(new)) == list(range(200))
+    assert numbers(new)
     assert in_order(new)
     assert all(Modulus("fnv1a32", 4).place(r.key) == i for i, records in enumerate(new) for r in records)
 
 
-def test_appends_too_old_to_be_known_are_known_to_be_stored(log: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_appends_with_a_stamp_too_old_to_be_known_are_not_repeated(log: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shardyard.pipeline.source.staging.APPEND_RECORDS", 1)
     epoch = create(log, "orders", 3).epoch
-    staging = Staging(folder_of(log))
-    manifest = Manifest("p", 0, "orders", epoch, (put(staging, range(400)),), {})
+    staging = Staging(staging_folder(log))
+    manifest = Manifest("p", 0, "orders", epoch, (stage(staging, range(400)),), {})
     with monkeypatch.context() as patch:
-        patch.setattr(Staging, "finish", lambda *_: None)  # it died when all was appended, before it could say so
+        patch.setattr(Staging, "finish", lambda *_: None)  # the driver died after the last append
         run(log, manifest)
     run(log, manifest)
-    assert sent(contents(log, "orders")) == list(range(400))
+    assert numbers(contents(log, "orders")) == list(range(400))
 
 
-def test_records_put_aside_for_a_topic_that_was_made_anew_are_not_appended(log: str) -> None:
+def test_records_staged_for_a_topic_that_was_recreated_are_not_appended(log: str) -> None:
     epoch = create(log, "orders", 3).epoch
-    manifest = Manifest("p", 0, "orders", epoch - 1, (put(Staging(folder_of(log)), range(10)),), {})
-    with pytest.raises(InvalidValue, match="the one the records were put aside for"):
+    manifest = Manifest("p", 0, "orders", epoch - 1, (stage(Staging(staging_folder(log)), range(10)),), {})
+    with pytest.raises(InvalidValue, match="the one the records were staged for"):
         run(log, manifest)
     assert contents(log, "orders") == [[], [], []]
 
 
-def test_files_of_tasks_that_failed_are_cleared_away_after_a_day(log: str) -> None:
+def test_files_of_failed_tasks_are_deleted_after_a_day(log: str) -> None:
     create(log, "orders", 3)
-    staging = Staging(folder_of(log))
-    old, new = put(staging, range(5)), put(staging, range(5))
-    path = folder_of(log) / "files" / old
+    staging = Staging(staging_folder(log))
+    old, new = stage(staging, range(5)), stage(staging, range(5))
+    path = staging_folder(log) / "files" / old
     os.utime(path, (time.time() - 25 * 3600,) * 2)
     staging.clear_orphans()
     assert [p.name for p in staged_files(log)] == [new]

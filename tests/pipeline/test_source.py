@@ -35,7 +35,7 @@ def numbers(frame: DataFrame) -> list[int]:
 # Batches
 
 
-def test_a_record_is_a_row_with_everything_the_log_knows(spark: SparkSession, log: str) -> None:
+def test_a_record_is_a_row_with_all_of_its_fields(spark: SparkSession, log: str) -> None:
     topic = create(log, "orders", 2)
     headers = (("tag", b"x"), ("tag", b"y"))
     append(log, "orders", 1, [Record("a", b"k", b"v", headers, START_MS + 5), Record("b", None, b"", (), START_MS)])
@@ -89,7 +89,7 @@ def test_a_range_is_read_by_offset_and_by_time(spark: SparkSession, log: str) ->
     assert numbers(read(spark, log, startingOffsets="latest")) == []
 
 
-def test_only_the_columns_that_a_schema_names_are_fetched(spark: SparkSession, log: str) -> None:
+def test_a_schema_selects_columns(spark: SparkSession, log: str) -> None:
     create(log, "orders", 1)
     fill(log, "orders", 3)
     reader = spark.read.format("shardyard").options(log=log, topics="orders")
@@ -104,7 +104,7 @@ def test_an_empty_topic_is_an_empty_frame(spark: SparkSession, log: str) -> None
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "message"),
     [
         ({"topics": "refunds"}, "topic 'refunds' does not exist"),
         ({"log": "memory://"}, "expected a log that other processes can open"),
@@ -113,9 +113,11 @@ def test_an_empty_topic_is_an_empty_frame(spark: SparkSession, log: str) -> None
         ({"startingOffsets": '{"orders": {"0": 7}}'}, "option 'startingOffsets' is 7: expected an offset from 0 to 0"),
     ],
 )
-def test_a_wrong_read_says_what_is_wrong(spark: SparkSession, log: str, options: dict[str, str], says: str) -> None:
+def test_an_invalid_read_gives_a_clear_error(
+    spark: SparkSession, log: str, options: dict[str, str], message: str
+) -> None:
     create(log, "orders", 1)
-    with pytest.raises(PySparkException, match=says):
+    with pytest.raises(PySparkException, match=message):
         spark.read.format("shardyard").options(**{"log": log, "topics": "orders"} | options).load().collect()
 
 
@@ -126,7 +128,7 @@ Streamed = Callable[..., StreamingQuery]
 
 @pytest.fixture
 def streamed(spark: SparkSession, log: str, tmp_path: Path) -> Streamed:
-    """Start a stream of `orders` into a table in memory, named after its checkpoint."""
+    """Start a stream of `orders` into Parquet files, with the given name for files and checkpoint."""
 
     def start(name: str, *, available_now: bool = False, **options: Any) -> StreamingQuery:
         reader = spark.readStream.format("shardyard").options(log=log, topics="orders", **options)
@@ -143,7 +145,7 @@ def seen(spark: SparkSession, tmp_path: Path) -> Callable[[str], list[int]]:
     return lambda name: numbers(spark.read.parquet(str(tmp_path / f"table-{name}")))
 
 
-def test_a_stream_gives_what_is_there_and_what_comes(
+def test_a_stream_reads_existing_and_new_records(
     log: str, streamed: Streamed, seen: Callable[[str], list[int]]
 ) -> None:
     create(log, "orders", 3)
@@ -159,7 +161,7 @@ def test_a_stream_gives_what_is_there_and_what_comes(
         query.stop()
 
 
-def test_a_stream_begins_at_the_latest_record_or_at_a_time_or_at_named_offsets(
+def test_a_stream_starts_at_the_latest_record_or_at_a_time_or_at_given_offsets(
     log: str, streamed: Streamed, seen: Callable[[str], list[int]]
 ) -> None:
     create(log, "orders", 1)
@@ -174,11 +176,11 @@ def test_a_stream_begins_at_the_latest_record_or_at_a_time_or_at_named_offsets(
     assert seen("later") == list(range(100, 110))
     streamed("time", available_now=True, startingTimestamp=START_MS + 95).awaitTermination()
     assert seen("time") == list(range(95, 110))
-    streamed("named", available_now=True, startingOffsets='{"orders": {"0": 104}}').awaitTermination()
-    assert seen("named") == list(range(104, 110))
+    streamed("offsets", available_now=True, startingOffsets='{"orders": {"0": 104}}').awaitTermination()
+    assert seen("offsets") == list(range(104, 110))
 
 
-def test_a_trigger_reads_no_more_than_it_may_and_available_now_ends_when_all_is_read(
+def test_a_trigger_has_a_limit_and_available_now_ends_when_all_is_read(
     log: str, streamed: Streamed, seen: Callable[[str], list[int]]
 ) -> None:
     create(log, "orders", 3)
@@ -189,7 +191,7 @@ def test_a_trigger_reads_no_more_than_it_may_and_available_now_ends_when_all_is_
     assert [p["numInputRows"] for p in query.recentProgress] == [30, 30, 30, 10]
 
 
-def test_a_stream_goes_on_where_it_stopped_also_with_new_partitions(
+def test_a_stream_continues_where_it_stopped_and_reads_new_partitions(
     log: str, streamed: Streamed, seen: Callable[[str], list[int]]
 ) -> None:
     create(log, "orders", 2)
@@ -202,7 +204,7 @@ def test_a_stream_goes_on_where_it_stopped_also_with_new_partitions(
     assert seen("s") == list(range(100))
 
 
-def test_trimmed_records_fail_the_stream_unless_it_may_go_on(
+def test_trimmed_records_fail_the_stream_unless_data_may_be_lost(
     log: str, streamed: Streamed, seen: Callable[[str], list[int]]
 ) -> None:
     create(log, "orders", 1)
@@ -211,13 +213,13 @@ def test_trimmed_records_fail_the_stream_unless_it_may_go_on(
     fill(log, "orders", 10, first=10)
     with blocking(log) as opened:
         opened.wait(opened.log.trim(Partition("orders", 0), 15))
-    with pytest.raises(PySparkException, match="offsets 10 to 14 of orders/0 were trimmed away"):
+    with pytest.raises(PySparkException, match="offsets 10 to 14 of orders/0 were trimmed"):
         streamed("s", available_now=True).awaitTermination()
     streamed("s", available_now=True, failOnDataLoss="false").awaitTermination()
     assert seen("s") == [*range(10), *range(15, 20)]
 
 
-def test_a_topic_made_anew_fails_the_stream_unless_it_may_go_on(
+def test_a_recreated_topic_fails_the_stream_unless_data_may_be_lost(
     log: str, streamed: Streamed, seen: Callable[[str], list[int]]
 ) -> None:
     create(log, "orders", 1)
@@ -227,13 +229,13 @@ def test_a_topic_made_anew_fails_the_stream_unless_it_may_go_on(
         opened.wait(opened.log.delete_topic("orders"))
     create(log, "orders", 1)
     fill(log, "orders", 5, first=50)
-    with pytest.raises(PySparkException, match="topic 'orders' was deleted and made anew"):
+    with pytest.raises(PySparkException, match="topic 'orders' was deleted and recreated"):
         streamed("s", available_now=True).awaitTermination()
     streamed("s", available_now=True, failOnDataLoss="false").awaitTermination()
     assert seen("s") == [*range(10), *range(50, 55)]
 
 
-def test_a_checkpoint_of_something_else_is_refused(log: str, streamed: Streamed, tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_source_is_refused(log: str, streamed: Streamed, tmp_path: Path) -> None:
     create(log, "orders", 1)
     fill(log, "orders", 10)
     streamed("s", available_now=True, startingOffsets="earliest").awaitTermination()

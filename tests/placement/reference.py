@@ -1,4 +1,4 @@
-"""The hashes written out plainly, to check the compiled ones against."""
+"""Plain Python versions of the hashes, to check the compiled ones against."""
 
 import struct
 

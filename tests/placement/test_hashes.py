@@ -33,7 +33,7 @@ ORACLES = {
         ("chongo was here!\n", 0xD49930D5, 0x46810940EFF5F915),
     ],
 )
-def test_fnv1a_gives_its_published_vectors(key: str, expected32: int, expected64: int) -> None:
+def test_fnv1a_matches_its_published_vectors(key: str, expected32: int, expected64: int) -> None:
     assert hash_named("fnv1a32")(key) == expected32
     assert hash_named("fnv1a64")(key) == expected64
 
@@ -47,7 +47,7 @@ def test_fnv1a_gives_its_published_vectors(key: str, expected32: int, expected64
         ("Nobody inspects the spammish repetition", 0xFBCEA83C8A378BF1),
     ],
 )
-def test_xxh64_gives_its_published_vectors(key: str, expected: int) -> None:
+def test_xxh64_matches_its_published_vectors(key: str, expected: int) -> None:
     assert hash_named("xxh64")(key) == expected
 
 
@@ -62,12 +62,12 @@ def test_xxh64_gives_its_published_vectors(key: str, expected: int) -> None:
         ("abc", 479470107),
     ],
 )
-def test_murmur2_gives_the_vectors_of_kafkas_own_tests(key: str, signed: int) -> None:
+def test_murmur2_matches_the_vectors_of_kafkas_own_tests(key: str, signed: int) -> None:
     assert hash_named("murmur2")(key) == signed % 2**32
 
 
 @pytest.mark.parametrize("vector", [v for v in PHASH2_VECTORS if v["kind"] != "binary"], ids=lambda v: v["term"])
-def test_phash2_of_a_list_gives_what_erlang_gives(vector: dict[str, Any]) -> None:
+def test_phash2_of_a_list_matches_erlang(vector: dict[str, Any]) -> None:
     keys = [bytes.fromhex(key["hex"]) for key in vector["keys"]]
     assert phash2(keys) == vector["phash2_27"]
     assert phash2(keys, 2**32) == vector["hash32"]
@@ -78,12 +78,12 @@ def test_phash2_of_a_list_gives_what_erlang_gives(vector: dict[str, Any]) -> Non
 
 
 @pytest.mark.parametrize("vector", [v for v in PHASH2_VECTORS if v["kind"] == "binary"], ids=lambda v: v["term"])
-def test_phash2_of_a_bare_binary_gives_what_erlang_gives(vector: dict[str, Any]) -> None:
+def test_phash2_of_a_bare_binary_matches_erlang(vector: dict[str, Any]) -> None:
     assert kernels.phash2_element(bytes.fromhex(vector["keys"][0]["hex"]), 0) == vector["hash32"]
 
 
 @pytest.mark.parametrize(("keys", "hash_range"), [("key", 4), (b"key", 4), (["key"], 0), (["key"], 1.5)])
-def test_phash2_wants_a_list_and_a_range(keys: Any, hash_range: Any) -> None:
+def test_phash2_requires_a_list_and_a_range(keys: Any, hash_range: Any) -> None:
     with pytest.raises(InvalidValue, match="expected a"):
         phash2(keys, hash_range)
 
@@ -95,11 +95,11 @@ def test_phash2_hashes_the_list_of_keys_and_not_the_bare_key() -> None:
 
 @pytest.mark.parametrize("name", ORACLES)
 @given(key=st.binary(max_size=100))
-def test_a_hash_equals_its_plain_definition(name: str, key: bytes) -> None:
+def test_a_compiled_hash_equals_its_reference_implementation(name: str, key: bytes) -> None:
     assert hash_named(name)(key) == ORACLES[name](key)
 
 
-keys_of_a_kind: st.SearchStrategy[tuple[list[Key], pa.DataType]] = st.one_of(
+keys_and_types: st.SearchStrategy[tuple[list[Key], pa.DataType]] = st.one_of(
     st.tuples(
         st.lists(st.none() | st.binary(max_size=40)),
         st.sampled_from([pa.binary(), pa.large_binary(), pa.binary_view()]),
@@ -118,8 +118,8 @@ keys_of_a_kind: st.SearchStrategy[tuple[list[Key], pa.DataType]] = st.one_of(
 
 
 @pytest.mark.parametrize("name", HASHES)
-@given(keys_and_type=keys_of_a_kind, data=st.data())
-def test_an_array_hashes_as_its_keys_do_one_by_one(
+@given(keys_and_type=keys_and_types, data=st.data())
+def test_hashing_an_array_equals_hashing_its_keys_one_by_one(
     name: str, keys_and_type: tuple[list[Key], pa.DataType], data: st.DataObject
 ) -> None:
     keys, kind = keys_and_type
@@ -138,12 +138,12 @@ def test_a_missing_key_hashes_as_the_empty_key(name: str) -> None:
     assert function.array(pa.chunked_array([], pa.string())).tolist() == []
 
 
-def test_a_null_hashes_as_empty_whatever_bytes_stand_behind_it() -> None:
-    whole = pa.array([b"abc", b"def"])
-    hidden = pa.Array.from_buffers(pa.binary(), 2, [pa.py_buffer(b"\x01"), *whole.buffers()[1:]])
-    assert hidden.to_pylist() == [b"abc", None]
+def test_a_null_hashes_as_the_empty_key_whatever_bytes_the_buffer_holds_for_it() -> None:
+    valid = pa.array([b"abc", b"def"])
+    masked = pa.Array.from_buffers(pa.binary(), 2, [pa.py_buffer(b"\x01"), *valid.buffers()[1:]])
+    assert masked.to_pylist() == [b"abc", None]
     function = hash_named("fnv1a32")
-    assert function.array(hidden).tolist() == [function(b"abc"), function(b"")]
+    assert function.array(masked).tolist() == [function(b"abc"), function(b"")]
 
 
 @pytest.mark.parametrize("name", HASHES)
@@ -154,7 +154,7 @@ def test_an_int_hashes_as_eight_little_endian_bytes(name: str) -> None:
 
 
 @pytest.mark.parametrize("bad", [1.5, True, 2**64, -(2**63) - 1, ["a"], "\ud800"])
-def test_a_key_of_another_type_is_refused(bad: Any) -> None:
+def test_a_key_that_cannot_be_hashed_is_refused(bad: Any) -> None:
     with pytest.raises(InvalidValue, match="key is"):
         hash_named("fnv1a32")(bad)
 
@@ -165,13 +165,13 @@ def test_an_array_of_another_type_is_refused(bad: pa.Array) -> None:
         hash_named("fnv1a32").array(bad)
 
 
-def test_an_unknown_hash_is_refused_with_the_known_ones() -> None:
+def test_an_unknown_hash_is_refused_with_a_list_of_the_known_ones() -> None:
     with pytest.raises(InvalidValue, match="'md5': expected one of fnv1a32, fnv1a64, xxh64, murmur2, phash2"):
         hash_named("md5")
 
 
 @pytest.mark.parametrize("kind", ["dense", "strided", "sparse", "snowflake", "text"])
-def test_ids_of_every_kind_are_all_different(kind: str) -> None:
+def test_ids_of_every_kind_are_distinct(kind: str) -> None:
     chunks = list(generate_ids(kind, 25_000, chunk=10_000))
     assert [len(chunk) for chunk in chunks] == [10_000, 10_000, 5_000]
     assert len(pa.chunked_array(chunks).unique()) == 25_000

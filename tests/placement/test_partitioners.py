@@ -15,7 +15,7 @@ from tests.placement import reference
 @pytest.mark.parametrize(
     ("channel", "partition"), [("ch_general", 25), ("ch_dev", 40), ("ch_random", 123), ("dm_alice_bob", 189)]
 )
-def test_channels_live_where_adr_009_puts_them(channel: str, partition: int) -> None:
+def test_jump_over_xxh64_places_channels_on_their_documented_partitions(channel: str, partition: int) -> None:
     assert Jump("xxh64", 256).place(channel) == partition
 
 
@@ -23,22 +23,22 @@ def test_channels_live_where_adr_009_puts_them(channel: str, partition: int) -> 
     ("key", "buckets", "expected"),
     [(42, 57, 43), (0xDEAD10CC, 666, 361), (256, 1024, 520), (0, 1000, 0), (2**64 - 1, 1000, 313)],
 )
-def test_jump_gives_its_published_vectors(key: int, buckets: int, expected: int) -> None:
+def test_jump_matches_its_published_vectors(key: int, buckets: int, expected: int) -> None:
     assert jump(key, buckets) == expected
 
 
 @pytest.mark.parametrize(("key", "buckets"), [(5, 0), (5, 2.5), (2**64, 5), (-1, 5)])
-def test_jump_wants_64_bits_and_a_bucket(key: Any, buckets: Any) -> None:
+def test_jump_requires_a_64_bit_hash_and_at_least_one_bucket(key: Any, buckets: Any) -> None:
     with pytest.raises(InvalidValue):
         jump(key, buckets)
 
 
 @given(key=st.integers(0, 2**64 - 1), buckets=st.integers(1, 5000))
-def test_jump_equals_its_plain_definition(key: int, buckets: int) -> None:
+def test_jump_equals_its_reference_implementation(key: int, buckets: int) -> None:
     assert jump(key, buckets) == reference.jump(key, buckets)
 
 
-def test_modulus_places_a_key_where_kafkas_own_partitioner_does() -> None:
+def test_modulus_of_murmur2_places_keys_as_kafkas_own_partitioner_does() -> None:
     for key in ("21", "foobar", "a-little-bit-long-string"):
         assert Modulus("murmur2", 12).place(key) == (reference.murmur2(key.encode()) & 0x7FFFFFFF) % 12
 
@@ -47,14 +47,14 @@ def test_modulus_places_a_key_where_kafkas_own_partitioner_does() -> None:
     ("prefix", "keys", "shards", "expected"),
     [("key", 100, 4, [24, 27, 20, 29]), ("k", 600, 3, [203, 190, 207])],
 )
-def test_modulus_of_phash2_spreads_keys_as_rabbitmq_did(
+def test_modulus_of_phash2_spreads_keys_as_rabbitmq_does(
     prefix: str, keys: int, shards: int, expected: list[int]
 ) -> None:
     places = Modulus("phash2", shards).place_array(pa.array([f"{prefix}{i}" for i in range(keys)]))
     assert np.bincount(places.to_numpy(), minlength=shards).tolist() == expected
 
 
-def test_a_queue_bound_k_times_gets_k_slots() -> None:
+def test_a_partition_of_weight_k_gets_k_slots() -> None:
     weighted, plain = Modulus("phash2", 3, weights=[1, 2, 1]), Modulus("phash2", 4)
     for i in range(200):
         assert weighted.place(f"key{i}") == [0, 1, 1, 2][plain.place(f"key{i}")]
@@ -68,14 +68,14 @@ rules = st.one_of(
 
 
 @given(rule=rules, keys=st.lists(st.none() | st.text(max_size=30), max_size=60))
-def test_an_array_is_placed_as_its_keys_are_one_by_one(rule: Partitioner, keys: list[str | None]) -> None:
+def test_placing_an_array_equals_placing_its_keys_one_by_one(rule: Partitioner, keys: list[str | None]) -> None:
     places = rule.place_array(pa.array(keys, pa.string()))
     assert places.type == pa.int32()
     assert places.to_pylist() == [rule.place(key) for key in keys]
     assert all(0 <= place < rule.partitions for place in places.to_pylist())
 
 
-def test_round_robin_deals_in_turn_across_single_keys_and_arrays() -> None:
+def test_round_robin_continues_across_single_keys_and_arrays() -> None:
     rule = RoundRobin(3)
     assert [rule.place("a"), rule.place()] == [0, 1]
     assert rule.place_array(pa.array(["b"] * 4)).to_pylist() == [2, 0, 1, 2]
@@ -105,7 +105,7 @@ def test_fnv1a_32_on_100_million_dense_ids_gives_the_known_deviations() -> None:
 
 
 @pytest.mark.parametrize("ids", ["strided", "sparse", "snowflake", "text"])
-def test_xxh64_spreads_every_kind_of_ids_as_chance_would(ids: str) -> None:
+def test_xxh64_spreads_every_kind_of_ids_as_evenly_as_chance(ids: str) -> None:
     rule = Modulus("xxh64", 1000)
     places: Counter[int] = Counter()
     for chunk in generate_ids(ids, 1_000_000):
@@ -114,20 +114,20 @@ def test_xxh64_spreads_every_kind_of_ids_as_chance_would(ids: str) -> None:
 
 
 @pytest.mark.parametrize("bad", [0, -1, 2.0, "12", True, None, 2**31])
-def test_a_partition_count_must_be_a_whole_number_of_at_least_1(bad: Any) -> None:
+def test_a_partition_count_must_be_an_integer_of_at_least_1(bad: Any) -> None:
     for make in (lambda: Modulus("fnv1a32", bad), lambda: Jump("xxh64", bad), lambda: RoundRobin(bad)):
         with pytest.raises(InvalidValue, match="partitions is"):
             make()
 
 
 @pytest.mark.parametrize("weights", [[1, 2.5, 1], [1, 0, 1], [1, 1], [1, -1, 1], [1, "2", 1]])
-def test_weights_must_be_whole_numbers_one_for_each_partition(weights: Any) -> None:
+def test_weights_must_be_integers_one_for_each_partition(weights: Any) -> None:
     with pytest.raises(InvalidValue, match="weight"):
         Modulus("phash2", 3, weights)
 
 
 @pytest.mark.parametrize("name", ["fnv1a32", "murmur2", "phash2"])
-def test_jump_wants_a_64_bit_hash(name: str) -> None:
+def test_the_jump_partitioner_requires_a_64_bit_hash(name: str) -> None:
     with pytest.raises(InvalidValue, match="64-bit hash for jump"):
         Jump(name, 4)
 

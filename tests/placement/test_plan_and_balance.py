@@ -21,11 +21,11 @@ def test_a_plan_says_what_moves_and_what_stays() -> None:
     assert result.fraction == 1 / 5
 
 
-def test_from_nothing_to_nothing_nothing_moves() -> None:
+def test_a_plan_between_empty_assignments_has_no_moves() -> None:
     assert plan({}, {}).fraction == 0.0
 
 
-def test_balance_by_hand() -> None:
+def test_balance_matches_figures_computed_by_hand() -> None:
     figures = balance([10, 20, 30, 40])
     assert figures.total_deviation == 15 + 5 + 5 + 15
     assert figures.max_deviation == 15
@@ -53,6 +53,6 @@ def test_no_load_and_one_partition_count_as_even() -> None:
 
 
 @pytest.mark.parametrize("bad", [[], [-1, 2], [float("nan")], np.zeros((2, 2)), ["a"], [[1], [2, 3]]])
-def test_counts_that_are_no_counts_are_refused(bad: Any) -> None:
+def test_invalid_counts_are_refused(bad: Any) -> None:
     with pytest.raises(InvalidValue, match="counts is"):
         balance(bad)

@@ -85,7 +85,7 @@ class Yard:
 async def a_yard(kind: str, folder: Path) -> AsyncIterator[Yard]:
     clock = ManualClock()
     registry: Registry = (
-        MemoryRegistry(clock) if kind == "memory" else SqlRegistry(SqliteStore(str(folder / "r.db")), clock)
+        MemoryRegistry(clock) if kind == "memory" else SqlRegistry(SqliteStore(str(folder / "r.db"), clock))
     )
     app = web.Application()
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)

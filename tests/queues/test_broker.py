@@ -11,7 +11,7 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from shardyard.groups import To, resolve
+from shardyard.groups import ResetTarget, resolve_positions
 from shardyard.log.memory import MemoryLog
 from shardyard.model import Partition, PartitionOutOfRange, Record, Span
 from shardyard.model.batch import SCHEMA
@@ -263,7 +263,7 @@ def test_a_stale_owner_can_neither_commit_fail_nor_publish_and_nobody_commits_be
         async with yard.consumer("m1") as consumer:
             await yard.until(lambda: consumer.owned)
             row = (await yard.rows())[0]
-            life, owned = consumer.member.seat.epoch, row["epoch"]
+            life, owned = consumer.member.identity.epoch, row["epoch"]
             epoch = (await yard.log.topic("orders")).epoch
             commit = "/v1/groups/billing/members/m1/commit"
 
@@ -517,7 +517,7 @@ def test_a_reset_of_a_whole_topic_leaves_out_what_goes_meanwhile() -> None:
         async with Dropping() as log:
             await log.create_topic("orders", 2)
             await log.contract_topic("orders", 1)
-            return list(await resolve(log, "orders", partitions, To("latest")))
+            return list(await resolve_positions(log, "orders", partitions, ResetTarget("latest")))
 
     assert asyncio.run(resolved(None)) == [Partition("orders", 0)]
     with pytest.raises(PartitionOutOfRange):

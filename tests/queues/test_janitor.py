@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from shardyard.groups import To, protocol, reset, resolve
+from shardyard.groups import ResetTarget, assignment, protocol, reset, resolve_positions
 from shardyard.log import Log
 from shardyard.log.memory import MemoryLog
 from shardyard.model import InvalidValue, Partition, Position, Record, Span, Topic
@@ -93,7 +93,7 @@ async def test_a_group_that_reads_the_topic_is_waited_for_where_it_never_was_unt
             commit(registry, "elsewhere", Partition("mails", 2), Position(epoch, 0))
             assert await retiring.check_once() == []
             assert await found(log, registry) == [(1, 0, {}, True), (2, 3, {"off": 3, "older": 3}, False)]
-            positions = await resolve(log, "orders", None, To("latest"))
+            positions = await resolve_positions(log, "orders", None, ResetTarget("latest"))
             with registry.transaction() as tx:
                 reset(tx, "off", positions, "ann")
             assert await retiring.check_once() == []
@@ -306,7 +306,7 @@ def come(registry: Registry, group: str, member: str) -> None:
     """Join, and own all there is."""
     join(registry, group, member)
     with registry.transaction() as tx:
-        protocol.rebalance(tx, group, TOPICS)
+        assignment.rebalance(tx, group, TOPICS)
 
 
 def go(registry: Registry, group: str, member: str, *, at: Position | None = None) -> None:

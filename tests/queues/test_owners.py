@@ -76,7 +76,7 @@ def test_a_commit_with_an_epoch_that_never_was_is_refused_and_the_owner_goes_on(
         handled = Handled()
         async with handled.at_work(yard.consumer("m1")) as consumer:
             await yard.until_shared(1)
-            seat, epoch = consumer.member.seat, (await yard.rows())[0]["epoch"]
+            seat, epoch = consumer.member.identity, (await yard.rows())[0]["epoch"]
             asked = {"epoch": seat.epoch, "positions": {"orders/0": [epoch, 2**61, 10**12]}}
             told = await yard.ask("POST", "/v1/groups/billing/members/m1/commit", asked)
             assert (told.status, told.code) == (409, "wrong_epoch")

@@ -424,7 +424,7 @@ def test_a_broker_that_hangs_costs_nobody_its_session(yard: Yard) -> None:
         session = 2 * SESSION_SECONDS
         async with Consumer(yard.urls, "stopped", ["stopped"], name="stays", session_timeout=session) as consumer:
             await shared_by(brokers, "stopped", "stopped", {"stays": 4})
-            seat = consumer.member.seat
+            seat = consumer.member.identity
             epochs = {row["partition"]: row["epoch"] for row in await rows(brokers, "stopped", "stopped")}
             for stopped, other in (yard.brokers, yard.brokers[::-1]):  # it talks to one of them
                 os.kill(stopped.process.pid, signal.SIGSTOP)
@@ -441,7 +441,7 @@ def test_a_broker_that_hangs_costs_nobody_its_session(yard: Yard) -> None:
                     os.kill(stopped.process.pid, signal.SIGCONT)
                 assert {row["owner"] for row in found} == {"stays"}
                 assert {row["partition"]: row["epoch"] for row in found} == epochs
-            assert consumer.member.seat == seat
+            assert consumer.member.identity == seat
 
     tell(yard, story)
 

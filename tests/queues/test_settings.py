@@ -356,7 +356,7 @@ def test_records_of_a_handler_that_hangs_go_to_another_member() -> None:
             async with handled.at_work(yard.consumer("fine", session_timeout=1.0)):
                 await yard.until(lambda: "x" in handled.values)
                 audit = await yard.get("/v1/audit")
-                assert any(row["action"] == "member put out" and row["subject"] == "billing" for row in audit)
+                assert any(row["action"] == "member evicted" and row["subject"] == "billing" for row in audit)
 
     tell(story)
 

@@ -129,7 +129,7 @@ class Work:
             session_timeout=order.session,
             max_records=order.max_records,
         ) as consumer:
-            self._note("joined", consumer.member.seat.epoch)
+            self._note("joined", consumer.member.identity.epoch)
             if order.by_batch:
                 async for batch in consumer:
                     await self._work_through(batch)

@@ -1,4 +1,4 @@
-"""What every registry keeps, whichever engine it is."""
+"""The contract of a registry, for every engine."""
 
 import logging
 import threading
@@ -17,6 +17,7 @@ from shardyard.registry import (
     OwnershipRow,
     Registry,
     SettingRow,
+    Snapshot,
     Transaction,
     open_registry,
 )
@@ -24,13 +25,16 @@ from shardyard.registry.memory import MemoryRegistry
 from shardyard.registry.sql import SqlRegistry
 from shardyard.registry.sqlite import SqliteStore
 from shardyard.runtime.clock import ManualClock
+from tests.registry.blocks import snapshot, transaction
 
 PATIENCE = 10.0
 """Seconds that a test waits for what must come soon."""
 
-GROUP = GroupRow("billing", 7, 5, 4, 12, "even", max_active=3, release_after=2.5)
+GROUP = GroupRow("billing", 7, 5, 4, 12, "even", max_active=3, release_after=2.5, broadcast=True)
 MEMBER = MemberRow("billing", "a", 3, 2, ("orders", "bills"), True, None, 30.0, 1_700_000_030.5)
-OWNED = OwnershipRow("billing", Partition("orders", 1), "a", 6, "b", Position(2, 2**40), 1_700_000_000.25)
+OWNED = OwnershipRow(
+    "billing", Partition("orders", 1), "a", 6, "b", Position(2, 2**40), 1_700_000_000.25, handover_at=1_700_000_009.5
+)
 
 Open = Callable[[float], Registry]
 
@@ -49,7 +53,7 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path, clock: ManualClock) -
         if request.param == "memory":
             registry = MemoryRegistry(clock, busy_wait=busy_wait)
         else:
-            registry = SqlRegistry(SqliteStore(tmp_path / "registry.db", busy_wait=busy_wait), clock)
+            registry = SqlRegistry(SqliteStore(tmp_path / "registry.db", clock, busy_wait=busy_wait))
         registries.append(registry)
         return registry
 
@@ -63,40 +67,47 @@ def registry(opened: Open) -> Registry:
     return opened(PATIENCE)
 
 
-class Mishap(Exception):
-    """What goes wrong in the middle of a transaction."""
+class Failure(Exception):
+    """Raised in the middle of a transaction."""
 
 
-class Bell:
-    """A callback that can be waited for."""
+class Callback:
+    """A callback whose calls are counted and can be waited for."""
 
     def __init__(self) -> None:
-        self.rung = threading.Semaphore(0)
+        self._called = threading.Semaphore(0)
         self.times = 0
 
     def __call__(self) -> None:
         self.times += 1
-        self.rung.release()
+        self._called.release()
 
     def wait(self) -> None:
-        assert self.rung.acquire(timeout=PATIENCE)
+        assert self._called.acquire(timeout=PATIENCE)
 
 
 def touch(registry: Registry, name: str) -> None:
-    with registry.transaction() as transaction:
-        transaction.touch(name)
+    with transaction(registry) as tx:
+        tx.touch(name)
 
 
-def undone(registry: Registry, work: Callable[[Transaction], None]) -> None:
-    """A transaction that does `work`, and then fails."""
+def put_group(registry: Registry, name: str) -> None:
+    registry.run(lambda tx: tx.put_group(GroupRow(name)))
 
-    def do_and_fail() -> None:
-        with registry.transaction() as transaction:
-            work(transaction)
-            raise Mishap
 
-    with pytest.raises(Mishap):
-        do_and_fail()
+def audit(registry: Registry, subject: str) -> None:
+    registry.run(lambda tx: tx.audit("ann", "change", subject))
+
+
+def roll_back(registry: Registry, work: Callable[[Transaction], None]) -> None:
+    """Run `work` in a transaction, which then fails."""
+
+    def work_and_fail(tx: Transaction) -> None:
+        work(tx)
+        raise Failure
+
+    with pytest.raises(Failure):
+        registry.run(work_and_fail)
 
 
 # Rows --------------------------------------------------------------------------------------------------------
@@ -104,11 +115,11 @@ def undone(registry: Registry, work: Callable[[Transaction], None]) -> None:
 
 @pytest.mark.parametrize("row", [GROUP, GroupRow("billing")])
 def test_a_group_comes_back_as_it_was_put(registry: Registry, row: GroupRow) -> None:
-    with registry.transaction() as transaction:
-        transaction.put_group(row)
-    with registry.transaction() as transaction:
-        assert transaction.group("billing") == row
-        assert transaction.group("other") is None
+    with transaction(registry) as tx:
+        tx.put_group(row)
+    with transaction(registry) as tx:
+        assert tx.group("billing") == row
+        assert tx.group("other") is None
 
 
 @pytest.mark.parametrize(
@@ -119,53 +130,56 @@ def test_a_group_comes_back_as_it_was_put(registry: Registry, row: GroupRow) -> 
         replace(MEMBER, manual=()),
         replace(MEMBER, manual=(Partition("orders", 2), Partition("orders", 0))),
         replace(MEMBER, name="ünï/cødé 'quoted' \U0001f69a", topics=("ø",)),
+        replace(MEMBER, address="http://10.0.0.7:7400", metadata={"zone": ["a", 1, None]}, prepare_seconds=2.5),
+        replace(MEMBER, metadata=0, address=""),
     ],
 )
 def test_a_member_comes_back_as_it_was_put(registry: Registry, row: MemberRow) -> None:
-    with registry.transaction() as transaction:
-        transaction.put_member(row)
-    with registry.transaction() as transaction:
-        assert transaction.member("billing", row.name) == row
-        assert transaction.member("billing", "nobody") is None
-        assert transaction.member("other", row.name) is None
+    with transaction(registry) as tx:
+        tx.put_member(row)
+    with transaction(registry) as tx:
+        assert tx.member("billing", row.name) == row
+        assert tx.members("billing") == [row]
+        assert tx.member("billing", "nobody") is None
+        assert tx.member("other", row.name) is None
 
 
 @pytest.mark.parametrize("row", [OWNED, OwnershipRow("billing", Partition("orders", 1))])
 def test_an_ownership_comes_back_as_it_was_put(registry: Registry, row: OwnershipRow) -> None:
-    with registry.transaction() as transaction:
-        transaction.put_ownerships([row])
-    with registry.transaction() as transaction:
-        assert transaction.ownership("billing", Partition("orders", 1)) == row
-        assert transaction.ownership("billing", Partition("orders", 2)) is None
-        assert transaction.ownership("other", Partition("orders", 1)) is None
+    with transaction(registry) as tx:
+        tx.put_ownerships([row])
+    with transaction(registry) as tx:
+        assert tx.ownership("billing", Partition("orders", 1)) == row
+        assert tx.ownership("billing", Partition("orders", 2)) is None
+        assert tx.ownership("other", Partition("orders", 1)) is None
 
 
 def test_a_lease_comes_back_as_it_was_put_and_is_replaced_by_the_next_holding(registry: Registry) -> None:
     first, second = LeaseRow("rebalancer", "a", 1, 12.5), LeaseRow("rebalancer", "b", 2, 22.5)
-    with registry.transaction() as transaction:
-        assert transaction.lease("rebalancer") is None
-        transaction.put_lease(first)
-        assert transaction.lease("rebalancer") == first
-    with registry.transaction() as transaction:
-        transaction.put_lease(second)
-    with registry.transaction() as transaction:
-        assert transaction.lease("rebalancer") == second
+    with transaction(registry) as tx:
+        assert tx.lease("rebalancer") is None
+        tx.put_lease(first)
+        assert tx.lease("rebalancer") == first
+    with transaction(registry) as tx:
+        tx.put_lease(second)
+    with transaction(registry) as tx:
+        assert tx.lease("rebalancer") == second
 
 
 def test_put_replaces_the_row_of_the_same_identity(registry: Registry) -> None:
-    with registry.transaction() as transaction:
-        transaction.put_group(GROUP)
-        transaction.put_member(MEMBER)
-        transaction.put_ownerships([OWNED])
+    with transaction(registry) as tx:
+        tx.put_group(GROUP)
+        tx.put_member(MEMBER)
+        tx.put_ownerships([OWNED])
     changed = GroupRow("billing"), replace(MEMBER, epoch=9, manual=()), OwnershipRow("billing", OWNED.partition)
-    with registry.transaction() as transaction:
-        transaction.put_group(changed[0])
-        transaction.put_member(changed[1])
-        transaction.put_ownerships([changed[2]])
-    with registry.transaction() as transaction:
-        assert transaction.groups() == [changed[0]]
-        assert transaction.members("billing") == [changed[1]]
-        assert transaction.ownerships("billing") == [changed[2]]
+    with transaction(registry) as tx:
+        tx.put_group(changed[0])
+        tx.put_member(changed[1])
+        tx.put_ownerships([changed[2]])
+    with transaction(registry) as tx:
+        assert tx.groups() == [changed[0]]
+        assert tx.members("billing") == [changed[1]]
+        assert tx.ownerships("billing") == [changed[2]]
 
 
 def test_ownerships_old_and_new_of_several_groups_are_put_at_once_and_the_last_of_two_counts(
@@ -174,32 +188,32 @@ def test_ownerships_old_and_new_of_several_groups_are_put_at_once_and_the_last_o
     def rows(group: str, count: int, epoch: int) -> list[OwnershipRow]:
         return [OwnershipRow(group, Partition("orders", index), epoch=epoch) for index in range(count)]
 
-    with registry.transaction() as transaction:
-        transaction.put_ownerships([])
-        transaction.put_ownerships(iter(rows("a", 500, 1)))
-    with registry.transaction() as transaction:
-        transaction.put_ownerships([*rows("a", 1000, 2), *rows("b", 10, 2), *rows("b", 5, 3)])
-    with registry.transaction() as transaction:
-        assert transaction.ownerships("a") == rows("a", 1000, 2)
-        assert transaction.ownerships("b") == [*rows("b", 5, 3), *rows("b", 10, 2)[5:]]
+    with transaction(registry) as tx:
+        tx.put_ownerships([])
+        tx.put_ownerships(iter(rows("a", 500, 1)))
+    with transaction(registry) as tx:
+        tx.put_ownerships([*rows("a", 1000, 2), *rows("b", 10, 2), *rows("b", 5, 3)])
+    with transaction(registry) as tx:
+        assert tx.ownerships("a") == rows("a", 1000, 2)
+        assert tx.ownerships("b") == [*rows("b", 5, 3), *rows("b", 10, 2)[5:]]
 
 
 def test_rows_come_in_order(registry: Registry) -> None:
     names = ["b", "B", "a", "ä", "a1", "Z", "\U0001f69a", "\uffff"]
     partitions = [Partition(topic, index) for topic in ("b", "a", "B") for index in (10, 9, 2, 0)]
-    with registry.transaction() as transaction:
+    with transaction(registry) as tx:
         for name in names:
-            transaction.put_group(GroupRow(name))
-            transaction.put_member(replace(MEMBER, name=name))
-            transaction.put_setting("policy", name, 1)
-        transaction.put_ownerships(OwnershipRow("billing", partition, owner="a") for partition in partitions)
-        transaction.put_group(GroupRow("a", epoch=1))
-    with registry.transaction() as transaction:
-        assert [row.name for row in transaction.groups()] == sorted(names)
-        assert [row.name for row in transaction.members("billing")] == sorted(names)
-        assert [row.name for row in transaction.settings("policy")] == sorted(names)
-        assert [row.partition for row in transaction.ownerships("billing")] == sorted(partitions)
-        assert [row.partition for row in transaction.ownerships_of("billing", "a")] == sorted(partitions)
+            tx.put_group(GroupRow(name))
+            tx.put_member(replace(MEMBER, name=name))
+            tx.put_setting("policy", name, 1)
+        tx.put_ownerships(OwnershipRow("billing", partition, owner="a") for partition in partitions)
+        tx.put_group(GroupRow("a", epoch=1))
+    with transaction(registry) as tx:
+        assert [row.name for row in tx.groups()] == sorted(names)
+        assert [row.name for row in tx.members("billing")] == sorted(names)
+        assert [row.name for row in tx.settings("policy")] == sorted(names)
+        assert [row.partition for row in tx.ownerships("billing")] == sorted(partitions)
+        assert [row.partition for row in tx.ownerships_of("billing", "a")] == sorted(partitions)
 
 
 def test_a_members_ownerships_are_those_it_owns_and_those_it_is_to_own(registry: Registry) -> None:
@@ -207,44 +221,44 @@ def test_a_members_ownerships_are_those_it_owns_and_those_it_is_to_own(registry:
         OwnershipRow("billing", Partition("orders", index), owner=owner, target=target)
         for index, (owner, target) in enumerate([("a", "b"), ("b", "a"), ("a", "a"), ("b", "b"), (None, None)])
     )
-    with registry.transaction() as transaction:
-        transaction.put_ownerships([nobodys, other, kept, coming, owned, replace(kept, group="shipping")])
-        assert transaction.ownerships_of("billing", "a") == [owned, coming, kept]
-        assert transaction.ownerships_of("billing", "c") == []
-        assert transaction.ownerships_of("nowhere", "a") == []
+    with transaction(registry) as tx:
+        tx.put_ownerships([nobodys, other, kept, coming, owned, replace(kept, group="shipping")])
+        assert tx.ownerships_of("billing", "a") == [owned, coming, kept]
+        assert tx.ownerships_of("billing", "c") == []
+        assert tx.ownerships_of("nowhere", "a") == []
 
 
 def test_a_deleted_row_is_gone_and_deleting_what_is_not_there_does_nothing(registry: Registry) -> None:
     rows = [OwnershipRow("billing", Partition("orders", index)) for index in range(3)]
-    with registry.transaction() as transaction:
-        transaction.put_member(MEMBER)
-        transaction.put_member(replace(MEMBER, name="b"))
-        transaction.put_ownerships(rows)
-    with registry.transaction() as transaction:
-        transaction.delete_member("billing", "a")
-        transaction.delete_member("billing", "nobody")
-        transaction.delete_ownerships("billing", iter([Partition("orders", 0), Partition("orders", 9)]))
-        transaction.delete_ownerships("billing", [])
-        transaction.delete_group("nothing")
-    with registry.transaction() as transaction:
-        assert [row.name for row in transaction.members("billing")] == ["b"]
-        assert transaction.ownerships("billing") == rows[1:]
+    with transaction(registry) as tx:
+        tx.put_member(MEMBER)
+        tx.put_member(replace(MEMBER, name="b"))
+        tx.put_ownerships(rows)
+    with transaction(registry) as tx:
+        tx.delete_member("billing", "a")
+        tx.delete_member("billing", "nobody")
+        tx.delete_ownerships("billing", iter([Partition("orders", 0), Partition("orders", 9)]))
+        tx.delete_ownerships("billing", [])
+        tx.delete_group("nothing")
+    with transaction(registry) as tx:
+        assert [row.name for row in tx.members("billing")] == ["b"]
+        assert tx.ownerships("billing") == rows[1:]
 
 
 def test_a_group_is_deleted_with_its_members_and_ownerships_and_no_others(registry: Registry) -> None:
     other = replace(MEMBER, group="shipping"), replace(OWNED, group="shipping")
-    with registry.transaction() as transaction:
-        transaction.put_group(GROUP)
-        transaction.put_group(replace(GROUP, name="shipping"))
+    with transaction(registry) as tx:
+        tx.put_group(GROUP)
+        tx.put_group(replace(GROUP, name="shipping"))
         for member in (MEMBER, other[0]):
-            transaction.put_member(member)
-        transaction.put_ownerships([OWNED, other[1]])
-    with registry.transaction() as transaction:
-        transaction.delete_group("billing")
-    with registry.transaction() as transaction:
-        assert [row.name for row in transaction.groups()] == ["shipping"]
-        assert (transaction.members("billing"), transaction.ownerships("billing")) == ([], [])
-        assert (transaction.members("shipping"), transaction.ownerships("shipping")) == ([other[0]], [other[1]])
+            tx.put_member(member)
+        tx.put_ownerships([OWNED, other[1]])
+    with transaction(registry) as tx:
+        tx.delete_group("billing")
+    with transaction(registry) as tx:
+        assert [row.name for row in tx.groups()] == ["shipping"]
+        assert (tx.members("billing"), tx.ownerships("billing")) == ([], [])
+        assert (tx.members("shipping"), tx.ownerships("shipping")) == ([other[0]], [other[1]])
 
 
 # Settings and audit ------------------------------------------------------------------------------------------
@@ -252,89 +266,106 @@ def test_a_group_is_deleted_with_its_members_and_ownerships_and_no_others(regist
 
 @pytest.mark.parametrize("value", [None, 0, True, 1.5, "", "ü", [], [1, [None]], {"a": {"b": [1]}}])
 def test_a_setting_holds_what_json_holds(registry: Registry, value: object) -> None:
-    with registry.transaction() as transaction:
-        assert transaction.put_setting("topic/orders", "limit", value) == SettingRow("topic/orders", "limit", value, 1)
-    with registry.transaction() as transaction:
-        assert transaction.setting("topic/orders", "limit") == SettingRow("topic/orders", "limit", value, 1)
-        assert transaction.setting("topic/orders", "other") is None
-        assert transaction.setting("topic/bills", "limit") is None
+    with transaction(registry) as tx:
+        assert tx.put_setting("topic/orders", "limit", value) == SettingRow("topic/orders", "limit", value, 1)
+    with transaction(registry) as tx:
+        assert tx.setting("topic/orders", "limit") == SettingRow("topic/orders", "limit", value, 1)
+        assert tx.setting("topic/orders", "other") is None
+        assert tx.setting("topic/bills", "limit") is None
 
 
 @pytest.mark.parametrize("value", [b"bytes", {1, 2}, float("nan"), object()])
 def test_what_json_cannot_hold_is_refused_and_changes_nothing(registry: Registry, value: object) -> None:
-    with registry.transaction() as transaction:
+    with transaction(registry) as tx:
         with pytest.raises(InvalidValue, match="JSON"):
-            transaction.put_setting("policy", "x", value)
+            tx.put_setting("policy", "x", value)
         with pytest.raises(InvalidValue, match="JSON"):
-            transaction.audit("ann", "set", "x", value)
-    with registry.transaction() as transaction:
-        assert transaction.settings("policy") == []
-        assert transaction.audit_log() == []
+            tx.audit("ann", "set", "x", value)
+        with pytest.raises(InvalidValue, match=r"metadata is .*JSON"):
+            tx.put_member(replace(MEMBER, metadata=value))
+    with transaction(registry) as tx:
+        assert tx.settings("policy") == []
+        assert tx.audit_log() == []
+        assert tx.members("billing") == []
 
 
 def test_a_value_that_is_changed_after_it_was_put_or_read_leaves_the_setting_alone(registry: Registry) -> None:
     value = [1]
-    with registry.transaction() as transaction:
-        returned = transaction.put_setting("policy", "x", value).value
+    with transaction(registry) as tx:
+        returned = tx.put_setting("policy", "x", value).value
         value.append(2)
         assert isinstance(returned, list)
         returned.append(3)
-        assert transaction.setting("policy", "x") == SettingRow("policy", "x", [1], 1)
+        assert tx.setting("policy", "x") == SettingRow("policy", "x", [1], 1)
+
+
+def test_metadata_that_is_changed_after_it_was_put_or_read_leaves_the_member_alone(registry: Registry) -> None:
+    metadata = [1]
+    with transaction(registry) as tx:
+        tx.put_member(replace(MEMBER, metadata=metadata))
+        metadata.append(2)
+        (row,) = tx.members("billing")
+        assert isinstance(row.metadata, list)
+        row.metadata.append(3)
+        assert tx.member("billing", "a") == replace(MEMBER, metadata=[1])
 
 
 def test_a_settings_version_counts_its_changes_also_across_a_deletion(registry: Registry) -> None:
-    with registry.transaction() as transaction:
-        versions = [transaction.put_setting("policy", "x", value).version for value in ("a", "b", "b")]
+    with transaction(registry) as tx:
+        versions = [tx.put_setting("policy", "x", value).version for value in ("a", "b", "b")]
         assert versions == [1, 2, 3]
-    with registry.transaction() as transaction:
-        transaction.delete_setting("policy", "x")
-        transaction.delete_setting("policy", "never set")
-        assert transaction.setting("policy", "x") is None
-        assert transaction.settings("policy") == []
-    with registry.transaction() as transaction:
-        assert transaction.put_setting("policy", "x", "c") == SettingRow("policy", "x", "c", 4)
-        assert transaction.put_setting("policy", "never set", "d").version == 1
-        assert [row.name for row in transaction.settings("policy")] == ["never set", "x"]
+    with transaction(registry) as tx:
+        tx.delete_setting("policy", "x")
+        tx.delete_setting("policy", "never set")
+        assert tx.setting("policy", "x") is None
+        assert tx.settings("policy") == []
+    with transaction(registry) as tx:
+        assert tx.put_setting("policy", "x", "c") == SettingRow("policy", "x", "c", 4)
+        assert tx.put_setting("policy", "never set", "d").version == 1
+        assert [row.name for row in tx.settings("policy")] == ["never set", "x"]
 
 
-def test_the_audit_log_counts_without_gaps_and_tells_the_newest_first(registry: Registry, clock: ManualClock) -> None:
-    with registry.transaction() as transaction:
-        transaction.audit("ann", "create", "topic/orders", {"partitions": 12})
-        transaction.audit("bob", "delete", "topic/bills")
+def test_the_audit_log_has_ascending_numbers_and_lists_the_newest_first(registry: Registry, clock: ManualClock) -> None:
+    with transaction(registry) as tx:
+        tx.audit("ann", "create", "topic/orders", {"partitions": 12})
+        tx.audit("bob", "delete", "topic/bills")
     clock.jump(5.5)
-    undone(registry, lambda transaction: transaction.audit("eve", "fail", "topic/orders"))
-    with registry.transaction() as transaction:
-        transaction.audit("ann", "expand", "topic/orders", [12, 24])
-    with registry.transaction() as transaction:
-        assert transaction.audit_log() == [
-            AuditRow(3, 1_700_000_005.5, "ann", "expand", "topic/orders", [12, 24]),
-            AuditRow(2, 1_700_000_000.0, "bob", "delete", "topic/bills", None),
-            AuditRow(1, 1_700_000_000.0, "ann", "create", "topic/orders", {"partitions": 12}),
-        ]
+    roll_back(registry, lambda tx: tx.audit("eve", "fail", "topic/orders"))
+    with transaction(registry) as tx:
+        tx.audit("ann", "expand", "topic/orders", [12, 24])
+    with transaction(registry) as tx:
+        rows = tx.audit_log()
+    third, second, first = (row.number for row in rows)
+    assert 0 < first < second < third
+    assert rows == [
+        AuditRow(third, 1_700_000_005.5, "ann", "expand", "topic/orders", [12, 24]),
+        AuditRow(second, 1_700_000_000.0, "bob", "delete", "topic/bills", None),
+        AuditRow(first, 1_700_000_000.0, "ann", "create", "topic/orders", {"partitions": 12}),
+    ]
 
 
-def test_settings_are_left_to_be_audited_by_who_changes_them(registry: Registry) -> None:
-    with registry.transaction() as transaction:
-        transaction.put_setting("topic/orders", "publish token", "s3cret")
-        transaction.delete_setting("topic/orders", "publish token")
-    with registry.transaction() as transaction:
-        assert transaction.audit_log() == []
+def test_a_change_of_a_setting_is_not_audited_by_itself(registry: Registry) -> None:
+    with transaction(registry) as tx:
+        tx.put_setting("topic/orders", "publish token", "s3cret")
+        tx.delete_setting("topic/orders", "publish token")
+    with transaction(registry) as tx:
+        assert tx.audit_log() == []
 
 
 def test_the_audit_log_is_read_in_pages(registry: Registry) -> None:
-    with registry.transaction() as transaction:
-        for number in range(1, 8):
-            transaction.audit("ann", "count", str(number))
+    for subject in ("1", "2", "3", "4", "5", "6", "7"):
+        audit(registry, subject)
+        roll_back(registry, lambda tx: tx.audit("ann", "fail", "x"))
+    number = {row.subject: row.number for row in registry.read(lambda tx: tx.audit_log())}
 
-    def page(limit: int, before: int | None = None) -> list[int]:
-        with registry.transaction() as transaction:
-            return [row.number for row in transaction.audit_log(limit, before)]
+    def page(limit: int, before: int | None = None) -> list[str]:
+        return [row.subject for row in registry.read(lambda tx: tx.audit_log(limit, before))]
 
-    assert page(3) == [7, 6, 5]
-    assert page(3, before=5) == [4, 3, 2]
-    assert page(3, before=2) == [1]
-    assert [page(3, before=before) for before in (1, 0, -5)] == [[], [], []]
-    assert page(100, before=100) == [7, 6, 5, 4, 3, 2, 1]
+    assert page(3) == ["7", "6", "5"]
+    assert page(3, before=number["5"]) == ["4", "3", "2"]
+    assert page(3, before=number["1"] + 1) == ["1"]
+    assert [page(3, before=before) for before in (number["1"], 0, -5)] == [[], [], []]
+    assert page(100, before=number["7"] + 100) == ["7", "6", "5", "4", "3", "2", "1"]
     assert page(0) == []
     with pytest.raises(InvalidValue, match="limit"):
         page(-1)
@@ -344,128 +375,291 @@ def test_the_audit_log_is_read_in_pages(registry: Registry) -> None:
 
 
 def test_now_is_the_clocks_and_stands_still_in_a_transaction(registry: Registry, clock: ManualClock) -> None:
-    with registry.transaction() as transaction:
-        assert transaction.now == 1_700_000_000.0
+    with transaction(registry) as tx:
+        assert tx.now == 1_700_000_000.0
         clock.jump(-3.5)
-        assert transaction.now == 1_700_000_000.0
-    with registry.transaction() as transaction:
-        assert transaction.now == 1_699_999_996.5
+        assert tx.now == 1_700_000_000.0
+    with transaction(registry) as tx:
+        assert tx.now == 1_699_999_996.5
 
 
 def test_a_transaction_that_raises_leaves_nothing_behind(registry: Registry) -> None:
     kept = OwnershipRow("billing", Partition("orders", 0), owner="a")
-    with registry.transaction() as transaction:
-        transaction.put_group(GROUP)
-        transaction.put_member(MEMBER)
-        transaction.put_ownerships([OWNED, kept])
-        transaction.put_lease(LeaseRow("rebalancer", "a", 1, 1.0))
-        transaction.put_setting("policy", "x", "old")
-        transaction.audit("ann", "start", "x")
+    with transaction(registry) as tx:
+        tx.put_group(GROUP)
+        tx.put_member(MEMBER)
+        tx.put_ownerships([OWNED, kept])
+        tx.put_lease(LeaseRow("rebalancer", "a", 1, 1.0))
+        tx.put_setting("policy", "x", "old")
+        tx.audit("ann", "start", "x")
 
-    def change_everything(transaction: Transaction) -> None:
-        transaction.put_group(replace(GROUP, epoch=99))
-        transaction.put_group(GroupRow("new"))
-        transaction.put_member(replace(MEMBER, epoch=99))
-        transaction.put_member(replace(MEMBER, group="new"))
-        transaction.put_ownerships([replace(OWNED, epoch=99), replace(OWNED, partition=Partition("a", 0))])
-        transaction.delete_ownerships("billing", [kept.partition])
-        transaction.put_lease(LeaseRow("rebalancer", "b", 2, 2.0))
-        transaction.put_lease(LeaseRow("new", "b", 1, 2.0))
-        transaction.put_setting("policy", "x", "new")
-        transaction.delete_setting("policy", "x")
-        transaction.put_setting("policy", "y", "new")
-        transaction.audit("ann", "fail", "x")
-        transaction.delete_group("billing")
+    def change_everything(tx: Transaction) -> None:
+        tx.put_group(replace(GROUP, epoch=99))
+        tx.put_group(GroupRow("new"))
+        tx.put_member(replace(MEMBER, epoch=99))
+        tx.put_member(replace(MEMBER, group="new"))
+        tx.put_ownerships([replace(OWNED, epoch=99), replace(OWNED, partition=Partition("a", 0))])
+        tx.delete_ownerships("billing", [kept.partition])
+        tx.put_lease(LeaseRow("rebalancer", "b", 2, 2.0))
+        tx.put_lease(LeaseRow("new", "b", 1, 2.0))
+        tx.put_setting("policy", "x", "new")
+        tx.delete_setting("policy", "x")
+        tx.put_setting("policy", "y", "new")
+        tx.audit("ann", "fail", "x")
+        tx.delete_group("billing")
 
-    undone(registry, change_everything)
-    with registry.transaction() as transaction:
-        assert transaction.groups() == [GROUP]
-        assert transaction.members("billing") == [MEMBER]
-        assert transaction.members("new") == []
-        assert transaction.ownerships("billing") == [kept, OWNED]
-        assert transaction.lease("rebalancer") == LeaseRow("rebalancer", "a", 1, 1.0)
-        assert transaction.lease("new") is None
-        assert transaction.settings("policy") == [SettingRow("policy", "x", "old", 1)]
-        assert [row.action for row in transaction.audit_log()] == ["start"]
-        assert transaction.put_setting("policy", "y", "new").version == 1
+    roll_back(registry, change_everything)
+    with transaction(registry) as tx:
+        assert tx.groups() == [GROUP]
+        assert tx.members("billing") == [MEMBER]
+        assert tx.members("new") == []
+        assert tx.ownerships("billing") == [kept, OWNED]
+        assert tx.lease("rebalancer") == LeaseRow("rebalancer", "a", 1, 1.0)
+        assert tx.lease("new") is None
+        assert tx.settings("policy") == [SettingRow("policy", "x", "old", 1)]
+        assert [row.action for row in tx.audit_log()] == ["start"]
+        assert tx.put_setting("policy", "y", "new").version == 1
 
 
 def test_transactions_of_two_threads_lose_no_update(registry: Registry) -> None:
-    with registry.transaction() as transaction:
-        transaction.put_group(GroupRow("billing"))
+    with transaction(registry) as tx:
+        tx.put_group(GroupRow("billing"))
     start = threading.Barrier(2)
 
     def count() -> None:
         start.wait(PATIENCE)
         for _ in range(200):
-            with registry.transaction() as transaction:
-                row = transaction.group("billing")
+            with transaction(registry) as tx:
+                row = tx.group("billing")
                 assert row is not None
-                transaction.put_group(replace(row, epoch=row.epoch + 1))
+                tx.put_group(replace(row, epoch=row.epoch + 1))
 
     threads = [threading.Thread(target=count) for _ in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    with registry.transaction() as transaction:
-        assert transaction.group("billing") == GroupRow("billing", epoch=400)
+    with transaction(registry) as tx:
+        assert tx.group("billing") == GroupRow("billing", epoch=400)
 
 
-def test_a_transaction_that_waits_too_long_for_another_is_told_busy(opened: Open) -> None:
+def test_a_transaction_that_waits_too_long_for_another_raises_busy(opened: Open) -> None:
     registry = opened(0.02)
-    with registry.transaction() as transaction:
-        transaction.put_group(GROUP)
-        with pytest.raises(Busy, match="registry") as busy, registry.transaction():
-            pass
+    with transaction(registry) as tx:
+        tx.put_group(GROUP)
+        with pytest.raises(Busy, match="registry") as busy:
+            registry.run(lambda other: other.put_group(GroupRow("other")))
         assert busy.value.seconds == 0.02
-    with registry.transaction() as transaction:
-        assert transaction.groups() == [GROUP]
+    with transaction(registry) as tx:
+        assert tx.groups() == [GROUP]
+
+
+def test_run_returns_the_result_of_its_work(registry: Registry) -> None:
+    assert registry.run(lambda tx: tx.put_setting("policy", "x", 1).version) == 1
+    assert registry.read(lambda tx: tx.settings("policy")) == [SettingRow("policy", "x", 1, 1)]
+
+
+def test_a_transaction_that_has_ended_raises_closed_and_changes_nothing(registry: Registry) -> None:
+    with transaction(registry) as ended:
+        ended.put_group(GROUP)
+    with snapshot(registry) as ended_snapshot:
+        pass
+    for late in (
+        lambda: ended.put_group(GroupRow("late")),
+        lambda: ended.audit("ann", "late", "x"),
+        lambda: ended.members("billing"),
+        ended_snapshot.groups,
+    ):
+        with pytest.raises(Closed, match="transaction"):
+            late()
+    assert registry.read(lambda tx: (tx.groups(), tx.audit_log())) == ([GROUP], [])
+
+
+# Snapshots ---------------------------------------------------------------------------------------------------
+
+
+WRITES = [
+    "put_group",
+    "delete_group",
+    "put_member",
+    "delete_member",
+    "put_ownerships",
+    "delete_ownerships",
+    "put_lease",
+    "put_setting",
+    "delete_setting",
+    "audit",
+    "touch",
+]
+
+
+def test_a_snapshot_has_no_methods_that_write(registry: Registry) -> None:
+    public = {name for name in vars(Transaction) if not name.startswith("_")}
+    assert public - {name for name in vars(Snapshot) if not name.startswith("_")} == set(WRITES)
+    with snapshot(registry) as state:
+        assert [name for name in WRITES if hasattr(state, name)] == []
+    with transaction(registry) as tx:
+        assert [name for name in WRITES if not hasattr(tx, name)] == []
+
+
+def change_every_table(tx: Transaction) -> None:
+    tx.put_group(GROUP)
+    tx.put_member(MEMBER)
+    tx.put_ownerships([OWNED])
+    tx.put_lease(LeaseRow("rebalancer", "a", 1, 1.0))
+    tx.put_setting("policy", "x", "new")
+    tx.audit("ann", "start", "x")
+
+
+def everything(state: Snapshot) -> list[object]:
+    return [
+        state.groups(),
+        state.group("billing"),
+        state.members("billing"),
+        state.member("billing", "a"),
+        state.ownerships("billing"),
+        state.ownership("billing", OWNED.partition),
+        state.ownerships_of("billing", "a"),
+        state.lease("rebalancer"),
+        state.settings("policy"),
+        state.setting("policy", "x"),
+        state.audit_log(),
+    ]
+
+
+def test_a_snapshot_of_another_thread_does_not_wait_for_an_open_transaction_and_sees_the_state_before_it(
+    registry: Registry,
+) -> None:
+    before = registry.read(everything)
+    seen: list[list[object]] = []
+    with transaction(registry) as tx:
+        change_every_table(tx)
+        reader = threading.Thread(target=lambda: seen.append(registry.read(everything)))
+        reader.start()
+        reader.join(PATIENCE)
+        assert seen == [before]
+        assert all(everything(tx))
+    assert all(registry.read(everything))
+
+
+def test_an_open_snapshot_blocks_no_writer_and_keeps_its_state(registry: Registry, clock: ManualClock) -> None:
+    with snapshot(registry) as state:
+        clock.jump(5)
+        writer = threading.Thread(target=lambda: registry.run(change_every_table))
+        writer.start()
+        writer.join(PATIENCE)
+        assert not writer.is_alive()
+        assert not any(everything(state))
+        assert state.now == 1_700_000_000.0
+    assert all(registry.read(everything))
+    with snapshot(registry) as state:
+        registry.run(lambda tx: tx.delete_group("billing"))
+        registry.run(lambda tx: tx.delete_setting("policy", "x"))
+        assert all(everything(state))
+
+
+def test_a_snapshot_is_ordered_while_a_transaction_inserts(registry: Registry) -> None:
+    names = [f"{number:03}" for number in range(100)]
+    done = threading.Event()
+    wrong: list[list[str]] = []
+
+    def read() -> None:
+        while not done.is_set():
+            seen = registry.read(lambda state: [row.name for row in state.groups()])
+            if seen != sorted(seen):
+                wrong.append(seen)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    for name in reversed(names):
+        put_group(registry, name)
+    done.set()
+    reader.join(PATIENCE)
+    assert wrong == []
+    assert registry.read(lambda state: [row.name for row in state.groups()]) == names
 
 
 # Watches -----------------------------------------------------------------------------------------------------
 
 
 def test_a_watch_is_called_after_the_commit_with_the_rows_in_place(registry: Registry) -> None:
-    bell = Bell()
-    registry.watch("group/billing", bell)
+    called = Callback()
+    registry.watch("group/billing", called)
     for epoch in range(3):
-        with registry.transaction() as transaction:
-            transaction.put_group(GroupRow("billing", epoch))
-            transaction.touch("group/billing")
-            transaction.touch("group/billing")
-            assert bell.times == epoch
-        bell.wait()
-    assert bell.times == 3
+        with transaction(registry) as tx:
+            tx.put_group(GroupRow("billing", epoch))
+            tx.touch("group/billing")
+            tx.touch("group/billing")
+            assert called.times == epoch
+        called.wait()
+    assert called.times == 3
 
 
 def test_a_watch_is_not_called_for_a_rollback_or_another_name(registry: Registry) -> None:
-    silent, other = Bell(), Bell()
+    silent, other = Callback(), Callback()
     touch(registry, "group/billing")
     registry.watch("group/billing", silent)
     registry.watch("group/shipping", other)
-    undone(registry, lambda transaction: transaction.touch("group/billing"))
+    roll_back(registry, lambda tx: tx.touch("group/billing"))
     touch(registry, "group/bill")
     touch(registry, "group/shipping")
     other.wait()
     assert (silent.times, other.times) == (0, 1)
 
 
+def test_a_name_that_ends_with_a_slash_watches_every_name_below_it(registry: Registry) -> None:
+    groups, sub_groups, policy = Callback(), Callback(), Callback()
+    registry.watch("group/", groups)
+    registry.watch("group/billing/", sub_groups)
+    registry.watch("setting/policy", policy)
+    touch(registry, "group/billing")
+    groups.wait()
+    touch(registry, "group/shipping")
+    groups.wait()
+    touch(registry, "group/billing/eu")
+    groups.wait()
+    sub_groups.wait()
+    for name in ("groups", "group", "other/group/billing", "setting/policy"):
+        touch(registry, name)
+    policy.wait()
+    assert (groups.times, sub_groups.times, policy.times) == (3, 1, 1)
+
+
+def test_a_watch_of_many_names_is_called_once_for_a_transaction_that_touched_several_and_until_it_ends(
+    registry: Registry,
+) -> None:
+    groups, one = Callback(), Callback()
+    end = registry.watch("group/", groups)
+    registry.watch("group/billing", one)
+
+    def touch_several(tx: Transaction) -> None:
+        for name in ("group/billing", "group/shipping"):
+            tx.touch(name)
+
+    registry.run(touch_several)
+    groups.wait()
+    one.wait()
+    end()
+    registry.run(touch_several)
+    one.wait()
+    assert (groups.times, one.times) == (1, 2)
+
+
 def test_settings_touch_their_scope(registry: Registry) -> None:
-    bell, other = Bell(), Bell()
-    registry.watch("setting/policy", bell)
+    called, other = Callback(), Callback()
+    registry.watch("setting/policy", called)
     registry.watch("setting/topic/orders", other)
-    with registry.transaction() as transaction:
-        transaction.put_setting("policy", "x", 1)
-    bell.wait()
-    with registry.transaction() as transaction:
-        transaction.delete_setting("policy", "x")
-    bell.wait()
+    with transaction(registry) as tx:
+        tx.put_setting("policy", "x", 1)
+    called.wait()
+    with transaction(registry) as tx:
+        tx.delete_setting("policy", "x")
+    called.wait()
     assert other.times == 0
 
 
-def test_all_who_watch_a_name_are_called_until_their_own_watch_ends(registry: Registry) -> None:
-    ended, going_on = Bell(), Bell()
+def test_all_watches_of_a_name_are_called_until_they_end(registry: Registry) -> None:
+    ended, going_on = Callback(), Callback()
     end = registry.watch("group/billing", ended)
     registry.watch("group/billing", going_on)
     touch(registry, "group/billing")
@@ -478,8 +672,8 @@ def test_all_who_watch_a_name_are_called_until_their_own_watch_ends(registry: Re
     assert (ended.times, going_on.times) == (1, 2)
 
 
-def test_a_watch_that_is_begun_anew_hears_of_nothing_that_came_before(registry: Registry) -> None:
-    first, second = Bell(), Bell()
+def test_a_new_watch_is_not_called_for_earlier_touches(registry: Registry) -> None:
+    first, second = Callback(), Callback()
     registry.watch("group/billing", first)()
     touch(registry, "group/billing")
     end = registry.watch("group/billing", second)
@@ -489,20 +683,20 @@ def test_a_watch_that_is_begun_anew_hears_of_nothing_that_came_before(registry: 
     assert (first.times, second.times) == (0, 1)
 
 
-def test_a_callback_that_fails_is_logged_and_harms_no_other(
+def test_a_callback_that_raises_is_logged_and_the_others_are_called(
     registry: Registry, caplog: pytest.LogCaptureFixture
 ) -> None:
-    bell = Bell()
+    called = Callback()
 
     def fail() -> None:
-        raise Mishap
+        raise Failure
 
     registry.watch("group/billing", fail)
-    registry.watch("group/billing", bell)
+    registry.watch("group/billing", called)
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
             touch(registry, "group/billing")
-            bell.wait()
+            called.wait()
     assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING"]
 
 
@@ -510,45 +704,47 @@ def test_a_callback_that_fails_is_logged_and_harms_no_other(
 
 
 def test_after_close_everything_raises_closed_and_close_may_be_called_twice(registry: Registry) -> None:
-    bell = Bell()
-    end = registry.watch("group/billing", bell)
-    begun = registry.transaction()
+    called = Callback()
+    end = registry.watch("group/billing", called)
+    begun, begun_snapshot = transaction(registry), snapshot(registry)
     registry.close()
     registry.close()
-    with pytest.raises(Closed, match="registry"), registry.transaction():
+    with pytest.raises(Closed, match="registry"), transaction(registry):
         pass
     with pytest.raises(Closed), begun:
         pass
+    with pytest.raises(Closed), begun_snapshot:
+        pass
     with pytest.raises(Closed):
-        registry.watch("group/billing", bell)
+        registry.watch("group/billing", called)
     end()
-    assert bell.times == 0
+    assert called.times == 0
 
 
 def test_a_registry_closes_at_the_end_of_its_block(registry: Registry) -> None:
     with registry as same:
         assert same is registry
-    with pytest.raises(Closed), registry.transaction():
+    with pytest.raises(Closed), transaction(registry):
         pass
 
 
-def test_a_transaction_under_way_outlives_close(registry: Registry) -> None:
-    with registry.transaction() as transaction:
+def test_a_transaction_in_progress_outlives_close(registry: Registry) -> None:
+    with transaction(registry) as tx:
         registry.close()
-        transaction.put_group(GROUP)
-        assert transaction.group("billing") == GROUP
+        tx.put_group(GROUP)
+        assert tx.group("billing") == GROUP
 
 
 def test_a_url_chooses_the_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: ManualClock) -> None:
     monkeypatch.chdir(tmp_path)
     with open_registry("memory://", clock=clock) as registry:
         assert isinstance(registry, MemoryRegistry)
-    with open_registry("sqlite:///new/folder/registry.db", clock=clock) as registry, registry.transaction() as begun:
+    with open_registry("sqlite:///new/folder/registry.db", clock=clock) as registry, transaction(registry) as begun:
         assert isinstance(registry, SqlRegistry)
         assert begun.now == clock.now()
         begun.put_group(GROUP)
     absolute = tmp_path / "new" / "folder" / "registry.db"
-    with open_registry(f"sqlite:///{absolute}") as registry, registry.transaction() as begun:
+    with open_registry(f"sqlite:///{absolute}") as registry, transaction(registry) as begun:
         assert begun.groups() == [GROUP]
 
 

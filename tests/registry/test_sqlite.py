@@ -1,4 +1,4 @@
-"""What is SQLite's own: files, processes, crashes, disks."""
+"""The registry in SQLite: files, processes, crashes, disks."""
 
 import os
 import signal
@@ -12,22 +12,21 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
-from sqlalchemy import Connection, text
+from sqlalchemy import text
 
 from shardyard.model import (
     Busy,
-    Closed,
     Damaged,
     NoRoom,
     NotOurs,
     NotWritable,
     Partition,
     ShardyardError,
-    WrongSchemaVersion,
 )
-from shardyard.registry import GroupRow, OwnershipRow, Registry, open_registry, schema
+from shardyard.registry import GroupRow, OwnershipRow, Registry, open_registry
 from shardyard.registry.sql import SqlRegistry
 from shardyard.registry.sqlite import SqliteStore
+from tests.registry.blocks import transaction
 
 PATIENCE = 20.0
 """Seconds that a test waits for what must come soon."""
@@ -71,13 +70,13 @@ def opened(path: Path, busy_wait: float = PATIENCE) -> Registry:
 
 
 def put(registry: Registry, name: str) -> None:
-    with registry.transaction() as transaction:
-        transaction.put_group(GroupRow(name))
+    with transaction(registry) as tx:
+        tx.put_group(GroupRow(name))
 
 
 def names(registry: Registry) -> list[str]:
-    with registry.transaction() as transaction:
-        return [row.name for row in transaction.groups()]
+    with transaction(registry) as tx:
+        return [row.name for row in tx.groups()]
 
 
 @contextmanager
@@ -97,36 +96,42 @@ def process(path: Path, script: str) -> Iterator["subprocess.Popen[str]"]:
             child.kill()
 
 
-def hear(child: "subprocess.Popen[str]") -> str:
+def read_line(child: "subprocess.Popen[str]") -> str:
     assert child.stdout is not None
     return child.stdout.readline().strip()
 
 
-def tell(child: "subprocess.Popen[str]") -> None:
+def press_enter(child: "subprocess.Popen[str]") -> None:
     assert child.stdin is not None
     child.stdin.write("\n")
     child.stdin.flush()
+
+
+def write(path: Path, script: str) -> None:
+    connection = sqlite3.connect(path)
+    connection.executescript(script)
+    connection.close()
 
 
 # Durability and processes ------------------------------------------------------------------------------------
 
 
 def test_rows_are_there_after_reopening(path: Path) -> None:
-    with opened(path) as registry, registry.transaction() as transaction:
-        transaction.put_group(GroupRow("billing", epoch=3))
-        transaction.put_ownerships([OwnershipRow("billing", Partition("orders", 1), owner="a")])
-        transaction.put_setting("policy", "x", [1])
-        transaction.audit("ann", "create", "billing")
-    with opened(path) as registry, registry.transaction() as transaction:
-        assert transaction.groups() == [GroupRow("billing", epoch=3)]
-        assert transaction.ownerships_of("billing", "a")[0].partition == Partition("orders", 1)
-        assert transaction.put_setting("policy", "x", [2]).version == 2
-        assert [row.number for row in transaction.audit_log()] == [1]
+    with opened(path) as registry, transaction(registry) as tx:
+        tx.put_group(GroupRow("billing", epoch=3))
+        tx.put_ownerships([OwnershipRow("billing", Partition("orders", 1), owner="a")])
+        tx.put_setting("policy", "x", [1])
+        tx.audit("ann", "create", "billing")
+    with opened(path) as registry, transaction(registry) as tx:
+        assert tx.groups() == [GroupRow("billing", epoch=3)]
+        assert tx.ownerships_of("billing", "a")[0].partition == Partition("orders", 1)
+        assert tx.put_setting("policy", "x", [2]).version == 2
+        assert [row.number for row in tx.audit_log()] == [1]
 
 
-def test_a_commit_waits_for_the_disk(path: Path) -> None:
+def test_a_commit_is_synced_to_disk(path: Path) -> None:
     store = SqliteStore(path)
-    with store.begin() as connection:
+    with store.begin(PATIENCE) as connection:
         assert connection.execute(text("PRAGMA synchronous")).scalar() == 2
         assert connection.execute(text("PRAGMA journal_mode")).scalar() == "wal"
     store.close()
@@ -141,45 +146,45 @@ def test_closing_leaves_one_file(path: Path) -> None:
 
 
 def test_another_process_sees_our_rows_and_wakes_our_watch(path: Path) -> None:
-    rung = threading.Event()
+    called = threading.Event()
     script = """
-with registry.transaction() as transaction:
-    print(transaction.groups()[0].name, flush=True)
+def change(tx):
+    tx.put_group(GroupRow("theirs"))
+    tx.touch("group/theirs")
+print(registry.read(lambda tx: tx.groups()[0].name), flush=True)
 input()
-with registry.transaction() as transaction:
-    transaction.put_group(GroupRow("theirs"))
-    transaction.touch("group/theirs")
+registry.run(change)
 """
     with opened(path) as registry:
         put(registry, "ours")
         with process(path, script) as child:
-            assert hear(child) == "ours"
-            registry.watch("group/theirs", rung.set)
-            tell(child)
-            assert rung.wait(PATIENCE)
+            assert read_line(child) == "ours"
+            registry.watch("group/theirs", called.set)
+            press_enter(child)
+            assert called.wait(PATIENCE)
             assert names(registry) == ["ours", "theirs"]
             assert child.wait(PATIENCE) == 0
 
 
 def test_a_process_killed_in_mid_transaction_leaves_what_was_committed(path: Path) -> None:
     script = """
-with registry.transaction() as transaction:
-    transaction.put_group(GroupRow("committed"))
-with registry.transaction() as transaction:
-    transaction.delete_group("committed")
-    transaction.put_ownerships(OwnershipRow("g", Partition("t", i), owner="x" * 1000) for i in range(10_000))
+def change(tx):
+    tx.delete_group("committed")
+    tx.put_ownerships(OwnershipRow("g", Partition("t", i), owner="x" * 1000) for i in range(10_000))
     print("in the middle", flush=True)
     input()
+registry.run(lambda tx: tx.put_group(GroupRow("committed")))
+registry.run(change)
 """
     with process(path, script) as child:
-        assert hear(child) == "in the middle"
+        assert read_line(child) == "in the middle"
         child.send_signal(signal.SIGKILL)
         assert child.wait(PATIENCE) == -signal.SIGKILL
     with opened(path) as registry:
         assert names(registry) == ["committed"]
-        with registry.transaction() as transaction:
-            assert transaction.ownerships("g") == []
-        put(registry, "goes on")
+        with transaction(registry) as tx:
+            assert tx.ownerships("g") == []
+        put(registry, "next")
 
 
 def test_many_may_open_a_new_registry_at_once(path: Path) -> None:
@@ -204,7 +209,7 @@ def test_many_may_open_a_new_registry_at_once(path: Path) -> None:
         assert names(registry) == ["0", "1", "2", "3", "4", "5"]
 
 
-def test_a_write_lock_held_by_another_for_too_long_is_told_busy(path: Path) -> None:
+def test_a_write_lock_that_another_process_holds_for_too_long_raises_busy(path: Path) -> None:
     with opened(path, busy_wait=0.05) as registry:
         other = sqlite3.connect(path, isolation_level=None)
         other.execute("BEGIN IMMEDIATE")
@@ -214,15 +219,6 @@ def test_a_write_lock_held_by_another_for_too_long_is_told_busy(path: Path) -> N
         put(registry, "shipping")
         assert names(registry) == ["shipping"]
         other.close()
-
-
-def test_a_transaction_that_is_over_is_closed_and_the_next_one_is_unharmed(path: Path) -> None:
-    with opened(path) as registry:
-        with registry.transaction() as over:
-            over.put_group(GroupRow("billing"))
-        with pytest.raises(Closed, match="transaction"):
-            over.put_group(GroupRow("late"))
-        assert names(registry) == ["billing"]
 
 
 def test_the_watching_thread_runs_only_while_there_are_watches(path: Path) -> None:
@@ -237,77 +233,12 @@ def test_the_watching_thread_runs_only_while_there_are_watches(path: Path) -> No
             end()
         thread.join(PATIENCE)
         assert watching() == []
-        rung = threading.Event()
-        registry.watch("a", rung.set)
-        with registry.transaction() as transaction:
-            transaction.touch("a")
-        assert rung.wait(PATIENCE)
+        called = threading.Event()
+        registry.watch("a", called.set)
+        with transaction(registry) as tx:
+            tx.touch("a")
+        assert called.wait(PATIENCE)
     assert watching() == []
-
-
-# Schema versions ---------------------------------------------------------------------------------------------
-
-
-def version(path: Path) -> int:
-    connection = sqlite3.connect(path)
-    try:
-        return int(connection.execute("SELECT version FROM shardyard_registry").fetchone()[0])
-    finally:
-        connection.close()
-
-
-def write(path: Path, script: str) -> None:
-    connection = sqlite3.connect(path)
-    connection.executescript(script)
-    connection.close()
-
-
-def test_an_older_version_is_migrated(path: Path) -> None:
-    write(path, "CREATE TABLE shardyard_registry (version INTEGER NOT NULL); INSERT INTO shardyard_registry VALUES (0)")
-    with opened(path) as registry:
-        put(registry, "billing")
-    assert version(path) == len(schema.MIGRATIONS)
-
-
-def test_only_the_missing_migrations_run_and_rows_are_kept(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with opened(path) as registry:
-        put(registry, "billing")
-
-    def rename(connection: Connection) -> None:
-        connection.execute(text("UPDATE groups SET name = name || ' department'"))
-
-    monkeypatch.setattr(schema, "MIGRATIONS", [*schema.MIGRATIONS, rename])
-    for _ in range(2):
-        with opened(path) as registry:
-            assert names(registry) == ["billing department"]
-    assert version(path) == len(schema.MIGRATIONS)
-
-
-def test_a_migration_that_fails_leaves_the_older_version_whole(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with opened(path) as registry:
-        put(registry, "billing")
-    before = version(path)
-
-    def fail(connection: Connection) -> None:
-        connection.execute(text("DROP TABLE members"))
-        raise ZeroDivisionError
-
-    with monkeypatch.context() as patched:
-        patched.setattr(schema, "MIGRATIONS", [*schema.MIGRATIONS, fail])
-        with pytest.raises(ZeroDivisionError):
-            opened(path)
-    assert version(path) == before
-    with opened(path) as registry, registry.transaction() as transaction:
-        assert transaction.members("billing") == []
-
-
-def test_a_newer_version_is_refused_and_left_alone(path: Path) -> None:
-    opened(path).close()
-    write(path, "UPDATE shardyard_registry SET version = 99")
-    with pytest.raises(WrongSchemaVersion, match="version 99") as refused:
-        opened(path)
-    assert (refused.value.found, refused.value.expected) == (99, len(schema.MIGRATIONS))
-    assert version(path) == 99
 
 
 # Files that are no registry ----------------------------------------------------------------------------------
@@ -352,13 +283,13 @@ def truncated(content: bytes) -> bytes:
 
 @pytest.mark.parametrize("spoil", [scribbled, truncated])
 def test_a_damaged_registry_is_never_served(path: Path, spoil: Callable[[bytes], bytes]) -> None:
-    with opened(path) as registry, registry.transaction() as transaction:
-        transaction.put_ownerships(OwnershipRow("g", Partition("t", i), owner="a") for i in range(1000))
+    with opened(path) as registry, transaction(registry) as tx:
+        tx.put_ownerships(OwnershipRow("g", Partition("t", i), owner="a") for i in range(1000))
     path.write_bytes(spoil(path.read_bytes()))
 
     def read() -> None:
-        with opened(path) as registry, registry.transaction() as transaction:
-            transaction.ownerships("g")
+        with opened(path) as registry, transaction(registry) as tx:
+            tx.ownerships("g")
 
     with pytest.raises(Damaged, match=r"registry\.db is damaged"):
         read()
@@ -377,14 +308,14 @@ def test_a_registry_that_has_lost_a_table_or_its_version_is_damaged(path: Path) 
 def test_a_value_that_is_no_json_is_damaged(path: Path) -> None:
     opened(path).close()
     write(path, "INSERT INTO settings VALUES ('policy', 'x', '{', 1)")
-    with opened(path) as registry, pytest.raises(Damaged, match="JSON"), registry.transaction() as transaction:
-        transaction.setting("policy", "x")
+    with opened(path) as registry, pytest.raises(Damaged, match="JSON"), transaction(registry) as tx:
+        tx.setting("policy", "x")
 
 
 # Disks -------------------------------------------------------------------------------------------------------
 
 
-def test_a_read_only_disk_is_told_not_writable(mount: Mount) -> None:
+def test_a_read_only_disk_raises_not_writable(mount: Mount) -> None:
     disk = mount("size=1m")
     opened(disk / "registry.db").close()
     mount("ro")
@@ -408,7 +339,7 @@ def as_nobody() -> Iterator[Path]:
                 os.seteuid(0)
 
 
-def test_a_read_only_file_or_folder_is_told_not_writable_and_works_again_when_it_is_not(as_nobody: Path) -> None:
+def test_a_read_only_file_or_folder_raises_not_writable_until_it_is_writable_again(as_nobody: Path) -> None:
     path = as_nobody / "registry.db"
     opened(path).close()
     path.chmod(0o444)
@@ -426,7 +357,7 @@ def test_a_read_only_file_or_folder_is_told_not_writable_and_works_again_when_it
         assert names(registry) == ["billing"]
 
 
-def test_a_folder_that_is_a_file_is_told_not_writable(path: Path) -> None:
+def test_a_folder_that_is_a_file_raises_not_writable(path: Path) -> None:
     path.touch()
     with pytest.raises(NotWritable):
         open_registry(f"sqlite:///{path}/registry.db")
@@ -441,12 +372,12 @@ def fill(disk: Path) -> Path:
 
 
 def put_much(registry: Registry) -> None:
-    with registry.transaction() as transaction:
-        transaction.delete_group("before")
-        transaction.put_setting("policy", "x", "x" * 200_000)
+    with transaction(registry) as tx:
+        tx.delete_group("before")
+        tx.put_setting("policy", "x", "x" * 200_000)
 
 
-def test_a_full_disk_is_told_no_room_and_it_goes_on_when_there_is_room(mount: Mount) -> None:
+def test_a_full_disk_raises_no_room_until_there_is_space_again(mount: Mount) -> None:
     disk = mount("size=1m")
     with opened(disk / "registry.db") as registry:
         put(registry, "before")
@@ -459,7 +390,7 @@ def test_a_full_disk_is_told_no_room_and_it_goes_on_when_there_is_room(mount: Mo
         assert names(registry) == ["after", "before"]
 
 
-def test_opening_on_a_full_disk_is_told_no_room(mount: Mount) -> None:
+def test_opening_on_a_full_disk_raises_no_room(mount: Mount) -> None:
     disk = mount("size=1m")
     opened(disk / "registry.db").close()
     filler = fill(disk)

@@ -65,10 +65,10 @@ KEPT_JSON = b'"kept":[{"topic":"billing.orders.dead","records":3,"because":"dead
             b'{"group":"billing","member":"m1","epoch":7,"settings":%s}' % (SETTINGS_JSON % b"null"),
         ),
         (
-            responses.HeartbeatResponse({"orders/0": GRANT}, MEMBERS),
-            b'{"partitions":%s,"settings":%s}' % (GRANT_JSON, SETTINGS_JSON % b"null"),
+            responses.HeartbeatResponse({"orders/0": GRANT}, ["orders/1"], MEMBERS),
+            b'{"partitions":%s,"incoming":["orders/1"],"settings":%s}' % (GRANT_JSON, SETTINGS_JSON % b"null"),
         ),
-        (responses.Grants({"orders/0": GRANT}), b'{"partitions":%s}' % GRANT_JSON),
+        (responses.Assignment({"orders/0": GRANT}, []), b'{"partitions":%s,"incoming":[]}' % GRANT_JSON),
         (responses.ReportedSettings.of(SETTINGS), SETTINGS_JSON % b'"http://alarms.example"'),
         (responses.GroupVersion("1.2.3.4"), b'{"version":"1.2.3.4"}'),
         (
@@ -98,8 +98,8 @@ KEPT_JSON = b'"kept":[{"topic":"billing.orders.dead","records":3,"because":"dead
             responses.AuditEntry(1, 2.5, "ann", "topic created", "orders", {"partitions": 4}),
             b'{"number":1,"at":2.5,"who":"ann","action":"topic created","subject":"orders","detail":{"partitions":4}}',
         ),
-        (responses.Alive(), b'{"alive":true}'),
-        (responses.Ready(ready=True, leads=False), b'{"ready":true,"leads":false}'),
+        (responses.Liveness(), b'{"alive":true}'),
+        (responses.Readiness(ready=True, leads=False), b'{"ready":true,"leads":false}'),
     ],
 )
 def test_a_response_has_the_json_that_callers_rely_on_and_is_decoded_as_it_was(response: Any, json: bytes) -> None:

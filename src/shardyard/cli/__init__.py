@@ -9,14 +9,14 @@ from rich.markup import escape
 
 from shardyard import __version__
 from shardyard.cli import broker, check, compare, demo, pipeline, place, queues, tour
-from shardyard.cli.help import Group, Rows, with_this_help
-from shardyard.cli.queues.options import DEFAULT_BROKER
+from shardyard.cli.help import CommandGroup, Rows, apply_help_format
+from shardyard.cli.queues.session import DEFAULT_BROKER
 from shardyard.model import ShardyardError
 from shardyard.wire.errors import exit_code_of
 
 _HELP = """Every message on the right partition, every partition with the right owner.
 
-Begin with `shardyard tour`, which shows what there is, or with a work queue:
+Start with `shardyard tour`, which shows what Shardyard does, or with a work queue:
 
   shardyard broker
 
@@ -26,20 +26,23 @@ Begin with `shardyard tour`, which shows what there is, or with a work queue:
 
   shardyard consume billing orders
 
-Each command has --help, with examples."""
+Run any command with --help to see its options and examples."""
 
 
-class _Root(Group):
+class _Root(CommandGroup):
     def sections(self) -> Mapping[str, Rows]:
         return {
             "Environment": [
-                ("SHARDYARD_BROKER", f"Where brokers are, separated by commas, if not {DEFAULT_BROKER}."),
-                ("SHARDYARD_TOKEN", "The token that a broker asks for, and that commands show."),
+                ("SHARDYARD_BROKER", f"Addresses of brokers, separated by commas. Default: {DEFAULT_BROKER}."),
+                (
+                    "SHARDYARD_TOKEN",
+                    "The token that a broker requires of callers, and that other commands send.",
+                ),
             ],
             "Exit codes": [
-                ("0", "Done."),
-                ("1", "Failed, or refused as things are: it exists, is in use, asks for a token, can't be reached."),
-                ("2", "The call was wrong. Nothing was changed, or printed on standard output."),
+                ("0", "Success."),
+                ("1", "Failure: a topic exists already, is in use or requires a token, no broker can be reached, ..."),
+                ("2", "Invalid call. Nothing was changed, and nothing was printed on standard output."),
             ],
         }
 
@@ -50,14 +53,14 @@ queues.register(app)
 app.command("place", rich_help_panel="Placement")(place.place)
 app.command("check", rich_help_panel="Placement")(check.check)
 app.command("compare", rich_help_panel="Placement")(compare.compare)
-app.add_typer(pipeline.app, rich_help_panel="All of the data, on Spark")
-app.command("tour", rich_help_panel="See it work")(tour.tour)
-app.command("demo", rich_help_panel="See it work")(demo.demo)
-with_this_help(app)
+app.add_typer(pipeline.app, rich_help_panel="Pipeline (Spark)")
+app.command("tour", rich_help_panel="Demos")(tour.tour)
+app.command("demo", rich_help_panel="Demos")(demo.demo)
+apply_help_format(app)
 
 
-def _show_version(asked: bool) -> None:
-    if asked:
+def _show_version(requested: bool) -> None:
+    if requested:
         sys.stdout.write(f"shardyard {__version__}\n")
         raise typer.Exit
 

@@ -1,4 +1,4 @@
-"""`python -m shardyard.cli`, and the file that `spark-submit` takes."""
+"""Runs the command by `python -m shardyard.cli`, and by `spark-submit`, which needs a file."""
 
 from shardyard.cli import main
 

@@ -1,4 +1,4 @@
-"""`shardyard check`: how evenly a hash spreads ids."""
+"""`shardyard check`: how evenly a hash spreads ids over partitions."""
 
 import time
 from dataclasses import asdict
@@ -11,28 +11,31 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
-from shardyard.cli.output import Count, Json, print_json, print_table
-from shardyard.cli.place import HashName, PartitionerName
+from shardyard.cli.options import HashName, Json, PartitionerName, Partitions, integer_option
+from shardyard.cli.output import print_json, print_message, print_table
 from shardyard.model import InvalidValue
 from shardyard.placement import DEFAULT_HASH, ID_KINDS, Balance, Partitioner, balance, generate_ids, partitioner_named
 
-MOST_PARTITIONS = 10_000_000
+MAX_PARTITIONS = 10_000_000
 
 
 def check(
     hash_name: HashName = None,
-    keys: Annotated[int, Count("--keys", help="How many ids to try.")] = 100_000_000,
-    partitions: Annotated[int, Count("--partitions", "-p", help="How many partitions there are.")] = 1000,
-    ids: Annotated[str, typer.Option("--ids", help=f"What ids look like: one of {', '.join(ID_KINDS)}.")] = "dense",
-    partitioner: PartitionerName = "modulus",
+    keys: Annotated[int, integer_option("--keys", help="How many ids to place.")] = 100_000_000,
+    partitions: Partitions = 1000,
+    ids: Annotated[
+        str, typer.Option("--ids", metavar="KIND", help=f"The kind of ids: one of {', '.join(ID_KINDS)}.")
+    ] = "dense",
+    partitioner_name: PartitionerName = "modulus",
     plot: Annotated[
-        Path | None, typer.Option("--plot", help="Draw load per partition into this PNG, SVG or PDF.")
+        Path | None,
+        typer.Option("--plot", metavar="FILE", help="Draw the load per partition into this PNG, SVG or PDF file."),
     ] = None,
     json: Json = False,
 ) -> None:
-    """Count how many ids each partition gets, and say how even that is.
+    """Place ids on partitions, and measure how evenly they are spread.
 
-    A good hash has a chi-square per degree of freedom near 1 on every kind of ids.
+    A good hash has a chi-square per degree of freedom near 1 for every kind of ids.
 
     Examples:
 
@@ -41,47 +44,48 @@ def check(
       shardyard check --hash xxh64 --ids snowflake --keys 10000000 --plot load.png
     """
     if plot is not None:
-        _check_plot(plot)
-    if partitions > MOST_PARTITIONS:
-        raise InvalidValue("partitions", partitions, f"at most {MOST_PARTITIONS} to count")
+        _check_plot_path(plot)
+    if partitions > MAX_PARTITIONS:
+        raise InvalidValue("partitions", partitions, f"at most {MAX_PARTITIONS}")
     started = time.perf_counter()
-    rule = partitioner_named(partitioner, partitions, hash_name)
-    counts = count_ids(rule, ids, keys)
+    partitioner = partitioner_named(partitioner_name, partitions, hash_name)
+    counts = count_ids(partitioner, ids, keys)
     seconds = time.perf_counter() - started
-    figures = balance(counts)
+    measured = balance(counts)
+    default_hash = DEFAULT_HASH[partitioner_name]
     row = {
-        "hash": DEFAULT_HASH[partitioner] and (hash_name or DEFAULT_HASH[partitioner]),  # round_robin has none
+        "hash": default_hash and (hash_name or default_hash),  # round_robin has none
         "partitions": partitions,
         "keys": keys,
         "ids": ids,
-        **asdict(figures),
+        **asdict(measured),
         "seconds": round(seconds, 3),
     }
     if plot is not None:
-        draw(counts, figures, f"{keys:,} {ids} ids, {row['hash']}, {partitions:,} partitions", plot)
+        draw_load(counts, measured, f"{keys:,} {ids} ids, {row['hash']}, {partitions:,} partitions", plot)
     if json:
         print_json(row)
     else:
-        print_table([{"figure": name, "value": value} for name, value in row.items()])
+        print_table([{"metric": name, "value": value} for name, value in row.items()])
         if plot is not None:
-            Console(stderr=True).print(f"drawn into {plot}")
+            print_message(f"plot: {plot}")
 
 
-def count_ids(rule: Partitioner, kind: str, keys: int) -> npt.NDArray[np.int64]:
-    """How many of that many ids each partition gets; with a progress bar on a terminal."""
-    counts = np.zeros(rule.partitions, np.int64)
+def count_ids(partitioner: Partitioner, kind: str, keys: int) -> npt.NDArray[np.int64]:
+    """Place `keys` ids and count them per partition, with a progress bar on a terminal."""
+    counts = np.zeros(partitioner.partitions, np.int64)
     chunks = generate_ids(kind, keys)
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task(f"placing {keys:,} ids", total=keys)
         for chunk in chunks:
-            counts += np.bincount(rule.place_array(chunk).to_numpy(), minlength=rule.partitions)
+            counts += np.bincount(partitioner.place_array(chunk).to_numpy(), minlength=partitioner.partitions)
             progress.advance(task, len(chunk))
     return counts
 
 
-def _check_plot(path: Path) -> None:
-    """Complain about a plot that cannot be drawn before the work, not after it."""
+def _check_plot_path(path: Path) -> None:
+    """Fail before the ids are placed, rather than after, if the plot cannot be drawn or written."""
     if path.suffix not in (".png", ".svg", ".pdf"):
         raise InvalidValue("--plot", str(path), "a file name that ends in .png, .svg or .pdf")
     if not path.parent.is_dir():
@@ -96,13 +100,13 @@ def _check_plot(path: Path) -> None:
         raise InvalidValue("--plot", str(path), "matplotlib to draw it: pip install 'shardyard[plot]'") from None
 
 
-def draw(counts: npt.NDArray[np.int64], figures: Balance, title: str, path: Path) -> None:
-    """Load per partition, and beside it how many partitions have which load."""
+def draw_load(counts: npt.NDArray[np.int64], measured: Balance, title: str, path: Path) -> None:
+    """Draw the load per partition, and next to it a histogram of these loads."""
     from matplotlib.figure import Figure  # noqa: PLC0415 an optional extra, and slow to import
 
     mean = float(counts.mean())
     figure = Figure(figsize=(11, 4.5), layout="constrained")
-    load, spread = figure.subplots(1, 2, sharey=True, width_ratios=(4, 1))
+    load, histogram = figure.subplots(1, 2, sharey=True, width_ratios=(4, 1))
     load.bar(np.arange(len(counts)), counts, width=1.0, color="#4c78a8")
     load.axhline(mean, color="#e45756", linewidth=1.2, label=f"mean {mean:,.0f}")
     low, high = float(counts.min()), float(counts.max())
@@ -111,12 +115,12 @@ def draw(counts: npt.NDArray[np.int64], figures: Balance, title: str, path: Path
     load.set_xlim(-0.5, len(counts) - 0.5)
     load.set(xlabel="partition", ylabel="ids")
     load.legend(loc="upper right")
-    spread.hist(counts, bins=40, orientation="horizontal", color="#4c78a8")
-    spread.axhline(mean, color="#e45756", linewidth=1.2)
-    spread.set(xlabel="partitions")
+    histogram.hist(counts, bins=40, orientation="horizontal", color="#4c78a8")
+    histogram.axhline(mean, color="#e45756", linewidth=1.2)
+    histogram.set(xlabel="partitions")
     figure.suptitle(
-        f"{title}\nmax/mean {figures.max_over_mean:.4f}, chi²/df {figures.chi2_per_df:.3f}, "
-        f"total deviation {figures.total_deviation:,.0f}, max {figures.max_deviation:,.0f}",
+        f"{title}\nmax/mean {measured.max_over_mean:.4f}, chi²/df {measured.chi2_per_df:.3f}, "
+        f"total deviation {measured.total_deviation:,.0f}, max {measured.max_deviation:,.0f}",
         fontsize=11,
     )
     figure.savefig(path, dpi=120)

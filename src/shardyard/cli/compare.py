@@ -7,7 +7,8 @@ from typing import Annotated
 import numpy as np
 import typer
 
-from shardyard.cli.output import Count, Json, print_json, print_table
+from shardyard.cli.options import Json, Partitions, integer_option
+from shardyard.cli.output import print_json, print_table
 from shardyard.model import InvalidCall, InvalidValue, Member, Partition, whole_number
 from shardyard.placement import (
     ASSIGNORS,
@@ -21,27 +22,34 @@ from shardyard.placement import (
 )
 
 Row = dict[str, object]
-MOST = 1_000_000
-"""Partitions or members: more take minutes and gigabytes to compare."""
+MAX_COUNT = 1_000_000
+"""Of partitions and of members: comparing more would take minutes and gigabytes."""
 
 
 def compare(
-    partitions: Annotated[int, Count("--partitions", "-p", help="How many partitions there are.")],
-    to: Annotated[int | None, Count("--to", help="How many partitions there will be.")] = None,
-    members: Annotated[int | None, Count("--members", help="How many members there are.")] = None,
-    to_members: Annotated[int | None, Count("--to-members", help="How many members there will be.")] = None,
+    partitions: Partitions,
+    to: Annotated[int | None, integer_option("--to", help="The new number of partitions.")] = None,
+    members: Annotated[int | None, integer_option("--members", help="The number of members.")] = None,
+    to_members: Annotated[int | None, integer_option("--to-members", help="The new number of members.")] = None,
     hash_name: Annotated[
         str | None,
-        typer.Option("--hash", help="With --to: the hash (default xxh64); jump uses xxh64 where it has not 64 bits."),
+        typer.Option(
+            "--hash",
+            metavar="NAME",
+            help="With --to: the hash of keys. Default: xxh64, which jump uses unless the hash has 64 bits.",
+        ),
     ] = None,
-    keys: Annotated[int, Count("--keys", help="With --to: how many ids to try.")] = 1_000_000,
-    ids: Annotated[str, typer.Option("--ids", help=f"With --to: one of {', '.join(ID_KINDS)}.")] = "text",
+    keys: Annotated[int, integer_option("--keys", help="With --to: how many keys to place.")] = 1_000_000,
+    ids: Annotated[
+        str, typer.Option("--ids", metavar="KIND", help=f"With --to: the kind of keys, one of {', '.join(ID_KINDS)}.")
+    ] = "text",
     json: Json = False,
 ) -> None:
-    """Say what moves: for every partitioner when partitions are added, for every assignor when members are.
+    """Show what moves: keys if the number of partitions changes, partitions if the number of members changes.
 
-    The ideal fraction is what the newcomers' share is, or the leavers' was. round_robin knows no keys: its row
-    compares where the n-th record goes.
+    Compares every partitioner (with --to) or every assignor (with --members and --to-members). The ideal fraction is
+    the share that the added partitions or members get, or that the removed ones had. round_robin ignores keys, so its
+    row compares where the n-th record goes.
 
     Examples:
 
@@ -68,8 +76,8 @@ def _partitioner_row(name: str, before: int, after: int, hash_name: str | None, 
     if name == "jump" and hash_named(hash_name).bits != 64:
         hash_name = "xxh64"
     old, new = partitioner_named(name, before, hash_name), partitioner_named(name, after, hash_name)
-    if max(before, after) > MOST:
-        raise InvalidValue("partitions", max(before, after), f"at most {MOST} to compare")
+    if max(before, after) > MAX_COUNT:
+        raise InvalidValue("partitions", max(before, after), f"at most {MAX_COUNT}")
     moved = 0
     sizes = np.zeros(after, np.int64)
     for chunk in generate_ids(ids, keys):
@@ -80,19 +88,19 @@ def _partitioner_row(name: str, before: int, after: int, hash_name: str | None, 
 
 
 def _assignor_row(name: str, partitions: int, before: int, after: int) -> Row:
-    if whole_number("partitions", partitions, at_least=1) > MOST:
-        raise InvalidValue("partitions", partitions, f"at most {MOST} to compare")
-    everything = [Partition("topic", i) for i in range(partitions)]
-    old = assign(everything, _members("members", before), assignor=name)
-    new = assign(everything, _members("to_members", after), old, assignor=name)
-    held = Counter(new.values())
-    sizes = [held[member.name] for member in _members("to_members", after)]
+    if whole_number("partitions", partitions, at_least=1) > MAX_COUNT:
+        raise InvalidValue("partitions", partitions, f"at most {MAX_COUNT}")
+    all_partitions = [Partition("topic", i) for i in range(partitions)]
+    old = assign(all_partitions, _members("members", before), assignor=name)
+    new = assign(all_partitions, _members("to_members", after), old, assignor=name)
+    owned = Counter(new.values())
+    sizes = [owned[member.name] for member in _members("to_members", after)]
     return _row(name, len(plan(old, new).moves), partitions, before, after, sizes)
 
 
 def _members(name: str, count: int) -> list[Member]:
-    if whole_number(name, count, at_least=1) > MOST:
-        raise InvalidValue(name, count, f"at most {MOST} to compare")
+    if whole_number(name, count, at_least=1) > MAX_COUNT:
+        raise InvalidValue(name, count, f"at most {MAX_COUNT}")
     return [Member(f"member-{i:0{len(str(count))}}") for i in range(count)]
 
 

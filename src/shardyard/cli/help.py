@@ -1,4 +1,4 @@
-"""Help, the same for every command: paragraphs are wrapped, examples are not."""
+"""The format of --help, the same for every command: paragraphs are wrapped, examples are not."""
 
 import inspect
 import io
@@ -13,62 +13,63 @@ from rich.table import Table
 from rich.text import Text
 from typer.core import TyperCommand, TyperGroup
 
-WIDEST = 100
+MAX_WIDTH = 100
 Rows = Sequence[tuple[str, str]]
+"""Terms and their descriptions."""
 
 
 class Command(TyperCommand):
-    """A command with this help."""
+    """A command with help in this format."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        formatter.write(_help(self, ctx, self.sections()))
+        formatter.write(_render_help(self, ctx, self.sections()))
 
     def sections(self) -> Mapping[str, Rows]:
-        """What the help has besides: terms and what is to be said of them, by title."""
+        """Sections to add to the help, by title. Override it to describe more than arguments and options."""
         return {}
 
 
-class Group(TyperGroup):
-    """A command of commands, likewise."""
+class CommandGroup(TyperGroup):
+    """A group of commands with help in this format."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        formatter.write(_help(self, ctx, {**_commands(self, ctx), **self.sections()}))
+        formatter.write(_render_help(self, ctx, {**_commands_by_panel(self, ctx), **self.sections()}))
 
     def sections(self) -> Mapping[str, Rows]:
         return {}
 
 
-def with_this_help(app: typer.Typer) -> None:
-    """For the app and all below it. A command may have a `Command` of its own."""
-    if not issubclass(app.info.cls or TyperGroup, Group):
-        app.info.cls = Group
+def apply_help_format(app: typer.Typer) -> None:
+    """Use this format for the app and everything below it. Subclasses of `Command` that are set already stay."""
+    if not issubclass(app.info.cls or TyperGroup, CommandGroup):
+        app.info.cls = CommandGroup
     for command in app.registered_commands:
         if not issubclass(command.cls or TyperCommand, Command):
             command.cls = Command
     for group in app.registered_groups:
         if group.typer_instance is not None:
-            with_this_help(group.typer_instance)
+            apply_help_format(group.typer_instance)
 
 
-def _help(command: Any, ctx: Any, sections: Mapping[str, Rows]) -> str:
-    written = io.StringIO()
-    console = Console(file=written, force_terminal=sys.stdout.isatty(), highlight=False)
-    console.width = min(console.width, WIDEST)
+def _render_help(command: Any, ctx: Any, sections: Mapping[str, Rows]) -> str:
+    buffer = io.StringIO()
+    console = Console(file=buffer, force_terminal=sys.stdout.isatty(), highlight=False)
+    console.width = min(console.width, MAX_WIDTH)
     params = [param for param in command.get_params(ctx) if not getattr(param, "hidden", False)]
     arguments = [param for param in params if param.param_type_name == "argument"]
     options = [param for param in params if param.param_type_name == "option"]
-    ends = ["COMMAND ..."] if isinstance(command, TyperGroup) else [_argument(param) for param in arguments]
-    console.print(Text.assemble(("Usage: ", "bold"), " ".join([ctx.command_path, "[OPTIONS]", *ends])))
-    _print_text(console, inspect.cleandoc(command.help or "").split("\n\n"))
-    _print_section(console, "Arguments", [(_argument(param), _said(param)) for param in arguments])
+    operands = ["COMMAND ..."] if isinstance(command, TyperGroup) else [_argument_name(param) for param in arguments]
+    console.print(Text.assemble(("Usage: ", "bold"), " ".join([ctx.command_path, "[OPTIONS]", *operands])))
+    _print_paragraphs(console, inspect.cleandoc(command.help or "").split("\n\n"))
+    _print_section(console, "Arguments", [(_argument_name(param), _description(param)) for param in arguments])
     for title, rows in sections.items():
         _print_section(console, title, rows)
-    _print_section(console, "Options", [(_option(param), _said(param)) for param in options])
-    return "\n".join(line.rstrip() for line in written.getvalue().splitlines())
+    _print_section(console, "Options", [(_option_names(param), _description(param)) for param in options])
+    return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines())
 
 
-def _print_text(console: Console, paragraphs: Iterable[str]) -> None:
-    """What is indented is an example, and stays on its line, so that it can be copied."""
+def _print_paragraphs(console: Console, paragraphs: Iterable[str]) -> None:
+    """Indented paragraphs are examples, which are not wrapped, so that they can be copied."""
     after_example = False
     for paragraph in paragraphs:
         is_example = paragraph.startswith("  ")
@@ -86,35 +87,35 @@ def _print_section(console: Console, title: str, rows: Rows) -> None:
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(max_width=max(console.width // 3, 24), overflow="fold")
     table.add_column()
-    for term, said in rows:
-        table.add_row(Text(term, "cyan"), Text(said))
+    for term, description in rows:
+        table.add_row(Text(term, "cyan"), Text(description))
     console.print(Padding(table, (0, 0, 0, 2)))
 
 
-def _commands(group: TyperGroup, ctx: Any) -> dict[str, list[tuple[str, str]]]:
-    """By panel, each with the first paragraph of its help."""
-    found: dict[str, list[tuple[str, str]]] = {}
+def _commands_by_panel(group: TyperGroup, ctx: Any) -> dict[str, list[tuple[str, str]]]:
+    """The commands of each panel, with the first paragraph of their help."""
+    panels: dict[str, list[tuple[str, str]]] = {}
     for name in group.list_commands(ctx):
         command: Any = group.get_command(ctx, name)
-        first = inspect.cleandoc(command.help or "").split("\n\n")[0]
-        found.setdefault(command.rich_help_panel or "Commands", []).append((name, " ".join(first.split("\n"))))
-    return found
+        summary = inspect.cleandoc(command.help or "").split("\n\n")[0]
+        panels.setdefault(command.rich_help_panel or "Commands", []).append((name, " ".join(summary.split("\n"))))
+    return panels
 
 
-def _argument(param: Any) -> str:
+def _argument_name(param: Any) -> str:
     name: str = param.metavar or param.name.upper()
     return name if param.required or name.startswith("[") else f"[{name}]"
 
 
-def _option(param: Any) -> str:
-    names = ", ".join(sorted([*param.opts, *param.secondary_opts], key=len))
+def _option_names(param: Any) -> str:
+    names = " / ".join(", ".join(sorted(each, key=len)) for each in (param.opts, param.secondary_opts) if each)
     return names if param.is_flag else f"{names} {param.metavar or 'VALUE'}"
 
 
-def _said(param: Any) -> str:
-    said = [param.help or ""]
+def _description(param: Any) -> str:
+    parts = [param.help or ""]
     if param.required and param.param_type_name == "option":
-        said.append("[required]")
+        parts.append("[required]")
     elif param.show_default and param.default not in (None, (), []) and not getattr(param, "is_flag", False):
-        said.append(f"[default: {param.default}]")
-    return " ".join(part for part in said if part)
+        parts.append(f"[default: {param.default}]")
+    return " ".join(part for part in parts if part)

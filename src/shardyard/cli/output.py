@@ -1,31 +1,13 @@
-"""How commands print: a table for people, tab-separated lines into a pipe, JSON when asked."""
+"""How commands print: a table on a terminal, tab-separated lines in a pipe, or JSON with --json."""
 
 import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import Annotated, Any
 
-import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
-
-
-def _whole_number(text: str | int) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise typer.BadParameter(f"{text!r}: expected a whole number") from None
-
-
-def Count(*names: str, help: str) -> Any:  # noqa: A002, N802 it stands where typer.Option would
-    """An option that takes a whole number, and says which value was none."""
-    return typer.Option(*names, help=help, parser=_whole_number, metavar="INTEGER")
-
-
-Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
-
 
 Row = Mapping[str, object]
 dumps = partial(json.dumps, ensure_ascii=False)
@@ -36,26 +18,28 @@ def print_json(data: object) -> None:
 
 
 def print_table(rows: Sequence[Row], title: str | None = None, *, header: bool = True) -> None:
-    """Rows that share their keys. The title is for people: a pipe gets the header and the rows alone."""
+    """Print rows that all have the same keys. The title is for terminals: a pipe gets only the header and the rows."""
     if not rows:
         return
     columns = list(rows[0])
-    cells = [[_cell(row[column]) for column in columns] for row in rows]
+    cells = [[_format_cell(row[column]) for column in columns] for row in rows]
     if not sys.stdout.isatty():
         sys.stdout.writelines("\t".join(line) + "\n" for line in ([columns, *cells] if header else cells))
         return
     table = Table(title=title, title_justify="left", title_style="bold")
     for column in columns:
         is_text = any(isinstance(row[column], str) and row[column] for row in rows)
-        table.add_column(column, justify="left" if is_text else "right", overflow="fold")  # nothing is cut off
+        table.add_column(column, justify="left" if is_text else "right", overflow="fold")  # wrap, do not truncate
     for line in cells:
-        table.add_row(*map(Text, line))  # as it is: a key may look like markup
+        table.add_row(*map(Text, line))  # not as markup, which a key may look like
     Console().print(table)
 
 
 def print_tables(tables: Mapping[str, Sequence[Row]]) -> None:
-    """Several tables by their titles, without those that are empty. In a pipe each begins with a line `# TITLE`, and an
-    empty line is between two."""
+    """Print several tables by title, skipping empty ones.
+
+    In a pipe each table starts with a line `# TITLE`, and tables are separated by an empty line.
+    """
     for number, (title, rows) in enumerate((title, rows) for title, rows in tables.items() if rows):
         if not sys.stdout.isatty():
             sys.stdout.write(f"{chr(10) if number else ''}# {title}\n")
@@ -63,26 +47,38 @@ def print_tables(tables: Mapping[str, Sequence[Row]]) -> None:
 
 
 def print_blocks(blocks: Iterable[Sequence[Row]], *, json: bool) -> None:
-    """Rows that come in blocks, printed as they come: as one list, or as a table (a new one a block on a terminal)."""
-    filled = (block for block in blocks if block)
-    first = next(filled, [])  # a wrong call complains here, before anything is printed
+    """Print blocks of rows as they come: as one JSON list, or as one table (on a terminal, one table per block)."""
+    non_empty = (block for block in blocks if block)
+    first = next(non_empty, [])  # an invalid call fails here, before anything is printed
     if json:
         sys.stdout.write("[" + ", ".join(map(dumps, first)))
-        for block in filled:
+        for block in non_empty:
             sys.stdout.writelines(", " + dumps(row) for row in block)
         sys.stdout.write("]\n")
         return
     print_table(first)
-    for block in filled:
+    for block in non_empty:
         print_table(block, header=sys.stdout.isatty())
 
 
-def say(text: str) -> None:
-    """A remark: not on standard output, which is for data."""
+def print_list(rows: Sequence[Row], what: str, hidden: int = 0, *, json: bool) -> None:
+    """Print rows, or a message that there are none. On a terminal, also say how many are hidden without --all."""
+    if json:
+        print_json(rows)
+    else:
+        print_table(rows)
+        if not rows:
+            print_message(f"no {what}")
+    if hidden and sys.stderr.isatty():
+        print_message(f"{hidden} internal {what} not shown; --all shows them")
+
+
+def print_message(text: str) -> None:
+    """Print a message to standard error; standard output is for data."""
     sys.stderr.write(f"{text}\n")
 
 
-def _cell(value: object) -> str:
+def _format_cell(value: object) -> str:
     if value is None:
         return "-"
     if isinstance(value, bool):

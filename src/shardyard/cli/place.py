@@ -1,4 +1,4 @@
-"""`shardyard place`: key -> partition."""
+"""`shardyard place`: the partition of a key."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -9,22 +9,13 @@ from typing import Annotated
 import pyarrow as pa
 import typer
 
-from shardyard.cli.output import Count, Json, Row, print_blocks
+from shardyard.cli.options import HashName, Json, PartitionerName, Partitions
+from shardyard.cli.output import Row, print_blocks
 from shardyard.model import InvalidValue
-from shardyard.placement import HASHES, PARTITIONERS, Key, key_bytes, partitioner_named
+from shardyard.placement import Key, key_bytes, partitioner_named
 
-HashName = Annotated[
-    str | None,
-    typer.Option(
-        "--hash", help=f"One of {', '.join(HASHES)}. Default: fnv1a32, or xxh64 for jump.", show_default=False
-    ),
-]
-Partitions = Annotated[int, Count("--partitions", "-p", help="How many partitions there are.")]
-PartitionerName = Annotated[str, typer.Option("--partitioner", help=f"One of {', '.join(PARTITIONERS)}.")]
-
-
-BLOCK = 50_000
-"""Keys read from standard input before any is printed."""
+BLOCK_KEYS = 50_000
+"""How many keys are read from standard input before their partitions are printed."""
 
 
 class KeyType(StrEnum):
@@ -33,43 +24,51 @@ class KeyType(StrEnum):
     HEX = "hex"
 
 
-def _number(text: str) -> int:
+def _parse_integer(text: str) -> int:
     try:
         return int(text)
     except ValueError:
-        raise InvalidValue("key", text, "a whole number, for --type int") from None
+        raise InvalidValue("key", text, "an integer, for --type int") from None
 
 
-def _bytes(text: str) -> bytes:
+def _parse_hex(text: str) -> bytes:
     try:
         return bytes.fromhex(text)
     except ValueError:
         raise InvalidValue("key", text, "pairs of hex digits, for --type hex") from None
 
 
-def _blocks_of_stdin() -> Iterator[list[str]]:
-    """Standard input, a key a line, in blocks. What is not UTF-8 stays visible in `key_bytes`'s complaint."""
-    while block := [line.removesuffix(b"\n") for line in islice(sys.stdin.buffer, BLOCK)]:
+def _read_stdin_blocks() -> Iterator[list[str]]:
+    """Read keys from standard input, one per line, in blocks.
+
+    Bytes that are not UTF-8 are kept as surrogates, so that the error of `key_bytes` can show them.
+    """
+    while block := [line.removesuffix(b"\n") for line in islice(sys.stdin.buffer, BLOCK_KEYS)]:
         yield [line.decode(errors="surrogateescape") for line in block]
 
 
-_READ: dict[KeyType, Callable[[str], Key]] = {KeyType.TEXT: str, KeyType.INT: _number, KeyType.HEX: _bytes}
+_PARSERS: dict[KeyType, Callable[[str], Key]] = {
+    KeyType.TEXT: str,
+    KeyType.INT: _parse_integer,
+    KeyType.HEX: _parse_hex,
+}
 
 
 def place(
     keys: Annotated[
         list[str],
-        typer.Argument(metavar="KEY...", help="Keys; - reads them from standard input, one a line."),
+        typer.Argument(metavar="KEY...", help="The keys; - reads them from standard input, one per line."),
     ],
     partitions: Partitions = 12,
     hash_name: HashName = None,
-    partitioner: PartitionerName = "modulus",
+    partitioner_name: PartitionerName = "modulus",
     key_type: Annotated[
-        KeyType, typer.Option("--type", metavar="text|int|hex", help="What a key is: text, a number, or bytes in hex.")
+        KeyType,
+        typer.Option("--type", metavar="text|int|hex", help="How to read keys: as text, as integers, or as hex bytes."),
     ] = KeyType.TEXT,
     json: Json = False,
 ) -> None:
-    """Say on which partition each key lives.
+    """Print the partition of each key.
 
     Examples:
 
@@ -79,16 +78,16 @@ def place(
 
       cut -f1 users.tsv | shardyard place - --type int --json
     """
-    rule = partitioner_named(partitioner, partitions, hash_name)
-    read = _READ[key_type]
+    partitioner = partitioner_named(partitioner_name, partitions, hash_name)
+    parse = _PARSERS[key_type]
 
     def rows(texts: list[str]) -> list[Row]:
-        values = pa.array([key_bytes(read(text)) for text in texts], pa.binary())
-        places = rule.place_array(values).to_pylist()
-        return [{"key": text, "partition": partition} for text, partition in zip(texts, places, strict=True)]
+        values = pa.array([key_bytes(parse(text)) for text in texts], pa.binary())
+        placed = partitioner.place_array(values).to_pylist()
+        return [{"key": text, "partition": partition} for text, partition in zip(texts, placed, strict=True)]
 
-    named = groupby(keys, key="-".__eq__)  # those between two - are one block
+    runs = groupby(keys, key="-".__eq__)  # the keys between two - form one block
     blocks = (
-        rows(block) for from_stdin, some in named for block in (_blocks_of_stdin() if from_stdin else [list(some)])
+        rows(block) for from_stdin, run in runs for block in (_read_stdin_blocks() if from_stdin else [list(run)])
     )
     print_blocks(blocks, json=json)

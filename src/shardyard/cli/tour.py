@@ -1,11 +1,11 @@
-"""`shardyard tour`: what `make run` shows."""
+"""`shardyard tour`: runs one example of everything. `make run` starts it."""
 
 import shlex
 import sys
 
 from rich.console import Console
 
-STOPS = (
+STEPS = (
     (
         "Where does a channel live? (jump hash, as a fan-out uses it)",
         "place ch_general ch_dev ch_random dm_alice_bob --partitioner jump --partitions 256",
@@ -15,25 +15,25 @@ STOPS = (
         "place alice bob carol --partitions 12",
     ),
     (
-        "How evenly? Ids 1 to 100 million over 1000 partitions:",
+        "How evenly are ids spread? 1 to 100 million over 1000 partitions:",
         "check --hash fnv1a32 --keys 100000000 --partitions 1000",
     ),
     ("From 12 to 13 partitions, what moves?", "compare --partitions 12 --to 13"),
     ("From 16 to 17 workers, what moves?", "compare --partitions 256 --members 16 --to-members 17"),
-    ("Three members share a durable log; one joins, one leaves, records flow:", "demo --partitions 12 --members 3"),
+    ("Three members share a topic while records flow; one joins, one leaves:", "demo --partitions 12 --members 3"),
     (
-        "And all of the data, on Spark, while orders flow:",
+        "And the Spark pipeline, while orders flow:",
         "pipeline demo --report shardyard-plan.html",
     ),
 )
 
 
 def tour() -> None:
-    """Show where a key lives, how evenly keys spread, what moves, a group that shares a log, and the pipeline."""
-    from shardyard.cli import app  # noqa: PLC0415 the app is made of the commands
+    """Run examples: where keys live, how evenly they spread, what moves, a group at work, and the pipeline."""
+    from shardyard.cli import app  # noqa: PLC0415 the app imports this module
 
     console = Console(highlight=False)
-    for question, command in STOPS:
+    for question, command in STEPS:
         console.print(f"\n[bold]{question}[/]\n[dim]$ shardyard {command}[/]", soft_wrap=True)
         sys.stdout.flush()
         app(shlex.split(command), standalone_mode=False)

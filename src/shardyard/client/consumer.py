@@ -65,7 +65,6 @@ class Consumer:
             session_timeout=session_timeout,
             start=start,
             max_records=max_records,
-            clock=self._clock,
         )
         self._session_timeout = session_timeout
         self._stack = AsyncExitStack()
@@ -144,7 +143,7 @@ class Consumer:
             failed.set_exception(error)
 
     async def _fail(self, failures: Sequence[tuple[Partition, int, int, str]]) -> None:
-        await self._host.coordinator.fail(self.member.seat, failures)
+        await self._host.coordinator.fail(self.member.identity, failures)
 
 
 async def _next_or_raise(batches: AsyncIterator[OwnedBatch], failed: "asyncio.Future[None]") -> OwnedBatch:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from shardyard.client.threads import Threads
-from shardyard.groups import OwnedBatch
+from shardyard.groups import InFlight, OwnedBatch
 from shardyard.model import Fenced, Partition, PartitionOutOfRange, Record, RetryLater, ShardyardError, UnknownTopic
 from shardyard.runtime.clock import Clock, timeout
 from shardyard.runtime.retry import Backoff, retry
@@ -148,11 +148,10 @@ class Handling:
         self._fail = fail
         self._clock = clock
         self._offsets = batch.offsets()
-        self._done = [False] * len(batch)
-        self._prefix = 0
+        self._in_flight = InFlight(self._offsets, batch.end)
         self._reported = 0
         """Failures before this index were reported."""
-        self._committed = 0
+        self._committed: int | None = None
         self._failed: dict[int, str] = {}
         self._committed_at = self._clock.monotonic()
         self._committing = asyncio.Lock()
@@ -166,7 +165,7 @@ class Handling:
         except asyncio.CancelledError:
             with contextlib.suppress(ShardyardError, TimeoutError):
                 async with timeout(self._clock, LEAVE_SECONDS):
-                    await self._store(everything=False)
+                    await self._store()
             raise
         finally:
             if self._storing is not None:
@@ -184,7 +183,7 @@ class Handling:
                 work = [group.create_task(self._lane(lane, messages, caller, slots)) for lane in lanes.values()]
                 await asyncio.wait(work)
                 watching.cancel()
-            await self._commit(everything=True)
+            await self._commit(last=True)
         except* (Fenced, UnknownTopic, PartitionOutOfRange):
             pass  # its next owner handles the rest; or it was deleted
 
@@ -200,32 +199,32 @@ class Handling:
                 self._check()
                 if (why := await caller.call(messages[index])) is not None:
                     self._failed[index] = why
-            self._done[index] = True
+            self._in_flight.acknowledge(index)
             if self._clock.monotonic() - self._committed_at > COMMIT_SECONDS:
-                await self._commit(everything=False)
+                await self._commit(last=False)
 
-    async def _commit(self, *, everything: bool) -> None:
-        """Commit the prefix of the batch that is done. Failures in it are reported first, so that none is lost."""
-        if self._storing is not None and not self._storing.done() and not everything:
+    async def _commit(self, *, last: bool) -> None:
+        """Commit the prefix of the batch that is done. Failures in it are reported first, so that none is lost.
+
+        `last`: all of it is done, and must be committed; otherwise a commit in progress is enough.
+        """
+        if self._storing is not None and not self._storing.done() and not last:
             return
-        self._storing = asyncio.create_task(self._store(everything=everything))
+        self._storing = asyncio.create_task(self._store())
         await asyncio.shield(self._storing)  # if cancelled, `run` waits for it instead of doing it twice
 
-    async def _store(self, *, everything: bool) -> None:
+    async def _store(self) -> None:
         async with self._committing:
-            while self._prefix < len(self._done) and self._done[self._prefix]:
-                self._prefix += 1
-            if failed := [index for index in sorted(self._failed) if self._reported <= index < self._prefix]:
+            prefix, upto = self._in_flight.prefix, self._in_flight.committable
+            if failed := [index for index in sorted(self._failed) if self._reported <= index < prefix]:
                 where, epoch = self._batch.partition, self._batch.epoch
                 failures = [(where, epoch, self._offsets[index], self._failed[index]) for index in failed]
                 await self._retry(partial(self._fail, failures))
-            self._reported = self._prefix
+            self._reported = prefix
             self._committed_at = self._clock.monotonic()
-            if everything:
-                await self._retry(self._batch.commit)
-            elif self._prefix > self._committed:
-                await self._retry(partial(self._batch.commit, self._offsets[self._prefix - 1] + 1))
-            self._committed = self._prefix
+            if upto is not None and upto != self._committed:
+                await self._retry(partial(self._batch.commit, upto))
+                self._committed = upto
 
     async def _retry(self, call: Callable[[], Awaitable[None]]) -> None:
         """Retry while brokers are out of reach, as long as this member owns the partition."""

@@ -10,7 +10,7 @@ from msgspec import structs
 
 from shardyard.client.brokers import RESPONSE_SECONDS, Brokers, Response, path
 from shardyard.groups.coordinator import Changes, GroupCoordinator, JoinRequest, MemberIdentity
-from shardyard.groups.protocol import Grant
+from shardyard.groups.protocol import Grant, MemberAssignment
 from shardyard.model import (
     Appended,
     Fence,
@@ -60,25 +60,28 @@ class RemoteCoordinator(GroupCoordinator):
         self._heartbeat_timeout = 0.0
         """Seconds after which a heartbeat fails over to another broker, early enough for the session to survive."""
 
-    async def join(self, application: JoinRequest, since: int | None) -> MemberIdentity:
-        timeout = application.session_timeout
+    async def join(self, request: JoinRequest, since: int | None) -> MemberIdentity:
+        timeout = request.session_timeout
         if since is not None and self._clock.monotonic() - self._heartbeat_at < timeout / 2:
             # It sent heartbeats and was evicted all the same, because its handler hangs. Wait for a session, so that
             # other members get its partitions first.
             await self._clock.sleep(timeout)
         self._heartbeat_timeout = min(max(timeout / 5, MIN_HEARTBEAT_SECONDS), self._brokers.failover_seconds)
         body = requests.Join(
-            topics=list(application.topics),
-            name=application.name,
-            weight=application.weight,
-            static=application.static,
-            partitions=None if application.partitions is None else [str(p) for p in application.partitions],
+            topics=list(request.topics),
+            name=request.name,
+            weight=request.weight,
+            static=request.static,
+            partitions=None if request.partitions is None else [str(p) for p in request.partitions],
             session_timeout=timeout,
+            address=request.address,
+            metadata=request.metadata,
+            prepare_seconds=request.prepare_seconds,
             since=since,
         )
 
         async def post() -> Response:
-            return await self._brokers.post(path("groups", application.group, "members"), body)
+            return await self._brokers.post(path("groups", request.group, "members"), body)
 
         # A name that is taken may be ours: of an earlier process, or of a join whose response was lost. Retry until
         # that session has expired.
@@ -94,48 +97,56 @@ class RemoteCoordinator(GroupCoordinator):
         self._update_settings(joined.settings)
         return MemberIdentity(joined.group, joined.member, joined.epoch)
 
-    async def heartbeat(self, seat: MemberIdentity, progress: Iterable[Partition]) -> dict[Partition, Grant]:
-        body = requests.Heartbeat(seat.epoch, [str(partition) for partition in progress])
+    async def heartbeat(self, identity: MemberIdentity, progress: Iterable[Partition]) -> MemberAssignment:
+        body = requests.Heartbeat(identity.epoch, [str(partition) for partition in progress])
         timeout = self._heartbeat_timeout
         response = await self._brokers.post(
-            f"{_member_path(seat)}/heartbeat", body, timeout=timeout, patience=2 * timeout
+            f"{_member_path(identity)}/heartbeat", body, timeout=timeout, patience=2 * timeout
         )
         self._heartbeat_at = self._clock.monotonic()
         heartbeat = response.decode(responses.HeartbeatResponse)
         self._update_settings(heartbeat.settings)
-        return _grants(heartbeat)
+        return _assignment(heartbeat)
 
     def _update_settings(self, settings: GroupSettings) -> None:
         self.settings = settings
         if self.on_settings is not None:
             self.on_settings(settings)
 
-    async def look(self, seat: MemberIdentity) -> dict[Partition, Grant]:
+    async def assignment(self, identity: MemberIdentity) -> MemberAssignment:
         timeout = self._heartbeat_timeout
-        response = await self._brokers.get(_member_path(seat), timeout=timeout, patience=2 * timeout, epoch=seat.epoch)
-        return _grants(response.decode(responses.Grants))
+        response = await self._brokers.get(
+            _member_path(identity), timeout=timeout, patience=2 * timeout, epoch=identity.epoch
+        )
+        return _assignment(response.decode(responses.Assignment))
 
-    async def commit(self, seat: MemberIdentity, positions: Mapping[Partition, tuple[int, Position]]) -> None:
+    async def commit(self, identity: MemberIdentity, positions: Mapping[Partition, tuple[int, Position]]) -> None:
         named = {str(p): (owned, position.epoch, position.offset) for p, (owned, position) in positions.items()}
-        await self._brokers.post(f"{_member_path(seat)}/commit", requests.Commit(seat.epoch, named))
+        await self._brokers.post(f"{_member_path(identity)}/commit", requests.Commit(identity.epoch, named))
 
-    async def release(self, seat: MemberIdentity, partitions: Mapping[Partition, int]) -> None:
+    async def release(self, identity: MemberIdentity, partitions: Mapping[Partition, int]) -> None:
         named = {str(partition): epoch for partition, epoch in partitions.items()}
-        await self._brokers.post(f"{_member_path(seat)}/release", requests.Release(seat.epoch, named))
+        await self._brokers.post(f"{_member_path(identity)}/release", requests.Release(identity.epoch, named))
 
-    async def leave(self, seat: MemberIdentity) -> None:
-        await self._brokers.call("DELETE", _member_path(seat), query={"epoch": seat.epoch}, patience=LEAVE_SECONDS)
+    async def ready(self, identity: MemberIdentity, partitions: Iterable[Partition]) -> None:
+        body = requests.Ready(identity.epoch, [str(partition) for partition in partitions])
+        await self._brokers.post(f"{_member_path(identity)}/ready", body)
 
-    async def fail(self, seat: MemberIdentity, failures: Sequence[tuple[Partition, int, int, str]]) -> None:
+    async def leave(self, identity: MemberIdentity) -> None:
+        await self._brokers.call(
+            "DELETE", _member_path(identity), query={"epoch": identity.epoch}, patience=LEAVE_SECONDS
+        )
+
+    async def fail(self, identity: MemberIdentity, failures: Sequence[tuple[Partition, int, int, str]]) -> None:
         """Report records whose handlers failed: (partition, epoch of the ownership, offset, reason)."""
         failed = [
             requests.Failed(str(partition), epoch, offset, reason) for partition, epoch, offset, reason in failures
         ]
-        await self._brokers.post(path("groups", seat.group, "failures"), requests.Failures(failed))
+        await self._brokers.post(path("groups", identity.group, "failures"), requests.Failures(failed))
 
     @contextlib.contextmanager
-    def changes(self, seat: MemberIdentity) -> Iterator[Changes]:
-        yield _RemoteChanges(self._brokers, self._clock, seat.group, self._heartbeat_timeout)
+    def changes(self, identity: MemberIdentity) -> Iterator[Changes]:
+        yield _RemoteChanges(self._brokers, self._clock, identity.group, self._heartbeat_timeout)
 
 
 class _RemoteChanges:
@@ -163,17 +174,18 @@ class _RemoteChanges:
                 return
 
 
-def _member_path(seat: MemberIdentity) -> str:
-    return path("groups", seat.group, "members", seat.member)
+def _member_path(identity: MemberIdentity) -> str:
+    return path("groups", identity.group, "members", identity.member)
 
 
-def _grants(response: responses.Grants) -> dict[Partition, Grant]:
-    return {
+def _assignment(response: responses.Assignment) -> MemberAssignment:
+    owned = {
         parse_partition(name): Grant(
             granted.epoch, None if granted.committed is None else Position(*granted.committed), granted.revoked
         )
         for name, granted in response.partitions.items()
     }
+    return MemberAssignment(owned, frozenset(map(parse_partition, response.incoming)))
 
 
 class RemoteLog:
@@ -251,7 +263,8 @@ class RemoteHost:
     def __init__(self, brokers: Brokers, name: str, *, clock: Clock | None = None) -> None:
         self.name = name
         self.log = RemoteLog(brokers)
-        self.coordinator = RemoteCoordinator(brokers, clock)
+        self.clock = clock or brokers.clock
+        self.coordinator = RemoteCoordinator(brokers, self.clock)
         self._brokers = brokers
 
     @property

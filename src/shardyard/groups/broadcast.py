@@ -4,7 +4,7 @@ Each member of a broadcast group owns all partitions and has positions of its ow
 group of its own, named after the group and the member; everything that holds for a group holds for it.
 """
 
-from shardyard.registry import Transaction
+from shardyard.registry import Snapshot
 
 SEPARATOR = "~"
 """Between the name of a broadcast group and the name of the member."""
@@ -25,11 +25,11 @@ def is_member_group(group: str) -> bool:
     return SEPARATOR in group
 
 
-def groups_of(tx: Transaction, group: str) -> list[str]:
+def groups_of(tx: Snapshot, group: str) -> list[str]:
     """The group itself and, if it is a broadcast group, the own groups of its members; those that exist."""
     return [row.name for row in tx.groups() if parent_group(row.name) == group]
 
 
-def is_departed(tx: Transaction, group: str) -> bool:
+def is_departed(tx: Snapshot, group: str) -> bool:
     """Whether it is the own group of a member that has left a broadcast group. The member may come back."""
     return is_member_group(group) and not tx.members(group)

@@ -1,4 +1,4 @@
-"""What a member asks of the registry: in its own process, or through whoever carries its words there."""
+"""What a member asks of its group: in its own process, or through a server."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,41 +9,47 @@ from typing import Protocol
 import pyarrow as pa
 
 from shardyard.groups import protocol
-from shardyard.groups.protocol import Grant
+from shardyard.groups.config import GroupConfig
+from shardyard.groups.protocol import MemberAssignment
 from shardyard.model import Appended, Fence, Partition, Position, Record, Span, Stamp, Topic
 from shardyard.model.batch import Batch
-from shardyard.registry import Registry
-from shardyard.registry.batcher import TransactionBatcher
-from shardyard.registry.change_signal import ChangeSignal
+from shardyard.registry import ChangeSignal, Registry, TransactionBatcher
+from shardyard.runtime.clock import Clock
 
 
 @dataclass(frozen=True, slots=True)
 class MemberIdentity:
-    """One life of a member in its group: everything it asks for carries it."""
+    """A member of a group from one join to its end. Every call of the member carries it."""
 
     group: str
+    """In a broadcast group, the own group of the member."""
     member: str
     epoch: int
 
 
 @dataclass(frozen=True, slots=True)
 class JoinRequest:
-    """Who wants to join which group, and how; see `Member`."""
+    """Which group to join, and how; see `Membership`."""
 
     group: str
     name: str
-    topics: Sequence[str]
+    topics: Sequence[str] = ()
     weight: int = 1
     static: bool = False
     partitions: Sequence[Partition] | None = None
     session_timeout: float = 10.0
+    address: str | None = None
+    metadata: object = None
+    prepare_seconds: float | None = None
+    config: GroupConfig | None = None
+    """The configuration of the group if it is new; one that exists keeps its own."""
 
 
 class Changes(Protocol):
-    """Tells when something changed."""
+    """Signals changes of a group."""
 
     async def wait(self, seconds: float) -> None:
-        """Return when something changed, or after `seconds`."""
+        """Return after a change, or after `seconds`."""
 
 
 class OwnerLog(Protocol):
@@ -74,78 +80,92 @@ class OwnerLog(Protocol):
 
 
 class GroupCoordinator(ABC):
-    """The steps of `protocol` that members take, each durable when it returns. Answers come in the order of asking."""
+    """The steps of `protocol` that members take, each durable when it returns. Responses come in the order of calls."""
 
     @abstractmethod
-    async def join(self, application: JoinRequest, since: int | None) -> MemberIdentity: ...
+    async def join(self, request: JoinRequest, since: int | None) -> MemberIdentity: ...
 
     @abstractmethod
-    async def heartbeat(self, seat: MemberIdentity, progress: Iterable[Partition]) -> dict[Partition, Grant]: ...
+    async def heartbeat(self, identity: MemberIdentity, progress: Iterable[Partition]) -> MemberAssignment: ...
 
     @abstractmethod
-    async def look(self, seat: MemberIdentity) -> dict[Partition, Grant]: ...
+    async def assignment(self, identity: MemberIdentity) -> MemberAssignment: ...
 
     @abstractmethod
-    async def commit(self, seat: MemberIdentity, positions: Mapping[Partition, tuple[int, Position]]) -> None: ...
+    async def commit(self, identity: MemberIdentity, positions: Mapping[Partition, tuple[int, Position]]) -> None: ...
 
     @abstractmethod
-    async def release(self, seat: MemberIdentity, partitions: Mapping[Partition, int]) -> None: ...
+    async def release(self, identity: MemberIdentity, partitions: Mapping[Partition, int]) -> None: ...
 
     @abstractmethod
-    async def leave(self, seat: MemberIdentity) -> None: ...
+    async def ready(self, identity: MemberIdentity, partitions: Iterable[Partition]) -> None: ...
 
     @abstractmethod
-    def changes(self, seat: MemberIdentity) -> AbstractContextManager[Changes]:
-        """To hear of changes in the group."""
+    async def leave(self, identity: MemberIdentity) -> None: ...
+
+    @abstractmethod
+    def changes(self, identity: MemberIdentity) -> AbstractContextManager[Changes]:
+        """Signals every change of the group."""
 
 
 class LocalCoordinator(GroupCoordinator):
     """With the registry in the same process."""
 
-    def __init__(self, registry: Registry, transactions: TransactionBatcher) -> None:
+    def __init__(self, registry: Registry, transactions: TransactionBatcher, clock: Clock) -> None:
         self._registry = registry
         self._transactions = transactions
+        self._clock = clock
 
-    async def join(self, application: JoinRequest, since: int | None) -> MemberIdentity:
-        asks = application
+    async def join(self, request: JoinRequest, since: int | None) -> MemberIdentity:
         row = await self._transactions.run(
             lambda tx: protocol.join(
                 tx,
-                asks.group,
-                asks.name,
-                topics=asks.topics,
-                weight=asks.weight,
-                static=asks.static,
-                manual=asks.partitions,
-                session_timeout=asks.session_timeout,
+                request.group,
+                request.name,
+                topics=request.topics,
+                weight=request.weight,
+                static=request.static,
+                manual=request.partitions,
+                session_timeout=request.session_timeout,
+                address=request.address,
+                metadata=request.metadata,
+                prepare_seconds=request.prepare_seconds,
+                config=request.config,
                 since=since,
             )
         )
         return MemberIdentity(row.group, row.name, row.epoch)
 
-    async def heartbeat(self, seat: MemberIdentity, progress: Iterable[Partition]) -> dict[Partition, Grant]:
-        return await self._transactions.run(
-            lambda tx: protocol.heartbeat(tx, seat.group, seat.member, seat.epoch, progress)
-        )
+    async def heartbeat(self, identity: MemberIdentity, progress: Iterable[Partition]) -> MemberAssignment:
+        group, member, epoch = identity.group, identity.member, identity.epoch
+        return await self._transactions.run(lambda tx: protocol.heartbeat(tx, group, member, epoch, progress))
 
-    async def look(self, seat: MemberIdentity) -> dict[Partition, Grant]:
-        return await self._transactions.read(lambda tx: protocol.look(tx, seat.group, seat.member, seat.epoch))
+    async def assignment(self, identity: MemberIdentity) -> MemberAssignment:
+        group, member, epoch = identity.group, identity.member, identity.epoch
+        return await self._transactions.read(lambda tx: protocol.assignment(tx, group, member, epoch))
 
-    async def commit(self, seat: MemberIdentity, positions: Mapping[Partition, tuple[int, Position]]) -> None:
-        await self._transactions.run(lambda tx: protocol.commit(tx, seat.group, seat.member, seat.epoch, positions))
+    async def commit(self, identity: MemberIdentity, positions: Mapping[Partition, tuple[int, Position]]) -> None:
+        group, member, epoch = identity.group, identity.member, identity.epoch
+        await self._transactions.run(lambda tx: protocol.commit(tx, group, member, epoch, positions))
 
-    async def release(self, seat: MemberIdentity, partitions: Mapping[Partition, int]) -> None:
-        await self._transactions.run(lambda tx: protocol.release(tx, seat.group, seat.member, seat.epoch, partitions))
+    async def release(self, identity: MemberIdentity, partitions: Mapping[Partition, int]) -> None:
+        group, member, epoch = identity.group, identity.member, identity.epoch
+        await self._transactions.run(lambda tx: protocol.release(tx, group, member, epoch, partitions))
 
-    async def leave(self, seat: MemberIdentity) -> None:
-        await self._transactions.run(lambda tx: protocol.leave(tx, seat.group, seat.member, seat.epoch))
+    async def ready(self, identity: MemberIdentity, partitions: Iterable[Partition]) -> None:
+        group, member, epoch = identity.group, identity.member, identity.epoch
+        await self._transactions.run(lambda tx: protocol.ready(tx, group, member, epoch, partitions))
 
-    def changes(self, seat: MemberIdentity) -> AbstractContextManager[Changes]:
-        return ChangeSignal(self._registry, protocol.watch_name(seat.group))
+    async def leave(self, identity: MemberIdentity) -> None:
+        group, member, epoch = identity.group, identity.member, identity.epoch
+        await self._transactions.run(lambda tx: protocol.leave(tx, group, member, epoch))
+
+    def changes(self, identity: MemberIdentity) -> AbstractContextManager[Changes]:
+        return ChangeSignal(self._registry, protocol.watch_name(identity.group), self._clock)
 
 
 class Host(Protocol):
-    """Where a member is: what gives it the log and the office."""
+    """Where members run: their log, their group coordinator, and the clock they go by."""
 
     @property
     def name(self) -> str: ...
@@ -153,5 +173,7 @@ class Host(Protocol):
     def log(self) -> OwnerLog: ...
     @property
     def coordinator(self) -> GroupCoordinator: ...
+    @property
+    def clock(self) -> Clock: ...
     @property
     def is_open(self) -> bool: ...

@@ -1,4 +1,4 @@
-"""A process among the others: its log, its registry, and a candidate for the rebalancer's lease."""
+"""`Node`: a process among the others, with its log, its registry, and a candidate for the rebalancer's lease."""
 
 import asyncio
 import os
@@ -11,25 +11,26 @@ from shardyard.groups.coordinator import LocalCoordinator
 from shardyard.groups.rebalancer import Rebalancer
 from shardyard.log import Log
 from shardyard.model import InvalidValue
-from shardyard.registry import Registry
-from shardyard.registry.batcher import TransactionBatcher
+from shardyard.registry import Registry, TransactionBatcher
+from shardyard.runtime.clock import Clock, SystemClock
 
 
 class Node:
-    """A process's place among the others; its members share it, so a process needs one.
+    """The host of a process's members; they share it, so a process needs one.
 
     While it is open, it rebalances all groups whenever it holds the lease. It closes neither log nor registry.
     """
 
-    def __init__(self, log: Log, registry: Registry, *, name: str | None = None) -> None:
+    def __init__(self, log: Log, registry: Registry, *, name: str | None = None, clock: Clock | None = None) -> None:
         if not isinstance(log, Log) or not isinstance(registry, Registry):
             raise InvalidValue("node", (log, registry), "a log and a registry")
         self.log = log
         self.registry = registry
+        self.clock = clock or SystemClock()
         self.name = name or f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
-        self.rebalancer = Rebalancer(log, registry, self.name)
         self.transactions = TransactionBatcher(registry)
-        self.coordinator = LocalCoordinator(registry, self.transactions)
+        self.rebalancer = Rebalancer(log, registry, self.transactions, self.name, self.clock)
+        self.coordinator = LocalCoordinator(registry, self.transactions, self.clock)
         self._task: asyncio.Task[None] | None = None
 
     @property

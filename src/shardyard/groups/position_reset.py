@@ -1,4 +1,4 @@
-"""Letting a group go on from other positions, forward or back, while its members run."""
+"""Resetting the positions of a group, forward or back, while its members run."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -14,8 +14,8 @@ Kind = Literal["earliest", "latest", "offset", "time"]
 
 
 @dataclass(frozen=True, slots=True)
-class To:
-    """Where to go on from: the first record there is, the end, an offset, or the first record from a time on."""
+class ResetTarget:
+    """Where to continue from: the first record there is, the end, an offset, or the first record from a time on."""
 
     kind: Kind
     value: int | None = None
@@ -27,17 +27,19 @@ class To:
         if self.kind in ("offset", "time"):
             object.__setattr__(self, "value", whole_number(self.kind, self.value, at_least=0))
         elif self.value is not None:
-            raise InvalidValue("value", self.value, f"none: {self.kind!r} says it all")
+            raise InvalidValue("value", self.value, f"none with {self.kind!r}")
 
 
-async def resolve(log: Log, topic: str, partitions: Iterable[int] | None, to: To) -> dict[Partition, Position]:
-    """The positions that `to` means on these partitions of a topic (None: on all there are), as things are now.
+async def resolve_positions(
+    log: Log, topic: str, partitions: Iterable[int] | None, to: ResetTarget
+) -> dict[Partition, Position]:
+    """The positions that `to` means now on these partitions of a topic (None: on all of them).
 
     `OffsetTrimmed` or `OffsetBeyondEnd` if one of them does not have the offset. A time after the last record is the
     end.
     """
-    if not isinstance(to, To):
-        raise InvalidValue("to", to, "a To, such as To('earliest') or To('offset', 7)")
+    if not isinstance(to, ResetTarget):
+        raise InvalidValue("to", to, "a ResetTarget, such as ResetTarget('earliest') or ResetTarget('offset', 7)")
     count = (await log.topic(topic)).partitions
     positions = {}
     for index in range(count) if partitions is None else partitions:
@@ -54,7 +56,7 @@ async def resolve(log: Log, topic: str, partitions: Iterable[int] | None, to: To
     return positions
 
 
-async def _position(log: Log, partition: Partition, to: To) -> Position:
+async def _position(log: Log, partition: Partition, to: ResetTarget) -> Position:
     span = await log.span(partition)
     if to.value is None:
         return Position(span.epoch, span.first if to.kind == "earliest" else span.end)
@@ -65,10 +67,10 @@ async def _position(log: Log, partition: Partition, to: To) -> Position:
 
 
 def reset(tx: Transaction, group: str, positions: Mapping[Partition, Position], who: str) -> None:
-    """Let a group go on from these positions, all of them or none; other partitions do not pause.
+    """Let a group continue from these positions, all of them or none; other partitions do not pause.
 
-    Owners stay, under new epochs: what they have in hand can't be committed any more, and they take the partition up
-    anew from its position, at once.
+    Owners stay, under new epochs: what they have in flight can't be committed any more, and they continue from the new
+    position at once.
     """
     _check(positions)
     row = tx.group(group)

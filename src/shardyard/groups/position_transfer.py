@@ -1,7 +1,7 @@
-"""Groups whose topic moves: how far they got on it, and where they are to begin on its successor.
+"""Groups whose topic moves: how far they got on it, and where they are to start on its successor.
 
-To be done while the topic is sealed and before it is moved: from then on members take up the successor. A group begins
-on a partition of it that no position was carried over for as on any that it never committed.
+Transfer positions while the topic is sealed and before it is moved: from then on members read the successor. On a
+partition of the successor without a transferred position a group starts as on any that it never committed.
 """
 
 from collections.abc import Mapping
@@ -9,10 +9,10 @@ from dataclasses import replace
 
 from shardyard.groups import protocol
 from shardyard.model import Partition, Position, UnknownGroup
-from shardyard.registry import OwnershipRow, Transaction
+from shardyard.registry import OwnershipRow, Snapshot, Transaction
 
 
-def positions_on(tx: Transaction, topic: str) -> dict[str, dict[Partition, Position]]:
+def positions_on(tx: Snapshot, topic: str) -> dict[str, dict[Partition, Position]]:
     """Every group that has committed on the topic, with its committed positions there."""
     found = {
         group.name: {
@@ -26,9 +26,9 @@ def positions_on(tx: Transaction, topic: str) -> dict[str, dict[Partition, Posit
 
 
 def transfer_positions(tx: Transaction, group: str, positions: Mapping[Partition, Position], who: str) -> None:
-    """Let a group begin there on partitions that nobody in it owns yet; those that somebody owns are left alone.
+    """Let a group start there on partitions that none of its members owns yet; those that are owned stay as they are.
 
-    Never back: a position behind what is committed changes nothing, and neither does the same one once more.
+    Positions never move back: one behind what is committed changes nothing, and transferring twice is harmless.
     """
     if tx.group(group) is None:
         raise UnknownGroup(group)
@@ -40,5 +40,5 @@ def transfer_positions(tx: Transaction, group: str, positions: Mapping[Partition
     if rows:
         tx.put_ownerships(rows)
         begins = {str(row.partition): row.committed.offset for row in rows if row.committed is not None}
-        tx.audit(who, "positions carried over", group, begins)
+        tx.audit(who, "positions transferred", group, begins)
         protocol.touch(tx, group)

@@ -1,22 +1,25 @@
 """The rebalancing protocol: what members and the rebalancer do to the registry, each function in one transaction.
 
-No I/O, no waiting: the same functions run in production, in tests and in the simulation. Each checks before it changes
-anything, so one that raises leaves its transaction as it was.
+No I/O and no waiting: the same functions run in production, in tests and in the simulation. Each one checks before it
+changes anything, so one that raises leaves its transaction as it was.
 
-A partition changes hands in two steps. The rebalancer writes who is to own it (`target`). The owner, told so by its
-next heartbeat, finishes and commits what it has in hand and releases it; in the same transaction the partition goes to
-its target, under a new epoch. A partition whose target is its owner never pauses. Nobody waits for who is gone.
+A partition changes its owner in two steps. The rebalancer decides who is to own it next (`target`). The owner learns
+with its next heartbeat that the partition was revoked, finishes and commits what is in flight, and releases it; in the
+same transaction the target becomes the owner, under a new epoch. A partition whose target is its owner never pauses.
+The partitions of a member that is gone go to their targets at once.
 
-When a topic moves, its partitions are revoked, and those of its successor given out when all of them are released: no
-key is in two members' hands. Partitions that members named themselves stay as they are.
+A member that prepares learns first that a partition is incoming. The owner keeps the partition until that member
+reports that it is ready, or its time to prepare is over; only then is the partition revoked.
+
+When a topic moves to a successor, its partitions are revoked, and those of the successor are assigned when all of them
+are released: no key is with two members at once. Partitions that members named themselves stay with them.
 """
 
-import zlib
-from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 
-from shardyard.groups.broadcast import groups_of
+from shardyard.groups.broadcast import groups_of, is_member_group, member_group, parent_group
+from shardyard.groups.config import DEFAULT_CONFIG, GroupConfig
 from shardyard.model import (
     CommitBehind,
     Fenced,
@@ -26,12 +29,9 @@ from shardyard.model import (
     Partition,
     PartitionTaken,
     Position,
-    Topic,
     UnknownGroup,
-    whole_number,
 )
-from shardyard.placement import ASSIGNORS, assign
-from shardyard.registry import GroupRow, MemberRow, OwnershipRow, Transaction
+from shardyard.registry import GroupRow, MemberRow, OwnershipRow, Snapshot, Transaction
 
 LEAST_SESSION_SECONDS = 1.0
 MOST_SESSION_SECONDS = 3600.0
@@ -39,54 +39,31 @@ MOST_SESSION_SECONDS = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """A partition in its owner's hands."""
+    """The ownership of a partition."""
 
     epoch: int
-    """Carried by everything the owner does with it."""
+    """Everything that the owner does with the partition carries it."""
     committed: Position | None
     revoked: bool
-    """It is to be released: finish, commit, release."""
+    """The owner is to finish what is in flight, commit it, and release the partition."""
 
 
 @dataclass(frozen=True, slots=True)
-class GroupConfig:
-    """How a group shares its partitions. It is stored with the group, and nowhere else."""
+class MemberAssignment:
+    """What a member owns, and what it is about to own."""
 
-    assignor: str = "sticky"
-    max_active: int | None = None
-    """How many members get partitions; the others stand by. None: all of them."""
-    release_after: float | None = None
-    """Seconds without progress after which a member that still heartbeats is evicted; None: never."""
-    broadcast: bool = False
-    """Each member gets every record."""
-
-    def __post_init__(self) -> None:
-        if self.assignor not in ASSIGNORS:
-            raise InvalidValue("assignor", self.assignor, "one of " + ", ".join(ASSIGNORS))
-        if self.max_active is not None:
-            whole_number("max_active", self.max_active, at_least=1)
-        if self.release_after is not None and not self.release_after > 0:
-            raise InvalidValue("release_after", self.release_after, "a number of seconds, more than 0")
-
-
-DEFAULT_CONFIG = GroupConfig()
-
-
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """What a rebalance decided: who had what (of those still there), and who is to have it."""
-
-    before: Mapping[Partition, str]
-    after: Mapping[Partition, str]
+    owned: Mapping[Partition, Grant]
+    incoming: frozenset[Partition] = frozenset()
+    """Partitions that it is to prepare; see `ready`."""
 
 
 def watch_name(group: str) -> str:
-    """What to watch, to hear of every change in a group."""
+    """The name to watch for every change of a group."""
     return f"group/{group}"
 
 
-ANY_GROUP = "groups"
-"""What the rebalancer watches: something changed that may call for it."""
+ANY_GROUP = "group/"
+"""The name to watch for changes of all groups."""
 
 
 # What members do
@@ -97,23 +74,31 @@ def join(
     group: str,
     name: str,
     *,
-    topics: Iterable[str],
+    topics: Iterable[str] = (),
     weight: int = 1,
     static: bool = False,
     manual: Iterable[Partition] | None = None,
     session_timeout: float = 10.0,
+    address: str | None = None,
+    metadata: object = None,
+    prepare_seconds: float | None = None,
+    config: GroupConfig | None = None,
     since: int | None = None,
 ) -> MemberRow:
-    """Become a member. A static member that comes back within its session takes over what it had, under new epochs.
+    """Become a member. A static member that comes back within its session keeps its partitions, under new epochs.
 
-    `since`: the epoch of an earlier life of the same process; `Fenced` if another one has taken its name after that.
+    A member without topics owns nothing: it is only present. `config`: of the group if it does not exist yet. `since`:
+    the epoch of an earlier membership of the same process; `Fenced` if another process has taken its name since.
     """
-    for what, text in (("group", group), ("member name", name)):
-        if not isinstance(text, str) or not text:
-            raise InvalidValue(what, text, "a text that is not empty")
+    for what, value in (("group", group), ("member name", name)):
+        if not isinstance(value, str) or not value:
+            raise InvalidValue(what, value, "a string that is not empty")
     Member(name, weight)  # checks the weight
     check_session(session_timeout)
-    row = _group_or_new(tx, group)
+    if prepare_seconds is not None and not prepare_seconds > 0:
+        raise InvalidValue("prepare_seconds", prepare_seconds, "a number of seconds, more than 0, or None")
+    row = _group_to_join(tx, group, name, config or DEFAULT_CONFIG)
+    group = row.name
     before = tx.member(group, name)
     expired = before is not None and before.expires_at <= tx.now
     if before is not None and not expired and not (before.static and static):
@@ -123,23 +108,52 @@ def join(
     named = None if manual is None else tuple(sorted(manual))
     _check_free(tx, group, name, named or ())
     if before is not None and expired:
-        row = _put_out(tx, row, before)
+        row = evict(tx, row, before)
         before = None
 
     epoch = row.epoch + 1
     member = MemberRow(
-        group, name, epoch, weight, tuple(sorted(set(topics))), static, named, session_timeout, tx.now + session_timeout
+        group,
+        name,
+        epoch,
+        weight,
+        tuple(sorted(set(topics))),
+        static,
+        named,
+        session_timeout,
+        tx.now + session_timeout,
+        address,
+        metadata,
+        prepare_seconds,
     )
-    same = before is not None and replace(member, epoch=before.epoch, expires_at=before.expires_at) == before
+    same = before is not None and _wants_the_same(before, member)
     row = replace(row, epoch=epoch, inputs=row.inputs + (not same))
     if before is not None:
         mine = [o for o in tx.ownerships_of(group, name) if o.owner == name]
         row = replace(row, inputs=row.inputs + _ends(mine))
-        row = _give(tx, row, (replace(o, owner=None) for o in mine))  # under new epochs: the earlier life is fenced off
+        row = give(tx, row, (replace(o, owner=None) for o in mine))  # new epochs fence the earlier membership
     tx.put_member(member)
     tx.put_group(row)
     touch(tx, group)
     return member
+
+
+def _group_to_join(tx: Transaction, name: str, member: str, config: GroupConfig) -> GroupRow:
+    """The group, created if it does not exist; in a broadcast group, the own group of the member."""
+    row = tx.group(name)
+    if row is None:
+        row = replace(_new_group(tx, name), **asdict(config))
+        if row.broadcast:
+            tx.put_group(row)
+    if row.broadcast:
+        own = member_group(name, member)
+        return tx.group(own) or _new_group(tx, own)
+    return row
+
+
+def _wants_the_same(before: MemberRow, after: MemberRow) -> bool:
+    """Whether a member that came back gets the same partitions as before."""
+    return (before.weight, before.topics, before.manual) == (after.weight, after.topics, after.manual)
 
 
 def check_session(seconds: object) -> float:
@@ -150,7 +164,7 @@ def check_session(seconds: object) -> float:
     return float(seconds)
 
 
-def _check_free(tx: Transaction, group: str, name: str, named: Iterable[Partition]) -> None:
+def _check_free(tx: Snapshot, group: str, name: str, named: Iterable[Partition]) -> None:
     for other in tx.members(group):
         if other.name != name and other.expires_at > tx.now:
             for partition in set(named) & set(other.manual or ()):
@@ -159,38 +173,66 @@ def _check_free(tx: Transaction, group: str, name: str, named: Iterable[Partitio
 
 def heartbeat(
     tx: Transaction, group: str, name: str, epoch: int, progress: Iterable[Partition] = ()
-) -> dict[Partition, Grant]:
-    """Stay a member, and hear what one owns. `progress` names partitions that got ahead or have nothing to do.
+) -> MemberAssignment:
+    """Stay a member. `progress` names the partitions that made progress since the last heartbeat, or are idle.
 
-    What it was given since its last heartbeat got ahead, too: it could not have told.
+    A partition that was assigned since the last heartbeat counts as progress, too: the member could not know of it.
     """
     member = _member(tx, group, name, epoch)
-    heard = member.expires_at - member.session_timeout
+    last_heartbeat = member.expires_at - member.session_timeout
     tx.put_member(replace(member, expires_at=tx.now + member.session_timeout))
-    ahead = set(progress)
+    progressed = set(progress)
     rows = tx.ownerships_of(group, name)
     tx.put_ownerships(
         replace(o, progress_at=tx.now)
         for o in rows
-        if o.owner == name and (o.partition in ahead or o.progress_at > heard)
+        if o.owner == name and (o.partition in progressed or o.progress_at > last_heartbeat)
     )
-    return _holdings(rows, name)
+    return _assignment(tx, rows, name)
 
 
-def look(tx: Transaction, group: str, name: str, epoch: int) -> dict[Partition, Grant]:
-    """Hear what one owns, without changing anything."""
+def assignment(tx: Snapshot, group: str, name: str, epoch: int) -> MemberAssignment:
+    """What a member owns and is about to own. Changes nothing."""
     _member(tx, group, name, epoch)
-    return _holdings(tx.ownerships_of(group, name), name)
+    return _assignment(tx, tx.ownerships_of(group, name), name)
 
 
-def _holdings(rows: Iterable[OwnershipRow], name: str) -> dict[Partition, Grant]:
-    return {o.partition: Grant(o.epoch, o.committed, revoked=o.target != name) for o in rows if o.owner == name}
+def _assignment(tx: Snapshot, rows: Iterable[OwnershipRow], name: str) -> MemberAssignment:
+    owned, incoming = {}, []
+    for o in rows:
+        if o.owner == name:
+            owned[o.partition] = Grant(o.epoch, o.committed, revoked=o.target != name and not _is_preparing(tx, o))
+        elif o.owner is not None and _is_preparing(tx, o):
+            incoming.append(o.partition)
+    return MemberAssignment(owned, frozenset(incoming))
+
+
+def _is_preparing(tx: Snapshot, row: OwnershipRow) -> bool:
+    """Whether the owner keeps the partition while its target prepares. A clock that went back ends the preparation,
+    rather than prolong it."""
+    if row.handover_at <= tx.now or row.target is None:
+        return False
+    target = tx.member(row.group, row.target)
+    return target is not None and row.handover_at <= tx.now + (target.prepare_seconds or 0.0)
+
+
+def ready(tx: Transaction, group: str, name: str, epoch: int, partitions: Iterable[Partition]) -> None:
+    """The member has prepared these incoming partitions: their owners are to release them now.
+
+    Partitions that are not incoming any more are ignored.
+    """
+    _member(tx, group, name, epoch)
+    rows = [row for p in partitions if (row := tx.ownership(group, p)) is not None]
+    prepared = [o for o in rows if o.target == name and o.owner not in (None, name) and _is_preparing(tx, o)]
+    if prepared:
+        tx.put_ownerships(replace(o, handover_at=0.0) for o in prepared)
+        touch(tx, group)
 
 
 def commit(
     tx: Transaction, group: str, name: str, epoch: int, positions: Mapping[Partition, tuple[int, Position]]
 ) -> None:
-    """Note how far the owner got: (epoch of the ownership, position to go on from), all of them or none."""
+    """Commit how far the owner got: (epoch of the ownership, position to continue from), all of them or none."""
     _member(tx, group, name, epoch)
     rows = []
     for partition, (owned_since, position) in positions.items():
@@ -202,146 +244,21 @@ def commit(
 
 
 def release(tx: Transaction, group: str, name: str, epoch: int, partitions: Mapping[Partition, int]) -> None:
-    """Let go of partitions (with the epoch of each ownership); they go to their next owners at once."""
+    """Release partitions (with the epoch of each ownership); their targets become their owners at once."""
     _member(tx, group, name, epoch)
     rows = [_owned(tx, group, name, partition, since) for partition, since in partitions.items()]
-    row = _group(tx, group)
+    row = group_row(tx, group)
     row = replace(row, inputs=row.inputs + _ends(rows))
-    tx.put_group(_give(tx, row, [replace(o, owner=None) for o in rows]))
+    tx.put_group(give(tx, row, [replace(o, owner=None) for o in rows]))
     touch(tx, group)
 
 
 def leave(tx: Transaction, group: str, name: str, epoch: int) -> None:
-    """Go, giving up everything. A static member is kept in mind until its session expires: it may come back."""
+    """Leave the group and release everything. A static member stays until its session expires: it may come back."""
     member = _member(tx, group, name, epoch)
     if not member.static:
-        tx.put_group(_put_out(tx, _group(tx, group), member))
+        tx.put_group(evict(tx, group_row(tx, group), member))
         touch(tx, group)
-
-
-# What the rebalancer does
-
-
-def rebalance(tx: Transaction, group: str, topics: Mapping[str, Topic]) -> Decision | None:
-    """Put out who is gone or hung; if anything changed that matters, decide anew who is to own what.
-
-    `topics` are all there are. Returns the decision, if there was one to make.
-    """
-    row = _group(tx, group)
-    for member in tx.members(group):
-        if (reason := _why_out(tx, row, member)) is not None:
-            row = _put_out(tx, row, member)
-            tx.audit("rebalancer", "member put out", group, {"member": member.name, "because": reason})
-        elif _lasts_too_long(tx, member):
-            tx.put_member(replace(member, expires_at=tx.now + member.session_timeout))
-
-    members = tx.members(group)
-    subscribed, shape = _subscribed(members, topics)
-    if (row.inputs, shape) == (row.assigned, row.shape):
-        return None
-
-    rows = {o.partition: o for o in tx.ownerships(group)}
-    gone = [p for p in rows if p.topic not in topics or p.index >= topics[p.topic].partitions]
-    tx.delete_ownerships(group, gone)
-    for partition in gone:
-        del rows[partition]
-    before = {p: holder for p, o in rows.items() if (holder := o.owner or o.target) is not None}
-    after = _without_waiting(_targets(row, members, subscribed, topics, before), rows, topics)
-    changed = []
-    for partition in (p for topic in topics.values() for p in topic if p in rows or p in after):
-        o = rows.get(partition) or OwnershipRow(group, partition, progress_at=tx.now)
-        target = after.get(partition)
-        if partition not in rows or o.target != target or o.owner is None:
-            changed.append(replace(o, target=target))
-    row = _give(tx, replace(row, assigned=row.inputs, shape=shape), changed)
-    tx.put_group(row)
-    if changed:
-        touch(tx, group)
-    return Decision(before, after)
-
-
-def is_due(tx: Transaction, row: GroupRow, topics: Mapping[str, Topic]) -> bool:
-    """Whether there is anything for `rebalance` to do."""
-    members = tx.members(row.name)
-    if any(_lasts_too_long(tx, member) or _why_out(tx, row, member) is not None for member in members):
-        return True
-    return (row.inputs, _subscribed(members, topics)[1]) != (row.assigned, row.shape)
-
-
-def _subscribed(members: Iterable[MemberRow], topics: Mapping[str, Topic]) -> tuple[dict[str, Topic], int]:
-    """The topics that somebody wants, also those that moved, and a checksum of their shape."""
-    wanted = {name: topics[name] for m in members for name in (*m.topics, *_wants(m, topics)) if name in topics}
-    shape = repr(sorted((t.name, t.epoch, t.partitions, t.successor or "") for t in wanted.values()))
-    return wanted, zlib.crc32(shape.encode())
-
-
-def _wants(member: MemberRow, topics: Mapping[str, Topic]) -> list[str]:
-    """The topics that a member shares in: those it named, or where these go on."""
-    return [_last(name, topics) for name in member.topics if name in topics]
-
-
-def _last(name: str, topics: Mapping[str, Topic]) -> str:
-    """Where a topic goes on, as far as its successors exist."""
-    while (successor := topics[name].successor) is not None and successor in topics:
-        name = successor
-    return name
-
-
-def _lasts_too_long(tx: Transaction, member: MemberRow) -> bool:
-    """The clock went back: no session lasts that long."""
-    return member.expires_at > tx.now + member.session_timeout
-
-
-def _targets(
-    row: GroupRow,
-    members: list[MemberRow],
-    subscribed: Mapping[str, Topic],
-    topics: Mapping[str, Topic],
-    before: Mapping[Partition, str],
-) -> dict[Partition, str]:
-    """Partitions that members named are theirs; the others are shared by those who want their topic.
-
-    Topics wanted by the same members are balanced together.
-    """
-    everything = {partition for topic in subscribed.values() for partition in topic}
-    after = {p: m.name for m in members for p in m.manual or () if p in everything}
-    sharing = [m for m in members if m.manual is None]
-    wants = {m.name: _wants(m, topics) for m in sharing}
-    classes: defaultdict[tuple[str, ...], list[Partition]] = defaultdict(list)
-    for name, topic in subscribed.items():
-        wanting = tuple(m.name for m in sharing if name in wants[m.name])
-        classes[wanting].extend(p for p in topic if p not in after)
-    kinds = {topic.name: topic.kind for topic in subscribed.values()}
-    for wanting, partitions in sorted(classes.items()):
-        sharers = [Member(m.name, m.weight) for m in sharing if m.name in wanting]
-        after |= assign(partitions, sharers, before, assignor=row.assignor, kinds=kinds, max_active=row.max_active)
-    return after
-
-
-def _without_waiting(
-    after: Mapping[Partition, str], rows: Mapping[Partition, OwnershipRow], topics: Mapping[str, Topic]
-) -> dict[Partition, str]:
-    """`after`, without the partitions that wait until those of a topic that moved there are released."""
-    owned = {p for p, o in rows.items() if o.owner is not None}
-    ending = {_last(p.topic, topics) for p in owned if p not in after and topics[p.topic].successor is not None}
-    return {p: name for p, name in after.items() if p.topic not in ending or p in owned}
-
-
-def _why_out(tx: Transaction, row: GroupRow, member: MemberRow) -> str | None:
-    """Why a member is to be put out, if it is: its session is over, or it hangs.
-
-    It hangs if it had not got ahead with a partition for `release_after` seconds when it last heartbeat; what happened
-    after that it could not tell yet.
-    """
-    if member.expires_at <= tx.now:
-        return "its session expired"
-    if row.release_after is None:
-        return None
-    heard = member.expires_at - member.session_timeout
-    for o in tx.ownerships_of(row.name, member.name):
-        if o.owner == member.name and o.progress_at + row.release_after <= heard:
-            return f"no progress on {o.partition}"
-    return None
 
 
 # What administrators do
@@ -356,7 +273,7 @@ def configure(tx: Transaction, group: str, config: GroupConfig, *, who: str | No
     row = tx.group(group)
     if row is not None and row.broadcast != config.broadcast and any(tx.members(g) for g in groups_of(tx, group)):
         raise InvalidValue("broadcast", config.broadcast, "no change while the group has members")
-    row = replace(_group_or_new(tx, group), **asdict(config))
+    row = replace(tx.group(group) or _new_group(tx, group), **asdict(config))
     row = replace(row, inputs=row.inputs + 1)
     tx.put_group(row)
     if who is not None:
@@ -365,35 +282,31 @@ def configure(tx: Transaction, group: str, config: GroupConfig, *, who: str | No
     return row
 
 
-def config_of(row: GroupRow) -> GroupConfig:
-    """The configuration that is stored with a group."""
-    return GroupConfig(row.assignor, row.max_active, row.release_after, row.broadcast)
-
-
 # Shared steps
 
 
-def _put_out(tx: Transaction, row: GroupRow, member: MemberRow) -> GroupRow:
-    """End a membership: its partitions are free, and whoever they are meant for gets them."""
+def evict(tx: Transaction, row: GroupRow, member: MemberRow) -> GroupRow:
+    """End a membership: its partitions go to their targets."""
     tx.delete_member(row.name, member.name)
     freed = []
     for o in tx.ownerships_of(row.name, member.name):
         owner = None if o.owner == member.name else o.owner
-        # What was meant for the one who is gone stays, for now, with the one who has it.
-        freed.append(replace(o, owner=owner, target=owner if o.target == member.name else o.target))
-    row = _give(tx, replace(row, inputs=row.inputs + 1), freed)
+        if o.target == member.name:  # until the next rebalance the partition stays with its owner, if it has one
+            o = replace(o, target=owner, handover_at=0.0)  # noqa: PLW2901 the row as it is to be
+        freed.append(replace(o, owner=owner))
+    row = give(tx, replace(row, inputs=row.inputs + 1), freed)
     tx.put_group(row)
     return row
 
 
-def _give(tx: Transaction, row: GroupRow, ownerships: Iterable[OwnershipRow]) -> GroupRow:
-    """Store the rows, those without an owner as their target's from now on. Returns the group with its new epoch."""
+def give(tx: Transaction, row: GroupRow, ownerships: Iterable[OwnershipRow]) -> GroupRow:
+    """Store the rows; those without an owner go to their targets. Returns the group with its new epoch."""
     epoch = row.epoch
     rows = []
     for o in ownerships:
         if o.owner is None and o.target is not None:
             epoch += 1
-            rows.append(replace(o, owner=o.target, epoch=epoch, progress_at=tx.now))
+            rows.append(replace(o, owner=o.target, epoch=epoch, progress_at=tx.now, handover_at=0.0))
         else:
             rows.append(o)
     tx.put_ownerships(rows)
@@ -401,30 +314,30 @@ def _give(tx: Transaction, row: GroupRow, ownerships: Iterable[OwnershipRow]) ->
 
 
 def _ends(rows: Iterable[OwnershipRow]) -> bool:
-    """Whether letting these go ends something, which a successor may have waited for: they are meant for nobody."""
+    """Whether the release of these ends the group's work on a topic that moved, for which its successor may wait."""
     return any(o.target is None for o in rows)
 
 
-def _group_or_new(tx: Transaction, name: str) -> GroupRow:
-    """Epochs of a new group begin with the time, so that they lie above those of a lost one of the same name."""
-    return tx.group(name) or GroupRow(name, epoch=int(tx.now * 1000))
+def _new_group(tx: Transaction, name: str) -> GroupRow:
+    """Epochs of a new group start with the time, so that they lie above those of a lost one of the same name."""
+    return GroupRow(name, epoch=int(tx.now * 1000))
 
 
-def _group(tx: Transaction, name: str) -> GroupRow:
+def group_row(tx: Snapshot, name: str) -> GroupRow:
     row = tx.group(name)
     if row is None:
         raise UnknownGroup(name)
     return row
 
 
-def _member(tx: Transaction, group: str, name: str, epoch: int) -> MemberRow:
+def _member(tx: Snapshot, group: str, name: str, epoch: int) -> MemberRow:
     member = tx.member(group, name)
     if member is None or member.epoch != epoch:
-        raise Fenced(f"member {name!r} (epoch {epoch}) is no longer in group {group!r}: it has to join again")
+        raise Fenced(f"member {name!r} (epoch {epoch}) is no longer in group {group!r}: it must join again")
     return member
 
 
-def _owned(tx: Transaction, group: str, name: str, partition: Partition, epoch: int) -> OwnershipRow:
+def _owned(tx: Snapshot, group: str, name: str, partition: Partition, epoch: int) -> OwnershipRow:
     row = tx.ownership(group, partition)
     if row is None or row.owner != name or row.epoch != epoch:
         holder = "nobody" if row is None or row.owner is None else f"{row.owner!r} (epoch {row.epoch})"
@@ -433,6 +346,8 @@ def _owned(tx: Transaction, group: str, name: str, partition: Partition, epoch: 
 
 
 def touch(tx: Transaction, group: str) -> None:
-    """Tell the members of a group, and the rebalancer, that something changed."""
+    """Signal a change of a group to its members, to the rebalancer, and to directories; a change of the own group of a
+    member of a broadcast group also as one of the broadcast group."""
     tx.touch(watch_name(group))
-    tx.touch(ANY_GROUP)
+    if is_member_group(group):
+        tx.touch(watch_name(parent_group(group)))

@@ -1,97 +1,74 @@
-"""The rebalancer: on whichever node holds the lease, it keeps assignments true."""
+"""The rebalancer: on whichever node holds the lease, it keeps the assignments of all groups true."""
 
-import asyncio
-import contextlib
-import logging
 from collections.abc import Mapping
+from functools import partial
 
-from shardyard.groups import protocol
+from shardyard.groups import assignment
+from shardyard.groups.protocol import ANY_GROUP
 from shardyard.log import Log
-from shardyard.model import Fenced, ShardyardError, Topic
-from shardyard.registry import Registry, lease
-from shardyard.registry.change_signal import ChangeSignal
-from shardyard.runtime.clock import Clock, SystemClock
+from shardyard.model import Topic
+from shardyard.registry import ChangeSignal, Registry, Transaction, TransactionBatcher
+from shardyard.registry.lease import RegistryLease, check
+from shardyard.runtime.clock import Clock
+from shardyard.runtime.leader import LeaderLoop
 from shardyard.runtime.metrics import REBALANCES
 
-_log = logging.getLogger(__name__)
-
-REBALANCER = "rebalancer"
-"""The name of its lease."""
+LEASE = "rebalancer"
 LEASE_SECONDS = 0.8
-"""Shorter than the shortest session, so that a dead leader is followed by one who puts out the dead members."""
+"""Shorter than the shortest session, so that after the death of a leader the next one evicts dead members in time."""
 TICK_SECONDS = 0.1
-"""How often to look for sessions that expired; a change in a group is noticed at once."""
-
-
-def rebalance_all(registry: Registry, token: int, topics: Mapping[str, Topic]) -> list[protocol.Decision]:
-    """Rebalance every group that needs it, each in a transaction of its own that checks the lease."""
-    with registry.snapshot() as tx:
-        due = [row.name for row in tx.groups() if protocol.is_due(tx, row, topics)]
-    decisions = []
-    for group in due:
-        with registry.transaction() as tx:
-            lease.check(tx, REBALANCER, token)
-            if tx.group(group) is not None and (decision := protocol.rebalance(tx, group, topics)) is not None:
-                decisions.append(decision)
-                REBALANCES.add()
-    return decisions
+"""How often to look for expired sessions; a change in a group is noticed at once."""
 
 
 class Rebalancer:
-    """A candidate for the lease, and the leader while it has it. If it dies at any point, the next one goes on."""
+    """A candidate for the lease, and the leader while it holds it. If it dies at any point, the next one continues."""
 
-    def __init__(self, log: Log, registry: Registry, name: str, clock: Clock | None = None) -> None:
+    def __init__(
+        self, log: Log, registry: Registry, transactions: TransactionBatcher, holder: str, clock: Clock
+    ) -> None:
+        """`holder`: the name of this node among the others."""
         self._log = log
         self._registry = registry
-        self._name = name
-        self._clock = clock or SystemClock()
-        self._token: int | None = None
+        self._transactions = transactions
+        self._lease = RegistryLease(transactions, LEASE, holder, LEASE_SECONDS)
+        self._clock = clock
+        self._loop: LeaderLoop | None = None
 
     @property
     def leads(self) -> bool:
-        return self._token is not None
+        return self._loop is not None and self._loop.leads
 
     async def run(self) -> None:
         """Until cancelled."""
-        with ChangeSignal(self._registry, protocol.ANY_GROUP) as changed:
-            try:
-                while True:
-                    try:
-                        await self._look()
-                    except Fenced:
-                        self._token = None
-                    except ShardyardError as error:
-                        _log.warning("rebalancing put off: %s", error)
-                    except Exception:  # noqa: BLE001 groups must not be left alone for an error in one of them
-                        _log.exception("rebalancing failed")
-                    await changed.wait(TICK_SECONDS)
-            finally:
-                await self._give_up()
+        with ChangeSignal(self._registry, ANY_GROUP, self._clock) as changed:
+            self._loop = LeaderLoop(
+                "rebalancing",
+                self._lease,
+                self.rebalance_all,
+                every=TICK_SECONDS,
+                clock=self._clock,
+                wait=changed.wait,
+            )
+            await self._loop.run()
 
-    async def _look(self) -> None:
-        self._token = await asyncio.to_thread(self._acquire)
-        if self._token is not None:
-            topics = {topic.name: topic for topic in await self._log.topics()}
-            await asyncio.to_thread(rebalance_all, self._registry, self._token, topics)
+    async def rebalance_all(self, token: int) -> list[assignment.Decision]:
+        """Rebalance every group that needs it, each in a transaction of its own that checks the lease."""
+        topics = {topic.name: topic for topic in await self._log.topics()}
+        due = await self._transactions.read(
+            lambda tx: [row.name for row in tx.groups() if assignment.is_due(tx, row, topics)]
+        )
+        decisions = [
+            await self._transactions.run(partial(rebalance_as_leader, group=group, topics=topics, token=token))
+            for group in due
+        ]
+        made = [decision for decision in decisions if decision is not None]
+        REBALANCES.add(len(made))
+        return made
 
-    def _acquire(self) -> int | None:
-        with self._registry.snapshot() as tx:  # nearly always there is nothing to write
-            row, now = tx.lease(REBALANCER), tx.now
-        if row is not None and now < row.expires_at <= now + LEASE_SECONDS:
-            if row.holder != self._name:
-                return None
-            if row.token == self._token and row.expires_at > now + LEASE_SECONDS / 2:
-                return self._token
-        with self._registry.transaction() as tx:
-            return lease.acquire(tx, REBALANCER, self._name, LEASE_SECONDS)
 
-    async def _give_up(self) -> None:
-        token = self._token
-        if token is not None:
-            self._token = None
-            with contextlib.suppress(ShardyardError):
-                await asyncio.to_thread(self._hand_back, token)
-
-    def _hand_back(self, token: int) -> None:
-        with self._registry.transaction() as tx:
-            lease.release(tx, REBALANCER, token)
+def rebalance_as_leader(
+    tx: Transaction, *, group: str, topics: Mapping[str, Topic], token: int
+) -> assignment.Decision | None:
+    """Rebalance one group; `Fenced` if the lease was lost. A group that was deleted meanwhile needs nothing."""
+    check(tx, LEASE, token)
+    return None if tx.group(group) is None else assignment.rebalance(tx, group, topics)

@@ -1,11 +1,11 @@
-"""A group as one sees it from outside: who owns what, how far they got, who hangs."""
+"""A group as it is seen from outside: who owns what, how far the owners got, who hangs."""
 
 import asyncio
 from dataclasses import dataclass
 
 from shardyard.log import Log
 from shardyard.model import Partition, PartitionOutOfRange, UnknownGroup, UnknownTopic
-from shardyard.registry import OwnershipRow, Registry
+from shardyard.registry import OwnershipRow, Registry, Snapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,39 +15,39 @@ class PartitionStatus:
     partition: Partition
     owner: str | None
     target: str | None
-    """Who is to own it next, where that is not the owner."""
+    """Who is to own it next, if that is not the owner."""
     epoch: int
     committed: int | None
-    """The offset to go on from; None if the group never committed."""
+    """The offset to continue from; None if the group never committed."""
     end: int
     lag: int
-    """Records that are there and not committed."""
+    """Records that are there and not committed; at most that many, where the log cannot count them."""
     stuck_for: float
-    """Seconds since the owner got ahead or had nothing to do; a member that hangs shows here."""
+    """Seconds since the owner made progress or had nothing to do; a member that hangs shows here."""
 
 
 async def status(log: Log, registry: Registry, group: str) -> list[PartitionStatus]:
-    """All partitions of a group that are there, in order; of a topic that moved, only those that somebody owns yet."""
+    """All partitions of a group that exist, in order; of a topic that moved, only those that are still owned."""
 
-    def rows() -> tuple[float, list[OwnershipRow]]:
-        with registry.snapshot() as tx:
-            if tx.group(group) is None:
-                raise UnknownGroup(group)
-            return tx.now, tx.ownerships(group)
+    def read(tx: Snapshot) -> tuple[float, list[OwnershipRow]]:
+        if tx.group(group) is None:
+            raise UnknownGroup(group)
+        return tx.now, tx.ownerships(group)
 
-    now, found = await asyncio.to_thread(rows)
+    now, rows = await asyncio.to_thread(registry.read, read)
     topics = {topic.name: topic for topic in await log.topics()}
     moved = {topic.name for topic in topics.values() if topic.successor in topics}
     result = []
-    for row in found:
+    for row in rows:
         if row.owner is None and row.partition.topic in moved:
             continue
         try:
             span = await log.span(row.partition)
-        except (UnknownTopic, PartitionOutOfRange):  # gone; its rows go with the next rebalance
+            current = row.committed is not None and row.committed.epoch == span.epoch
+            committed = row.committed.offset if current and row.committed is not None else None
+            lag = span.end - max(committed or 0, span.first)
+        except (UnknownTopic, PartitionOutOfRange):  # deleted; its rows go with the next rebalance
             continue
-        current = row.committed is not None and row.committed.epoch == span.epoch
-        committed = row.committed.offset if current and row.committed is not None else None
         result.append(
             PartitionStatus(
                 row.partition,
@@ -56,7 +56,7 @@ async def status(log: Log, registry: Registry, group: str) -> list[PartitionStat
                 row.epoch,
                 committed,
                 span.end,
-                span.end - max(committed or 0, span.first),
+                lag,
                 max(now - row.progress_at, 0.0) if row.owner is not None else 0.0,
             )
         )

@@ -1,5 +1,5 @@
-"""The part of the system that looks at all of the data, on Spark.
+"""Spark jobs and a Spark data source that work on whole topics.
 
-`spark.read.format("shardyard")` works in any session of an environment that has Shardyard installed: Spark finds the
-data source by itself (it looks for packages named `pyspark_*`, and `pyspark_shardyard` is ours).
+`spark.read.format("shardyard")` works in every session where Shardyard is installed: Spark imports the package
+`pyspark_shardyard` on its own, and that registers the data source.
 """

@@ -1,4 +1,4 @@
-"""The log, for code that has no event loop: Spark's tasks and the jobs' own steps."""
+"""A log for code without an event loop: Spark's tasks, and the jobs in the driver."""
 
 import asyncio
 import threading
@@ -15,12 +15,12 @@ T = TypeVar("T")
 
 
 class BlockingLog:
-    """A log with an event loop of its own, in a thread, so that it also works where a loop is running already."""
+    """A log with its own event loop in a thread, so that it can also be used where a loop is already running."""
 
     def __init__(self, url: str, *, create: bool = False) -> None:
-        """A log that is not there is refused unless it is to be created: a name that was mistyped makes nothing."""
+        """Open the log. One that does not exist is an error unless `create` is set, so that a typo creates nothing."""
         if url == "memory://":
-            raise InvalidValue("log", url, "a log that other processes can open: Spark's workers are some")
+            raise InvalidValue("log", url, "a log that other processes can open, since Spark's workers are processes")
         folder = url.removeprefix("sqlite:///")
         if not create and folder != url and not Path(folder, FILE).is_file():
             raise InvalidValue("log", url, "a log that exists")
@@ -28,32 +28,32 @@ class BlockingLog:
         self._thread = threading.Thread(target=self._loop.run_forever, name="shardyard-log", daemon=True)
         self._thread.start()
         try:
-            self.log: Log = self.wait(_opened(url))
+            self.log: Log = self.wait(_open(url))
         except BaseException:
-            self._end()
+            self._stop_loop()
             raise
 
     def wait(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of what the log does; its error, if it fails."""
+        """Run a call of the log to its end. Returns its result, or raises its error."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     def close(self) -> None:
         self.wait(self.log.close())
-        self._end()
+        self._stop_loop()
 
-    def _end(self) -> None:
+    def _stop_loop(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
 
 
-async def _opened(url: str) -> Log:
+async def _open(url: str) -> Log:
     return open_log(url)
 
 
 @contextmanager
 def blocking(url: str, *, create: bool = False) -> Iterator[BlockingLog]:
-    """A blocking log for a while."""
+    """A `BlockingLog` that is closed at the end of the block."""
     log = BlockingLog(url, create=create)
     try:
         yield log

@@ -1,6 +1,7 @@
-"""FNV-1a as a function of Spark's own JVM: a key that stays there costs a fifth of one that Python gets to see.
+"""FNV-1a as a Java function inside Spark's JVM: about five times as fast as handing each key to Python.
 
-Spark carries a Java compiler for the code that it generates; it compiles this too, and sends it to the executors.
+Spark ships a Java compiler for the code that it generates. It compiles this function too, and sends it to the
+executors.
 """
 
 import tempfile
@@ -11,7 +12,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 FNV1A32 = "shardyard_fnv1a32"
-"""The function's name in SQL, in a session that has it: the hash of a binary, string or integer column, as a bigint."""
+"""The function's name in SQL: it hashes a binary, string or integer column and returns a bigint."""
 
 _CLASS = "shardyard.Fnv1a32"
 _SOURCE = """
@@ -46,16 +47,16 @@ public class Fnv1a32 implements org.apache.spark.sql.api.java.UDF1 {
 
 
 def has_fnv1a32() -> bool:
-    """Whether the session at work has the function, or has got it now; not one that is reached by Spark Connect."""
+    """Whether the active session has the function, which is registered on first use. Spark Connect can't have it."""
     spark = SparkSession.getActiveSession()
     if not isinstance(spark, SparkSession) or not hasattr(spark, "_jsparkSession"):
         return False
     if not spark.catalog.functionExists(FNV1A32):
-        _add_to(spark)
+        _register(spark)
     return True
 
 
-def _add_to(spark: SparkSession) -> None:
+def _register(spark: SparkSession) -> None:
     jvm: Any = spark._jvm
     session = spark._jsparkSession
     compiler = jvm.org.codehaus.janino.SimpleCompiler()

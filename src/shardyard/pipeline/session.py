@@ -1,4 +1,4 @@
-"""The one place where a Spark session is made."""
+"""The factory of Spark sessions: no other code creates one."""
 
 import contextlib
 import os
@@ -18,94 +18,97 @@ __all__ = ["DataFrame", "MissingJava", "SparkSession", "check_java", "session"]
 
 MASTER = "local[*]"
 MEMORY = "2g"
-"""Of the driver, which in local mode does all the work; enough for every job here on 2 cores."""
-LEAST_JAVA = 17
+"""Memory of the driver, which does all the work in local mode; enough for every job here on 2 cores."""
+MIN_JAVA = 17
 
 _SETTINGS = {
     "spark.ui.enabled": "false",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.shuffle.partitions": "8",
-    "spark.sql.execution.arrow.maxRecordsPerBatch": "50000",  # batches that are worth a call of a function
-    "spark.sql.execution.arrow.pythonUDF.columnarInput.enabled": "false",  # a quarter slower where the input is Parquet
-    "spark.sql.maxConcurrentOutputFileWriters": "64",  # no sort before a write by topic and day
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "50000",  # makes the call of a Python function per batch cheap
+    "spark.sql.execution.arrow.pythonUDF.columnarInput.enabled": "false",  # a quarter slower with Parquet input
+    "spark.sql.maxConcurrentOutputFileWriters": "64",  # so that a write by topic and day needs no sort
     "spark.sql.streaming.noDataMicroBatches.enabled": "false",
 }
 _LOCAL = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
 _JAVA = f"-Xss16m -Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties').as_uri()}"
-"""A deep stack, since Spark matches the long message of a query that is stopped with a recursive pattern."""
+"""A deep stack, because Spark matches the long message of a stopped query with a recursive regular expression."""
 _NOISE = (b"WARNING: Using incubator modules", b"Setting default log level", b"To adjust logging level")
 
 
 class MissingJava(InvalidCall):
-    """Raised when there is no Java for Spark to run on."""
+    """Raised when there is no Java that Spark can run on."""
 
     def __init__(self, found: str) -> None:
         super().__init__(
-            f"Spark needs Java {LEAST_JAVA} or later, and there is {found}: "
-            f"apt-get install openjdk-{LEAST_JAVA}-jre-headless, or set JAVA_HOME"
+            f"Spark needs Java {MIN_JAVA} or later, and there is {found}: "
+            f"apt-get install openjdk-{MIN_JAVA}-jre-headless, or set JAVA_HOME"
         )
 
 
 def session(
     name: str, *, master: str | None = None, memory: str | None = None, settings: Mapping[str, str] | None = None
 ) -> SparkSession:
-    """A Spark session for a job: the one that is running, or a new one.
+    """A Spark session for a job: the active one, or a new one.
 
-    `master` is `local[*]` if nobody says otherwise: neither the caller nor `spark-submit`.
+    `master` defaults to `local[*]`, or to the master that `spark-submit` was started with.
     """
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.appName(f"shardyard {name}")
-    wanted = _SETTINGS | {"spark.ui.showConsoleProgress": str(sys.stderr.isatty()).lower()}
-    if "PYSPARK_GATEWAY_PORT" in os.environ:  # spark-submit has started the JVM, with settings of its own
+    config = _SETTINGS | {"spark.ui.showConsoleProgress": str(sys.stderr.isatty()).lower()}
+    if "PYSPARK_GATEWAY_PORT" in os.environ:  # spark-submit has started the JVM with its own settings
         if master is not None:
             builder = builder.master(master)
-        return _made(builder, wanted | dict(settings or {}))
+        return _create(builder, config | dict(settings or {}))
     check_java()
     master = master or MASTER
-    wanted |= {"spark.driver.memory": memory or MEMORY, "spark.driver.extraJavaOptions": _JAVA}
+    config |= {"spark.driver.memory": memory or MEMORY, "spark.driver.extraJavaOptions": _JAVA}
     if master.startswith("local"):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-        wanted |= _LOCAL
-    with _without_noise():
-        return _made(builder.master(master), wanted | dict(settings or {}))
+        config |= _LOCAL
+    with _quiet_startup():
+        return _create(builder.master(master), config | dict(settings or {}))
 
 
-def _made(builder: SparkSession.Builder, settings: Mapping[str, str]) -> SparkSession:
+def _create(builder: SparkSession.Builder, settings: Mapping[str, str]) -> SparkSession:
     for key, value in settings.items():
         builder = builder.config(key, value)
     return builder.getOrCreate()
 
 
 def check_java() -> None:
-    """Complain, before Spark does so less clearly, if it will not find a Java that it can run on."""
+    """Raise `MissingJava` if Spark would not find a Java that it can run on: its own error is less clear."""
     home = os.environ.get("JAVA_HOME")
     java = str(Path(home) / "bin" / "java") if home else shutil.which("java")
     if java is None or not Path(java).is_file():
         raise MissingJava("none" if java is None else f"none at {java}")
-    asked = [java, "-version"]
-    told = subprocess.run(asked, capture_output=True, text=True, check=False).stderr  # noqa: S603 the user's own Java
-    version = re.search(r'version "(?:1\.)?(\d+)', told)
-    if version is None or int(version.group(1)) < LEAST_JAVA:
-        raise MissingJava(told.splitlines()[0] if told else f"something else at {java}")
+    command = [java, "-version"]
+    output = subprocess.run(command, capture_output=True, text=True, check=False).stderr  # noqa: S603 the user's own Java
+    version = re.search(r'version "(?:1\.)?(\d+)', output)
+    if version is None or int(version.group(1)) < MIN_JAVA:
+        raise MissingJava(output.splitlines()[0] if output else f"something else at {java}")
 
 
 @contextlib.contextmanager
-def _without_noise() -> Iterator[None]:
-    """Let a JVM that is started meanwhile write its standard error through us: some of it tells a user nothing."""
-    ours, theirs = os.pipe()
-    kept = os.dup(2)
-    threading.Thread(target=_pass_on, args=(ours, os.dup(kept)), name="spark-stderr", daemon=True).start()
-    os.dup2(theirs, 2)
+def _quiet_startup() -> Iterator[None]:
+    """Filter the standard error of a JVM that is started inside this block: some of its lines mean nothing to users."""
+    read_end, write_end = os.pipe()
+    stderr = os.dup(2)
+    threading.Thread(target=_forward, args=(read_end, os.dup(stderr)), name="spark-stderr", daemon=True).start()
+    os.dup2(write_end, 2)
     try:
         yield
     finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-        os.close(theirs)
+        os.dup2(stderr, 2)
+        os.close(stderr)
+        os.close(write_end)
 
 
-def _pass_on(source: int, target: int) -> None:
-    """Pass on what comes, at once, but for lines that begin as `_NOISE` does; what may yet become one is held back."""
+def _forward(source: int, target: int) -> None:
+    """Copy one descriptor to the other without delay, except for lines that start with one of `_NOISE`.
+
+    The start of a line is held back while it may still turn out to be noise.
+    """
     held = b""
     while chunk := os.read(source, 65536):
         *lines, held = (held + chunk).split(b"\n")

@@ -1,4 +1,4 @@
-"""Where a key lives, who owns a partition, what moves, how even it is. Pure; no I/O."""
+"""Pure functions without I/O: hash keys, partition them, assign partitions to members, plan moves, measure balance."""
 
 from shardyard.placement.assignors import ASSIGNORS, assign
 from shardyard.placement.balance import Balance, balance

@@ -1,8 +1,9 @@
-"""Assignors: (partitions, members, previous assignment) -> assignment. Pure, and deaf to the order of their inputs.
+"""Assignors: pure functions from (partitions, members, previous assignment) to an assignment.
 
-A member is entitled to its share of the partitions by weight, rounded down or up; with equal weights, sizes
-differ by at most one. `assign` sorts, checks, picks the active members and balances each kind of topic apart;
-what is left for an assignor is one page of its own idea.
+The result does not depend on the order of the inputs. Each member is entitled to a share of the partitions in
+proportion to its weight, rounded down or up; with equal weights, sizes differ by at most one. Only `least_loaded` may
+exceed that, because it never moves a partition. `assign` sorts and validates the input, picks the active members and
+balances each kind of topic separately, so that an assignor contains nothing but its own strategy.
 """
 
 import heapq
@@ -13,7 +14,7 @@ from shardyard.model import InvalidValue, Member, Partition, TopicKind, whole_nu
 
 Owners = dict[Partition, str]
 Assignor = Callable[[Sequence[Partition], Sequence[Member], Mapping[Partition, str], Mapping[str, int]], Owners]
-"""(sorted partitions, sorted members, previous owners, sizes so far from other kinds) -> owners."""
+"""(sorted partitions, sorted members, previous owners, partitions each member has of other kinds) -> owners."""
 
 
 def assign(
@@ -25,32 +26,32 @@ def assign(
     kinds: Mapping[str, TopicKind] | None = None,
     max_active: int | None = None,
 ) -> Owners:
-    """Give each partition an owner.
+    """Give each partition an owner. Without members the result is empty.
 
-    `kinds` names the kind of a topic, where it is not normal: each kind is balanced by itself. `max_active` limits
-    how many members own partitions: those that own the most already, then by name; the rest stand by. (`sticky` then
-    moves the fewest for these members; with unequal weights, others might have kept more.) Without members the
-    result is empty.
+    `previous` holds the current owners; partitions and members that no longer exist are ignored. `kinds` holds the
+    kind of each topic that is not normal; each kind is balanced separately. `max_active` limits how many members own
+    partitions, preferring those that already own the most, then by name; the others are on standby. (`sticky` moves
+    the fewest partitions for the members chosen; with unequal weights, other members might have kept more.)
     """
     strategy = assignor_named(assignor)
-    everyone = sorted(members)
-    if twice := [name for name, count in Counter(m.name for m in everyone).items() if count > 1]:
-        raise InvalidValue("members", twice[0], "every member name once")
-    if not everyone:
+    all_members = sorted(members)
+    if duplicates := [name for name, count in Counter(m.name for m in all_members).items() if count > 1]:
+        raise InvalidValue("members", duplicates[0], "every member name only once")
+    if not all_members:
         return {}
     previous = previous or {}
     by_kind: dict[TopicKind, list[Partition]] = defaultdict(list)
     for partition in sorted(set(partitions)):
         by_kind[(kinds or {}).get(partition.topic, TopicKind.NORMAL)].append(partition)
-    valid = {p: previous[p] for group in by_kind.values() for p in group if p in previous}
-    active = _active(everyone, valid, max_active)
+    existing = {p: previous[p] for of_kind in by_kind.values() for p in of_kind if p in previous}
+    active = _active(all_members, existing, max_active)
 
     owners: Owners = {}
     sizes: Counter[str] = Counter()
     for kind in sorted(by_kind):
-        dealt = strategy(by_kind[kind], active, valid, sizes)
-        sizes.update(dealt.values())
-        owners |= dealt
+        assigned = strategy(by_kind[kind], active, existing, sizes)
+        sizes.update(assigned.values())
+        owners |= assigned
     return owners
 
 
@@ -62,34 +63,35 @@ def _active(members: Sequence[Member], previous: Mapping[Partition, str], max_ac
 
 
 def _shares(
-    total: int, members: Sequence[Member], sizes: Mapping[str, int], keen: Callable[[Member, int], bool]
+    total: int, members: Sequence[Member], sizes: Mapping[str, int], round_up_first: Callable[[Member, int], bool]
 ) -> dict[str, int]:
-    """How many of `total` partitions each member gets: its share rounded down, or up for as many as it takes.
+    """How many of `total` partitions each member gets: its share, rounded down or up so that they add up to `total`.
 
-    Rounded up are those who are `keen` (given the rounded-down share), then those who lose most by rounding, then
-    those with the smallest size so far, then by name. A share that is whole is never rounded up.
+    Members for which `round_up_first` is true (given their rounded-down share) are rounded up first, then those with
+    the largest remainder, then those with the fewest partitions of other kinds, then by name. An integer share is
+    never rounded up.
     """
     weight_sum = sum(m.weight for m in members)
-    down = {m.name: total * m.weight // weight_sum for m in members}
-    loss = {m.name: total * m.weight % weight_sum for m in members}
+    shares = {m.name: total * m.weight // weight_sum for m in members}
+    remainders = {m.name: total * m.weight % weight_sum for m in members}
     candidates = sorted(
-        (m for m in members if loss[m.name]),
-        key=lambda m: (not keen(m, down[m.name]), -loss[m.name], sizes.get(m.name, 0), m.name),
+        (m for m in members if remainders[m.name]),
+        key=lambda m: (not round_up_first(m, shares[m.name]), -remainders[m.name], sizes.get(m.name, 0), m.name),
     )
-    for member in candidates[: total - sum(down.values())]:
-        down[member.name] += 1
-    return down
+    for member in candidates[: total - sum(shares.values())]:
+        shares[member.name] += 1
+    return shares
 
 
-def _deal(partitions: Iterable[Partition], room: Mapping[str, int]) -> Owners:
-    """Deal the partitions in turn to the members that have room."""
-    turn = deque((name, count) for name, count in sorted(room.items()) if count > 0)
+def _distribute(partitions: Iterable[Partition], capacity: Mapping[str, int]) -> Owners:
+    """Distribute the partitions round-robin over the members that have capacity left."""
+    rotation = deque((name, count) for name, count in sorted(capacity.items()) if count > 0)
     owners: Owners = {}
     for partition in partitions:
-        name, count = turn.popleft()
+        name, count = rotation.popleft()
         owners[partition] = name
         if count > 1:
-            turn.append((name, count - 1))
+            rotation.append((name, count - 1))
     return owners
 
 
@@ -99,27 +101,30 @@ def sticky(
     previous: Mapping[Partition, str],
     sizes: Mapping[str, int],
 ) -> Owners:
-    """Shares are kept, and no more partitions move than that takes.
+    """Give every member its share while moving as few partitions as possible.
 
     Proof: a member keeps min(owned, share) partitions, and no assignment with these shares can keep more. Members
-    who own more than their rounded-down share are rounded up first, so the sum of what is kept is the largest.
+    that own more than their rounded-down share are rounded up first, so the number of partitions kept is maximal.
     """
     owned: dict[str, list[Partition]] = {m.name: [] for m in members}
     for partition in partitions:
         owner = previous.get(partition)
         if owner in owned:
             owned[owner].append(partition)
-    shares = _shares(len(partitions), members, sizes, keen=lambda m, down: len(owned[m.name]) > down)
+    shares = _shares(len(partitions), members, sizes, round_up_first=lambda m, share: len(owned[m.name]) > share)
     owners: Owners = {}
     for name, share in shares.items():
-        owners |= dict.fromkeys(_spread(owned[name])[:share], name)
-    held = Counter(owners.values())
+        owners |= dict.fromkeys(_interleave_topics(owned[name])[:share], name)
+    kept = Counter(owners.values())
     free = (p for p in partitions if p not in owners)
-    return owners | _deal(free, {name: share - held[name] for name, share in shares.items()})
+    return owners | _distribute(free, {name: share - kept[name] for name, share in shares.items()})
 
 
-def _spread(owned: Iterable[Partition]) -> list[Partition]:
-    """First one partition of each topic, then a second of each...: who gives up the last ones keeps a mixture."""
+def _interleave_topics(owned: Iterable[Partition]) -> list[Partition]:
+    """The first partition of each topic, then the second of each, and so on.
+
+    A member that keeps the beginning of this list keeps partitions of as many topics as possible.
+    """
     seen: Counter[str] = Counter()
     ranked = []
     for partition in owned:
@@ -134,8 +139,8 @@ def even(
     _previous: Mapping[Partition, str],
     sizes: Mapping[str, int],
 ) -> Owners:
-    """CatMQ's: deal the partitions in turn, whoever had them before."""
-    return _deal(partitions, _shares(len(partitions), members, sizes, keen=lambda _m, _down: False))
+    """Distribute the partitions round-robin, ignoring the previous owners."""
+    return _distribute(partitions, _shares(len(partitions), members, sizes, round_up_first=lambda _m, _share: False))
 
 
 def contiguous(
@@ -144,10 +149,10 @@ def contiguous(
     _previous: Mapping[Partition, str],
     sizes: Mapping[str, int],
 ) -> Owners:
-    """ADR-009's: a range of partitions for each member, in the order of their names."""
-    shares = _shares(len(partitions), members, sizes, keen=lambda _m, _down: False)
-    ranges = [m.name for m in members for _ in range(shares[m.name])]
-    return dict(zip(partitions, ranges, strict=True))
+    """Give each member one contiguous range of the sorted partitions, in the order of the members' names."""
+    shares = _shares(len(partitions), members, sizes, round_up_first=lambda _m, _share: False)
+    names = [m.name for m in members for _ in range(shares[m.name])]
+    return dict(zip(partitions, names, strict=True))
 
 
 def least_loaded(
@@ -156,11 +161,14 @@ def least_loaded(
     previous: Mapping[Partition, str],
     sizes: Mapping[str, int],
 ) -> Owners:
-    """RabbitMQ's: a partition stays where it is; a free one goes to the member with the fewest for its weight."""
+    """Leave every owned partition with its owner; a free one goes to the member with the fewest for its weight.
+
+    RabbitMQ's sharding plugin does the same when it attaches a consumer to the shard with the fewest consumers.
+    """
     names = {m.name for m in members}
     owners = {p: previous[p] for p in partitions if previous.get(p) in names}
-    held = Counter(owners.values())
-    heap = [(held[m.name] / m.weight, sizes.get(m.name, 0), m.name, held[m.name], m.weight) for m in members]
+    owned = Counter(owners.values())
+    heap = [(owned[m.name] / m.weight, sizes.get(m.name, 0), m.name, owned[m.name], m.weight) for m in members]
     heapq.heapify(heap)
     for partition in partitions:
         if partition not in owners:
@@ -179,7 +187,7 @@ ASSIGNORS: dict[str, Assignor] = {
 
 
 def assignor_named(name: str) -> Assignor:
-    """The assignor of that name."""
+    """Return the assignor with this name."""
     try:
         return ASSIGNORS[name]
     except KeyError:

@@ -1,4 +1,4 @@
-"""How even a distribution is."""
+"""Measure how evenly load is spread over partitions."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,32 +12,33 @@ from shardyard.model import InvalidValue
 
 @dataclass(frozen=True, slots=True)
 class Balance:
-    """Figures about load per partition. No load at all counts as perfectly even."""
+    """How evenly load is spread over partitions. No load at all counts as perfectly even."""
 
     total_deviation: float
-    """The sum of what each partition is above or below the mean: one of the two figures of the CecoChat check."""
+    """The sum, over all partitions, of the absolute difference from the mean."""
     max_deviation: float
-    """The most that any partition is above or below the mean: the other one."""
+    """The largest absolute difference from the mean."""
     max_over_mean: float
-    """The fullest partition against the mean: how much sooner it is full than it need be."""
+    """The load of the fullest partition divided by the mean: 1 is ideal, 2 means that it carries twice its share."""
     chi2_per_df: float
-    """Chi-square per degree of freedom: about 1 for a good hash, far above for a bad one, far below for counting."""
+    """Chi-square per degree of freedom: about 1 for a good hash, far above 1 for a bad one, far below 1 for one
+    that merely counts through dense ids."""
     p_value: float
-    """How often a perfect hash would do this badly or worse."""
+    """The probability that a perfect hash would spread the load this unevenly or worse."""
     gini: float
-    """0 when all are equal, near 1 when one partition has everything."""
+    """The Gini coefficient: 0 when all partitions are equal, near 1 when one partition has everything."""
 
 
 def balance(counts: Sequence[int] | npt.NDArray[Any]) -> Balance:
-    """Measure records (or bytes) per partition."""
-    from scipy.special import chdtrc  # noqa: PLC0415 a fifth of a second, which most commands need not spend
+    """Measure how evenly `counts`, the records (or bytes) of each partition, are spread."""
+    from scipy.special import chdtrc  # noqa: PLC0415 takes 0.2 s, and most commands do not need it
 
     try:
         load = np.asarray(counts, dtype=np.float64)
     except (TypeError, ValueError):
-        raise InvalidValue("counts", counts, "a number for each partition") from None
+        raise InvalidValue("counts", counts, "one number per partition") from None
     if load.ndim != 1 or not load.size:
-        raise InvalidValue("counts", counts, "a number for each of at least one partition")
+        raise InvalidValue("counts", counts, "a non-empty list of numbers, one per partition")
     if not np.isfinite(load).all() or (load < 0).any():
         raise InvalidValue("counts", counts, "numbers of at least 0")
     mean = float(load.mean())

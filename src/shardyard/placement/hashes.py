@@ -1,7 +1,7 @@
-"""Hashes of keys: one by one, or a whole Arrow array at once, with the same result bit for bit.
+"""Hash keys one at a time, or a whole Arrow array at once, with the same result bit for bit.
 
-A key is `bytes`, `str` (hashed as UTF-8) or `int` (hashed as 8 little-endian bytes, so from -2**63 up to 2**64).
-A missing key (None, or null in an array) hashes as the empty key: whatever a record looks like, it has a place.
+A key is `bytes`, `str` (hashed as UTF-8) or `int` (hashed as 8 little-endian bytes, so from -2**63 to 2**64 - 1).
+A missing key (None, or null in an array) hashes as the empty key, so that every record has a partition.
 """
 
 from collections.abc import Callable, Iterable
@@ -39,31 +39,31 @@ def key_bytes(key: Key) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Hash:
-    """A hash by its name. Call it for one key; `array` for an Arrow array of keys."""
+    """A named hash function. Call it to hash one key; call `array` to hash an Arrow array of keys."""
 
     name: str
     bits: int
-    """How many bits a result has."""
+    """The number of bits in a hash."""
     modulus_mask: int
-    """What the modulus partitioner keeps of a result: all of it, but for Kafka's murmur2 without its sign bit."""
+    """The bits that the modulus partitioner uses: all of them, except murmur2's sign bit, which Kafka masks out."""
     _one: Callable[[bytes], int]
     _many: Callable[[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]], None]
     jump_one: Callable[[bytes, int], int] | None = None
-    """Hash and jump in one compiled call, for a hash of 64 bits: half the time of two calls."""
+    """Hash a key and jump in one compiled call, which takes half the time of two calls; 64-bit hashes only."""
 
     def __call__(self, key: Key) -> int:
         return self._one(key_bytes(key))
 
     def array(self, keys: pa.Array | pa.ChunkedArray) -> npt.NDArray[Any]:
-        """The hashes of an array of binary, string or integer type, as unsigned numbers."""
+        """Hash an array of binary, string or integer type; the hashes are unsigned integers."""
         if isinstance(keys, pa.ChunkedArray):
-            hashes = [self.array(chunk) for chunk in keys.chunks]
-            return np.concatenate(hashes) if hashes else np.empty(0, self._dtype)
+            chunks = [self.array(chunk) for chunk in keys.chunks]
+            return np.concatenate(chunks) if chunks else np.empty(0, self._dtype)
         if pa.types.is_dictionary(keys.type):
-            # A null index points nowhere: let it point at the empty key, behind the dictionary's own.
-            known = np.append(self.array(keys.dictionary), self._dtype(self(None)))
-            indices: npt.NDArray[Any] = pc.fill_null(keys.indices.cast(pa.int64()), len(known) - 1).to_numpy()
-            return known.take(indices)
+            # A null index refers to no entry: point it at the hash of the empty key, appended to the dictionary's own.
+            hashes = np.append(self.array(keys.dictionary), self._dtype(self(None)))
+            indices: npt.NDArray[Any] = pc.fill_null(keys.indices.cast(pa.int64()), len(hashes) - 1).to_numpy()
+            return hashes.take(indices)
         if pa.types.is_null(keys.type):
             return np.full(len(keys), self(None), self._dtype)
         out = np.empty(len(keys), self._dtype)
@@ -80,7 +80,7 @@ class Hash:
 
 
 def _bytes_and_offsets(keys: pa.Array) -> tuple[npt.NDArray[np.uint8], npt.NDArray[Any]]:
-    """The values buffer of `keys` and where each key starts in it. What stands there for a null is undefined."""
+    """The values buffer of `keys`, and the offset of each key in it. The bytes of a null key are undefined."""
     kind = keys.type
     if pa.types.is_string_view(kind) or pa.types.is_binary_view(kind):
         keys = keys.cast(pa.large_binary())
@@ -98,23 +98,23 @@ def _bytes_and_offsets(keys: pa.Array) -> tuple[npt.NDArray[np.uint8], npt.NDArr
     else:
         raise InvalidValue("type of the key array", str(kind), "binary, string or an integer")
     _, offsets, values = keys.buffers()
-    if not len(keys):  # such an array may come without buffers
-        return _read_only(None), _frozen(np.zeros(1, width))
+    if not len(keys):  # an empty array may have no buffers
+        return _as_uint8(None), _read_only(np.zeros(1, width))
     starts = np.frombuffer(offsets, width, len(keys) + 1, keys.offset * np.dtype(width).itemsize)
-    return _read_only(values), _frozen(starts)
+    return _as_uint8(values), _read_only(starts)
 
 
 def _fixed_width(keys: pa.Array, width: int) -> tuple[npt.NDArray[np.uint8], npt.NDArray[Any]]:
     starts = np.arange(keys.offset, keys.offset + len(keys) + 1, dtype=np.int64) * width
-    return _read_only(keys.buffers()[1]), _frozen(starts)
+    return _as_uint8(keys.buffers()[1]), _read_only(starts)
 
 
-def _read_only(buffer: pa.Buffer | None) -> npt.NDArray[np.uint8]:
-    return _frozen(np.frombuffer(buffer if buffer else b"\0", np.uint8))
+def _as_uint8(buffer: pa.Buffer | None) -> npt.NDArray[np.uint8]:
+    return _read_only(np.frombuffer(buffer if buffer else b"\0", np.uint8))
 
 
-def _frozen(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Always read-only, so that numba compiles for one kind of array and not for two."""
+def _read_only(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Mark the array read-only. To numba a writable array is another type, for which it would compile again."""
     values.flags.writeable = False
     return values
 
@@ -132,7 +132,7 @@ HASHES = {
 
 
 def hash_named(name: str) -> Hash:
-    """The hash of that name."""
+    """Return the hash with this name."""
     try:
         return HASHES[name]
     except KeyError:
@@ -140,9 +140,9 @@ def hash_named(name: str) -> Hash:
 
 
 def phash2(keys: Iterable[Key], hash_range: int = kernels.PHASH2_RANGE) -> int:
-    """Erlang's `phash2(Keys, Range)` of a list of binaries: what RabbitMQ computes for [RoutingKey | CC ++ BCC].
+    """Erlang's `phash2(Keys, Range)` of a list of binaries, which RabbitMQ computes for [RoutingKey | CC ++ BCC].
 
-    The hash named `phash2` is this over the list of the one key.
+    The hash named `phash2` applies this function to a list that holds a single key.
     """
     if isinstance(keys, str | bytes):
         raise InvalidValue("keys", keys, "a list of keys")

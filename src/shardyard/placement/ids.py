@@ -1,6 +1,6 @@
-"""Ids such as real systems hand out, to try a hash on.
+"""Generate ids like those of real systems, to test a hash with.
 
-Dense ids alone prove little: `id % P` counts them perfectly. A hash that is good on all of these is good.
+Dense ids alone prove little, because `id % P` spreads them perfectly. A good hash does well on every kind.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,8 +12,8 @@ import pyarrow.compute as pc
 
 from shardyard.model import InvalidValue, whole_number
 
-CHUNK = 1_000_000
-MOST_IDS = 10**12
+CHUNK_IDS = 1_000_000
+MAX_IDS = 10**12
 _SNOWFLAKE_START_MS = 200_000_000_000
 _SNOWFLAKE_GENERATORS = 8
 _SNOWFLAKE_PER_MS = 4
@@ -26,12 +26,12 @@ def _dense(n: Numbers) -> pa.Array:
 
 
 def _strided(n: Numbers) -> pa.Array:
-    """Every 1024th number, as from a sequence that hands out blocks."""
+    """Every 1024th integer, as from a sequence that allocates blocks."""
     return pa.array(n * 1024)
 
 
 def _sparse(n: Numbers) -> pa.Array:
-    """64 random-looking bits, never twice the same: the mixing steps of splitmix64."""
+    """64 random-looking bits without duplicates: the mixing steps of splitmix64."""
     z = n.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -39,7 +39,7 @@ def _sparse(n: Numbers) -> pa.Array:
 
 
 def _snowflake(n: Numbers) -> pa.Array:
-    """41 bits of milliseconds, 8 of generator, 14 of sequence; 8 generators, each with 4 ids a millisecond."""
+    """41 bits of milliseconds, 8 of generator, 14 of sequence; 8 generators, each with 4 ids per millisecond."""
     sequence = n % _SNOWFLAKE_PER_MS
     generator = n // _SNOWFLAKE_PER_MS % _SNOWFLAKE_GENERATORS
     ms = _SNOWFLAKE_START_MS + n // (_SNOWFLAKE_PER_MS * _SNOWFLAKE_GENERATORS)
@@ -61,12 +61,12 @@ _GENERATORS: dict[str, Callable[[Numbers], pa.Array]] = {
 ID_KINDS = tuple(_GENERATORS)
 
 
-def generate_ids(kind: str, count: int, chunk: int = CHUNK) -> Iterator[pa.Array]:
-    """`count` different ids of that kind, counting from 1, in arrays of at most `chunk`."""
+def generate_ids(kind: str, count: int, chunk: int = CHUNK_IDS) -> Iterator[pa.Array]:
+    """Yield `count` distinct ids of a kind, made from the integers 1 to `count`, in arrays of at most `chunk` ids."""
     if kind not in _GENERATORS:
         raise InvalidValue("ids", kind, "one of " + ", ".join(ID_KINDS))
-    if whole_number("keys", count, at_least=1) > MOST_IDS:
-        raise InvalidValue("keys", count, f"at most {MOST_IDS}")
+    if whole_number("keys", count, at_least=1) > MAX_IDS:
+        raise InvalidValue("keys", count, f"at most {MAX_IDS}")
     return (
         _GENERATORS[kind](np.arange(start, min(start + chunk, count + 1), dtype=np.int64))
         for start in range(1, count + 1, chunk)

@@ -1,9 +1,9 @@
 """The hashes and jump, compiled by numba once and cached on disk.
 
 Each hash has a core that reads `data[start:end]`, `<hash>_one` for a single `bytes`, and `<hash>_many` for the
-values buffer and offsets of an Arrow array. All kernels stand in this one file because numba's cache notices
-changes only in the file of the function it compiled. Indices are unsigned throughout: a signed one makes numba
-test for a negative index on every byte, which halves the speed.
+values buffer and offsets of an Arrow array. All kernels are in this one file because numba's cache only notices
+changes in the file of the function it compiled. Indices are unsigned throughout: with a signed one, numba tests for
+a negative index on every byte, which halves the speed.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, no-any-return"
@@ -15,7 +15,7 @@ from numba import float64, int64, njit, uint32, uint64
 def _jit(function):
     try:
         return njit(cache=True, nogil=True)(function)
-    except RuntimeError:  # no folder to cache in (a read-only container, say): compile in every process
+    except RuntimeError:  # no writable cache folder (in a read-only container, for example): compile in every process
         return njit(nogil=True)(function)
 
 
@@ -28,7 +28,7 @@ _8 = uint64(8)
 
 @_jit
 def _word32(data, i):
-    """The four bytes at i as a little-endian number (one load, once compiled)."""
+    """The four bytes at i as a little-endian integer (a single load, once compiled)."""
     return (
         uint32(data[i])
         | uint32(data[i + _1]) << uint32(8)
@@ -44,8 +44,8 @@ def _word64(data, i):
 
 @_jit
 def _tail64(data, i, count):
-    """The last `count` (at most 8) bytes of a key, from i, as a little-endian number."""
-    if i + _8 <= uint64(len(data)):  # one load and a mask, where the buffer goes on behind the key
+    """The last `count` (at most 8) bytes of a key, starting at i, as a little-endian integer."""
+    if i + _8 <= uint64(len(data)):  # a load and a mask, if the buffer extends far enough beyond the key
         word = _word64(data, i)
         return word if count >= _8 else word & ((_1 << (count * _8)) - _1)
     word = uint64(0)
@@ -88,7 +88,7 @@ def fnv1a64_one(key):
 
 @_jit
 def fnv1a32_many(data, offsets, out):
-    """Four keys abreast: a multiplication waits for the one before it, so one key leaves the core idle."""
+    """Hash four keys at a time: each multiplication depends on the one before it, so one key would stall the core."""
     n = uint64(len(out))
     i = uint64(0)
     while i + _4 <= n:
@@ -182,7 +182,7 @@ def xxh64_many(data, offsets, out):
         out[i] = _xxh64(data, uint64(offsets[i]), uint64(offsets[i + 1]))
 
 
-# murmur2, as Kafka has it -----------------------------------------------------------------------------------
+# Kafka's murmur2 --------------------------------------------------------------------------------------------
 
 _MURMUR_SEED = uint32(0x9747B28C)
 _MURMUR_M = uint32(0x5BD1E995)
@@ -214,9 +214,9 @@ def murmur2_many(data, offsets, out):
         out[i] = _murmur2(data, uint64(offsets[i]), uint64(offsets[i + 1]))
 
 
-# phash2, as Erlang has it: Bob Jenkins' lookup2 over the terms of a list ------------------------------------
+# Erlang's phash2: Bob Jenkins' lookup2 over the terms of a list --------------------------------------------
 
-PHASH2_RANGE = 2**27  # what RabbitMQ's x-modulus-hash exchange asks of phash2
+PHASH2_RANGE = 2**27  # the range that RabbitMQ's x-modulus-hash exchange passes to phash2
 _PHASH2_MASK = uint32(PHASH2_RANGE - 1)
 _LOOKUP2_INIT = uint32(0x9E3779B9)
 _ERLANG_BINARY = uint32(0x08D12E65)
@@ -241,7 +241,7 @@ def _mix(a, b, c):
 
 @_jit
 def _phash2_binary(data, start, end, previous):
-    """The hash of the terms so far (`previous`), continued by a binary."""
+    """Continue the hash of the preceding terms (`previous`) with a binary."""
     c = uint32(_ERLANG_BINARY + previous)
     if start == end:
         return c
@@ -264,7 +264,7 @@ def _phash2_binary(data, start, end, previous):
 
 @_jit
 def _phash2_nil(previous):
-    """The hash of the terms so far, continued by the nil that ends a list."""
+    """Continue the hash of the preceding terms with the nil that ends a list."""
     if previous == 0:
         return _ERLANG_NIL_OF_ZERO
     return _mix(_ERLANG_NIL_A, _ERLANG_NIL_B, previous)[2]
@@ -300,7 +300,7 @@ _JUMP_LANES = 16
 
 @_jit
 def jump_one(key, buckets):
-    """The bucket of a 64-bit hash, given as signed: numba takes a Python int beyond 2**63 only slowly."""
+    """The bucket of a 64-bit hash, passed as a signed integer: numba is slow to convert a Python int above 2**63."""
     state = uint64(key)
     bucket = int64(-1)
     after = int64(0)
@@ -323,7 +323,7 @@ def xxh64_jump(key, buckets):
 
 @_jit
 def jump_many(keys, buckets, out):
-    """Lanes in lockstep, so that the compiler can use vector registers; 3.5 times as fast as one by one."""
+    """Run lanes in lockstep, so that the compiler can use vector registers: 3.5 times as fast as one key at a time."""
     state = np.empty(_JUMP_LANES, np.uint64)
     bucket = np.empty(_JUMP_LANES, np.int64)
     after = np.empty(_JUMP_LANES, np.int64)

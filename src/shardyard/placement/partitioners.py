@@ -1,7 +1,7 @@
-"""Partitioners: key -> partition.
+"""Partitioners map a key to a partition.
 
-`Modulus` is what CecoChat, Kafka and RabbitMQ do: simple, and nearly every key moves when the number of
-partitions changes. `Jump` moves only the keys that a new partition needs. `RoundRobin` has no use for keys.
+`Modulus` is what Kafka and RabbitMQ do: simple, but nearly every key moves when the number of partitions changes.
+`Jump` moves only the keys that a new partition needs. `RoundRobin` ignores the keys.
 """
 
 from bisect import bisect_right
@@ -17,11 +17,11 @@ from shardyard.placement import kernels
 from shardyard.placement.hashes import Hash, Key, hash_named, key_bytes
 
 MAX_PARTITIONS = 2**31 - 1
-"""Partitions are int32 in arrays, as in Kafka."""
+"""Partition numbers are stored as int32 in arrays, as in Kafka."""
 
 
 class Partitioner(Protocol):
-    """Key -> partition, from 0 to `partitions` - 1."""
+    """Maps a key to a partition from 0 to `partitions` - 1."""
 
     @property
     def partitions(self) -> int: ...
@@ -43,10 +43,10 @@ def _partition_count(partitions: int) -> int:
 
 
 class Modulus:
-    """`hash(key) % partitions`; for murmur2 exactly as Kafka's own partitioner does it.
+    """`hash(key) % partitions`; with murmur2, the same result as Kafka's own partitioner.
 
-    With weights, partition i counts as often as `weights[i]` says: RabbitMQ's rule for a queue that is bound
-    several times to an x-modulus-hash exchange.
+    With weights, partition i gets `weights[i]` slots, as RabbitMQ does for a queue that is bound several times to an
+    x-modulus-hash exchange.
     """
 
     def __init__(self, hash_: Hash | str, partitions: int, weights: Sequence[int] | None = None) -> None:
@@ -56,7 +56,7 @@ class Modulus:
         self._ends: list[int] | None = None
         if weights is not None:
             if len(weights) != partitions:
-                raise InvalidValue("weights", list(weights), f"one for each of {partitions} partitions")
+                raise InvalidValue("weights", list(weights), f"one weight for each of {partitions} partitions")
             for i, weight in enumerate(weights):
                 whole_number(f"weight of partition {i}", weight, at_least=1)
             self._ends = list(accumulate(weights))
@@ -78,7 +78,7 @@ class Modulus:
 
 
 class Jump:
-    """Jump consistent hash of a 64-bit hash: from P to P+1 partitions, 1/(P+1) of the keys move."""
+    """Jump consistent hashing over a 64-bit hash: going from P to P+1 partitions moves 1/(P+1) of the keys."""
 
     def __init__(self, hash_: Hash | str, partitions: int) -> None:
         self.hash = hash_named(hash_) if isinstance(hash_, str) else hash_
@@ -97,26 +97,26 @@ class Jump:
 
 
 class RoundRobin:
-    """Deals records in turn, whatever their keys: even to within one, with no order per key."""
+    """Distributes records round-robin, ignoring keys: sizes differ by at most one, and there is no order per key."""
 
     def __init__(self, partitions: int, start: int = 0) -> None:
         self.partitions = _partition_count(partitions)
         self._next = whole_number("start", start, at_least=0)
 
-    def place(self, key: Key = None) -> int:  # noqa: ARG002 a partitioner takes a key, this one ignores it
+    def place(self, key: Key = None) -> int:  # noqa: ARG002 the protocol passes a key, which is ignored here
         self._next += 1
         return (self._next - 1) % self.partitions
 
     def place_array(self, keys: pa.Array | pa.ChunkedArray) -> pa.Array:
-        turns = np.arange(self._next, self._next + len(keys))
+        numbers = np.arange(self._next, self._next + len(keys))
         self._next += len(keys)
-        return pa.array((turns % self.partitions).astype(np.int32))
+        return pa.array((numbers % self.partitions).astype(np.int32))
 
 
 def jump(hash_: int, buckets: int) -> int:
-    """The jump consistent hash of a 64-bit number: a bucket from 0 to `buckets` - 1."""
+    """The bucket, from 0 to `buckets` - 1, that jump consistent hashing gives to a 64-bit hash."""
     if not 0 <= whole_number("hash", hash_, at_least=0) < 2**64:
-        raise InvalidValue("hash", hash_, "a whole number of 64 bits")
+        raise InvalidValue("hash", hash_, "an unsigned 64-bit integer")
     whole_number("buckets", buckets, at_least=1)
     bucket: int = kernels.jump_one(hash_ - 2**64 if hash_ >= 2**63 else hash_, buckets)
     return bucket
@@ -127,7 +127,7 @@ PARTITIONERS = tuple(DEFAULT_HASH)
 
 
 def partitioner_named(name: str, partitions: int, hash_: str | None = None) -> Partitioner:
-    """The partitioner of that name, on its default hash where none is named."""
+    """Return the partitioner with this name, using its default hash if `hash_` is None."""
     if name not in DEFAULT_HASH:
         raise InvalidValue("partitioner", name, "one of " + ", ".join(PARTITIONERS))
     hash_ = hash_ or DEFAULT_HASH[name]

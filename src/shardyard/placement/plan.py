@@ -1,4 +1,4 @@
-"""What moves between one assignment and the next."""
+"""The moves between two assignments."""
 
 from collections import defaultdict
 from collections.abc import Mapping
@@ -9,10 +9,10 @@ from shardyard.model import Move, Partition
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The way from one assignment to another.
+    """The difference between two assignments.
 
-    A partition that had no owner before, or has none after, is gained or lost by a member but is not a move:
-    nobody has to hand it over.
+    A partition that had no owner before, or has none after, is gained or lost by a member, but it is not a move,
+    because there is no hand-over between two members.
     """
 
     moves: tuple[Move, ...]
@@ -20,11 +20,11 @@ class Plan:
     lost: Mapping[str, tuple[Partition, ...]]
     unchanged: tuple[Partition, ...]
     fraction: float
-    """Moves over all partitions that have an owner before or after."""
+    """Moves divided by the number of partitions that have an owner before or after."""
 
 
 def plan(before: Mapping[Partition, str], after: Mapping[Partition, str]) -> Plan:
-    """What moves from `before` to `after`."""
+    """Compare two assignments."""
     moves, unchanged = [], []
     gained: defaultdict[str, list[Partition]] = defaultdict(list)
     lost: defaultdict[str, list[Partition]] = defaultdict(list)
@@ -42,8 +42,8 @@ def plan(before: Mapping[Partition, str], after: Mapping[Partition, str]) -> Pla
             moves.append(Move(partition, source, target))
     return Plan(
         moves=tuple(moves),
-        gained={name: tuple(held) for name, held in sorted(gained.items())},
-        lost={name: tuple(held) for name, held in sorted(lost.items())},
+        gained={name: tuple(group) for name, group in sorted(gained.items())},
+        lost={name: tuple(group) for name, group in sorted(lost.items())},
         unchanged=tuple(unchanged),
         fraction=len(moves) / len(partitions) if partitions else 0.0,
     )

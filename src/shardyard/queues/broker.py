@@ -39,7 +39,7 @@ class Broker:
         self.log = log
         self.registry = registry
         self.clock = clock or SystemClock()
-        self.node = Node(log, registry)
+        self.node = Node(log, registry, clock=self.clock)
         self.delays = Delays(log, clock=self.clock)
         self.failures = Failures(log, self.delays, clock=self.clock)
         self.publisher = Publisher(log, self.delays, clock=self.clock)

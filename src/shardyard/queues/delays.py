@@ -275,7 +275,7 @@ class Scheduler:
         await asyncio.to_thread(_load_placement)
         for topic in self._ladder.topics:
             await self._insist(partial(_make, self._log, topic))
-        member = Reader(GROUP, self._ladder.topics, node=self._node, session_timeout=self._session, clock=self._clock)
+        member = Reader(GROUP, self._ladder.topics, node=self._node, session_timeout=self._session)
         async with member, asyncio.TaskGroup() as tasks:
             async for batch in member:
                 tasks.create_task(self._work_off(batch), name=f"delays of {batch.partition}")

@@ -10,7 +10,7 @@ from shardyard.log import Log
 from shardyard.model import ShardyardError, Topic, UnknownTopic
 from shardyard.queues.draining import closing
 from shardyard.queues.topic_readers import Known, known
-from shardyard.registry import Registry, Transaction, lease
+from shardyard.registry import Registry, Snapshot, Transaction, lease
 from shardyard.runtime.clock import Clock, SystemClock
 
 _log = logging.getLogger(__name__)
@@ -113,7 +113,7 @@ async def _tried(work: Callable[[], Awaitable[object]]) -> None:
         _log.warning("retiring put off: %s", error)
 
 
-def _abandoned(tx: Transaction) -> list[str]:
+def _abandoned(tx: Snapshot) -> list[str]:
     """Own groups of members who are gone for good. One without positions goes at once: there is
     nothing to go on from."""
     return [

@@ -12,7 +12,7 @@ from msgspec import Struct
 from shardyard.groups import GroupConfig, configure
 from shardyard.groups.broadcast import groups_of, is_member_group, parent_group
 from shardyard.model import InvalidValue
-from shardyard.registry import Transaction
+from shardyard.registry import Snapshot, Transaction
 from shardyard.wire.settings import Count, GroupSettings
 from shardyard.wire.validation import masked, validation_error
 
@@ -55,7 +55,7 @@ def group_scope(group: str) -> str:
     return f"group/{group}"
 
 
-def is_joined(tx: Transaction, group: str) -> bool:
+def is_joined(tx: Snapshot, group: str) -> bool:
     """Whether anybody is, or was, a member of a group that exists: it may be set before the first one joins."""
     if tx.setting(group_scope(group), NAME) is None:  # what else would it exist by
         return True
@@ -64,11 +64,11 @@ def is_joined(tx: Transaction, group: str) -> bool:
     return owned or any(is_member_group(part) or tx.members(part) for part in those)
 
 
-def topic_settings(tx: Transaction, topic: str) -> TopicSettings:
+def topic_settings(tx: Snapshot, topic: str) -> TopicSettings:
     return _load(TopicSettings, tx, topic_scope(topic))
 
 
-def group_settings(tx: Transaction, group: str) -> GroupSettings:
+def group_settings(tx: Snapshot, group: str) -> GroupSettings:
     return _load(GroupSettings, tx, group_scope(parent_group(group)))
 
 
@@ -108,7 +108,7 @@ def change_group(tx: Transaction, group: str, who: str, changes: Mapping[str, An
     shared = sharing(changed)
     if tx.group(group) is None or any(shared[name] != getattr(before, name) for name in shared):
         for part in {group, *those}:
-            configure(tx, part, GroupConfig(**shared), who=None)
+            configure(tx, part, GroupConfig(**shared, broadcast=changed.broadcast and part == group), who=None)
     tx.put_setting(group_scope(group), NAME, msgspec.to_builtins(changed))
     tx.audit(who, "group settings changed", group, _masked(changes))
     return changed
@@ -120,7 +120,7 @@ def forget(tx: Transaction, scope: str) -> None:
         tx.delete_setting(scope, NAME)
 
 
-def _load(kind: type[S], tx: Transaction, scope: str) -> S:
+def _load(kind: type[S], tx: Snapshot, scope: str) -> S:
     row = tx.setting(scope, NAME)
     return kind() if row is None else msgspec.convert(row.value, kind)
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from shardyard.groups.broadcast import is_departed, parent_group
 from shardyard.model import Partition, Topic
-from shardyard.registry import OwnershipRow, Transaction
+from shardyard.registry import OwnershipRow, Snapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Known:
         return at.offset if at is not None and at.epoch == epoch else 0
 
 
-def known(tx: Transaction) -> Known:
+def known(tx: Snapshot) -> Known:
     """As things are now."""
     subscribers: dict[str, frozenset[str]] = {}
     rows: dict[tuple[str, Partition], OwnershipRow] = {}

@@ -1,18 +1,20 @@
 """`ChangeSignal`: a registry watch for code in an event loop."""
 
 import asyncio
-import contextlib
 from types import TracebackType
 from typing import Self
 
 from shardyard.registry.port import Registry
+from shardyard.runtime.clock import Clock, wait_until_set
 
 
 class ChangeSignal:
-    """Wakes a waiting coroutine when `name` was touched. A touch between two waits is not missed."""
+    """Wakes a waiting coroutine when `name`, or a name below one that ends with "/", is touched. A touch between two
+    waits is not missed."""
 
-    def __init__(self, registry: Registry, name: str) -> None:
+    def __init__(self, registry: Registry, name: str, clock: Clock) -> None:
         self._registry = registry
+        self._clock = clock
         self._name = name
         self._event = asyncio.Event()
         self._loop = asyncio.get_running_loop()
@@ -33,11 +35,9 @@ class ChangeSignal:
 
     async def wait(self, seconds: float) -> None:
         """Return at a touch, or after `seconds`."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):  # wait_for() may swallow a cancellation in Python 3.11
-                await self._event.wait()
+        await wait_until_set(self._event, seconds, self._clock)
         self._event.clear()
 
 
 def _no_watch() -> None:
-    """Ends nothing: the watch has not begun."""
+    """For a signal whose watch has not started."""

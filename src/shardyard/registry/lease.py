@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from shardyard.model import Fenced
 from shardyard.registry.batcher import TransactionBatcher
-from shardyard.registry.port import LeaseRow, Transaction
+from shardyard.registry.port import LeaseRow, Snapshot, Transaction
 
 
 def acquire(tx: Transaction, name: str, holder: str, seconds: float) -> int | None:
@@ -22,17 +22,18 @@ def acquire(tx: Transaction, name: str, holder: str, seconds: float) -> int | No
 
 
 def release(tx: Transaction, name: str, token: int) -> None:
-    """Let others acquire it at once, if it is still held under this token."""
+    """End the lease, so that others can acquire it at once. Does nothing if it is no longer held under this token."""
     row = tx.lease(name)
     if row is not None and row.token == token:
         tx.put_lease(LeaseRow(name, row.holder, token, tx.now))
 
 
-def check(tx: Transaction, name: str, token: int) -> None:
-    """`Fenced` if the lease was acquired by another holder since. Call it in every transaction that relies on it."""
+def check(tx: Snapshot, name: str, token: int) -> None:
+    """`Fenced` if another holder has acquired the lease since. Call this in every transaction that relies on it."""
     row = tx.lease(name)
     if row is None or row.token != token:
-        raise Fenced(f"the lease {name!r} with token {token} is over: {row.holder if row else 'nobody'} has it now")
+        holder = "nobody" if row is None else row.holder
+        raise Fenced(f"the lease {name!r} with token {token} has ended: {holder} has it now")
 
 
 class RegistryLease:
@@ -45,7 +46,8 @@ class RegistryLease:
         self._seconds = seconds
 
     async def acquire(self) -> int | None:
-        """Writes nothing while another holder has the lease, or more than half of its own time is left."""
+        """Acquire or renew the lease. Nothing is written while another holder has it, or while more than half of its
+        time is left."""
         row, now = await self._transactions.read(lambda tx: (tx.lease(self._name), tx.now))
         if row is not None and now < row.expires_at <= now + self._seconds:
             if row.holder != self._holder:

@@ -1,9 +1,11 @@
-"""The registry's port: who is there, who owns what, how far they got. Its docstrings are the specification.
+"""The registry's port: which groups and members exist, who owns which partition, and what is committed. Its docstrings
+are the specification of every engine.
 
-A registry stores rows and makes transactions; what the rows mean to each other is decided above it, in `groups`, once
+A registry stores rows and runs transactions. What the rows mean to each other is decided above it, in `groups`, once
 for all engines.
 """
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
@@ -11,24 +13,30 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self, TypeVar
 
-from shardyard.model import Partition, Position
+from shardyard.model import Busy, Partition, Position, RetryLater
+from shardyard.runtime.retry import Backoff
 
 T = TypeVar("T")
+S = TypeVar("S")
+
+_BACKOFF = Backoff(first=0.001, longest=0.1)
+"""Between two attempts at a transaction."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupRow:
-    """A group and how it wants its partitions shared out."""
+    """A group, and how its partitions are to be assigned."""
 
     name: str
     epoch: int = 0
-    """The last epoch handed out in this group; every member and every ownership gets one of its own."""
+    """The last epoch issued in this group. Each membership and each ownership gets a new one."""
     inputs: int = 0
-    """Counts what the assignment depends on: members, their topics and weights, and the settings below."""
+    """Incremented by every change of what the assignment depends on: members, their topics and weights, and the
+    settings below."""
     assigned: int = -1
-    """The `inputs` that the targets were last computed for."""
+    """The value of `inputs` for which the targets were last computed."""
     shape: int = -1
-    """A checksum of what topics and partitions there were then."""
+    """A checksum of the topics and partitions that existed at that time."""
     assignor: str = "sticky"
     max_active: int | None = None
     release_after: float | None = None
@@ -39,41 +47,41 @@ class GroupRow:
 
 @dataclass(frozen=True, slots=True)
 class MemberRow:
-    """A member of a group, from its joining until it leaves, expires or is put out."""
+    """A member of a group, from the time it joins until it leaves, expires or is evicted."""
 
     group: str
     name: str
     epoch: int
-    """Tells this life of the member from another of the same name."""
+    """Distinguishes this membership from earlier and later ones of the same name."""
     weight: int
     topics: tuple[str, ...]
     static: bool
     """It keeps its partitions through a restart, until its session expires."""
     manual: tuple[Partition, ...] | None
-    """The partitions it named itself; None if it takes what it is given."""
+    """The partitions that the member chose itself; None if the assignor chooses them."""
     session_timeout: float
     expires_at: float
     """Registry time."""
     address: str | None = None
-    """Where others reach it, as it said when it joined."""
+    """The address at which other processes reach it, as given when it joined."""
     metadata: object = None
-    """Anything JSON can hold."""
+    """Any JSON value."""
     prepare_seconds: float | None = None
     """How long an owner keeps a partition while this member prepares to take it over; None: it does not prepare."""
 
 
 @dataclass(frozen=True, slots=True)
 class OwnershipRow:
-    """A partition in the eyes of a group: a row of the table that CatMQ calls queueOffset."""
+    """Who owns a partition in a group, and how far the group has committed it. (CatMQ calls this table queueOffset.)"""
 
     group: str
     partition: Partition
     owner: str | None = None
-    """Who may read and commit it now."""
+    """The member that may read and commit it now."""
     epoch: int = 0
-    """Given anew with every change of the owner; what an owner does carries it."""
+    """New with every change of the owner. Everything an owner does carries its epoch, and a stale one is refused."""
     target: str | None = None
-    """Who is to own it: when that is not the owner, the owner finishes, commits and releases it."""
+    """The member that is to own it. If that is not the owner, the owner finishes, commits and releases it."""
     committed: Position | None = None
     progress_at: float = 0.0
     """Registry time when the owner last made progress, or had nothing to do."""
@@ -83,26 +91,26 @@ class OwnershipRow:
 
 @dataclass(frozen=True, slots=True)
 class LeaseRow:
-    """The right to do something alone, for a while."""
+    """The exclusive right to do something, for a limited time."""
 
     name: str
     holder: str
     token: int
-    """Higher for every new holding; writes under the lease are checked against it."""
+    """A fencing token: each acquisition gets a higher one, and writes under the lease are checked against it."""
     expires_at: float
     """Registry time."""
 
 
 @dataclass(frozen=True, slots=True)
 class SettingRow:
-    """A setting or policy. The scope says what it is about: `topic/orders`, `group/billing`, `policy`."""
+    """A setting or policy. The scope names what it applies to: `topic/orders`, `group/billing`, `policy`."""
 
     scope: str
     name: str
     value: object
-    """Anything JSON can hold."""
+    """Any JSON value."""
     version: int
-    """1 when first set, one more with every change, also across a deletion."""
+    """1 when it is first set, and incremented by every change. A deletion does not reset it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,126 +118,179 @@ class AuditRow:
     """One administrative change."""
 
     number: int
-    """Counts upwards without gaps."""
+    """Ascending, in the order of the entries. There may be gaps."""
     at: float
     """Registry time."""
     who: str
     action: str
     subject: str
     detail: object
-    """Anything JSON can hold."""
+    """Any JSON value."""
 
 
-class Transaction(Protocol):
-    """What can be done inside a transaction. `put` inserts a row or replaces the one with the same identity."""
+class TransactionAborted(RetryLater):
+    """Raised by an engine when the database rolled a transaction back because of another one, and the same work may
+    succeed in a new transaction: a serialization failure, a deadlock, a lock. `Registry.run` and `read` retry it, so
+    their callers do not see it."""
+
+    def __init__(self, what: str, why: str) -> None:
+        super().__init__(f"{what} rolled back a transaction because of another one ({why}): run it again")
+        self.what = what
+        self.why = why
+
+
+class Snapshot(Protocol):
+    """One state of the registry, to read."""
 
     @property
     def now(self) -> float:
-        """Registry time: seconds since 1970 on one clock, the same for all who use the registry. It may jump."""
+        """Registry time: seconds since 1970 on the registry's own clock, which is the same for every process that uses
+        it. It stands still during a transaction. It may jump."""
         ...
 
     def group(self, name: str) -> GroupRow | None: ...
     def groups(self) -> list[GroupRow]:
-        """By name."""
-        ...
-
-    def put_group(self, row: GroupRow) -> None: ...
-    def delete_group(self, name: str) -> None:
-        """With its members and ownerships."""
+        """All groups, ordered by name."""
         ...
 
     def member(self, group: str, name: str) -> MemberRow | None: ...
     def members(self, group: str) -> list[MemberRow]:
-        """By name."""
+        """The members of a group, ordered by name."""
         ...
-
-    def put_member(self, row: MemberRow) -> None: ...
-    def delete_member(self, group: str, name: str) -> None: ...
 
     def ownership(self, group: str, partition: Partition) -> OwnershipRow | None: ...
     def ownerships(self, group: str) -> list[OwnershipRow]:
-        """By partition."""
+        """All ownerships of a group, ordered by partition."""
         ...
 
     def ownerships_of(self, group: str, member: str) -> list[OwnershipRow]:
-        """Those whose owner or target the member is, by partition."""
+        """The ownerships of which the member is the owner or the target, ordered by partition."""
         ...
+
+    def lease(self, name: str) -> LeaseRow | None: ...
+
+    def setting(self, scope: str, name: str) -> SettingRow | None: ...
+    def settings(self, scope: str) -> list[SettingRow]:
+        """The settings of a scope, ordered by name."""
+        ...
+
+    def audit_log(self, limit: int = 100, before: int | None = None) -> list[AuditRow]:
+        """Up to `limit` entries, newest first. `before`: only entries with a lower number, for paging."""
+        ...
+
+
+class Transaction(Snapshot, Protocol):
+    """A snapshot that can be changed. It reads its own changes. `put` inserts a row, or replaces the row with the same
+    identity; deleting a row that does not exist does nothing."""
+
+    def put_group(self, row: GroupRow) -> None: ...
+    def delete_group(self, name: str) -> None:
+        """Delete a group with its members and ownerships."""
+        ...
+
+    def put_member(self, row: MemberRow) -> None:
+        """`InvalidValue` if `metadata` is not a JSON value."""
+        ...
+
+    def delete_member(self, group: str, name: str) -> None: ...
 
     def put_ownerships(self, rows: Iterable[OwnershipRow]) -> None: ...
     def delete_ownerships(self, group: str, partitions: Iterable[Partition]) -> None: ...
 
-    def lease(self, name: str) -> LeaseRow | None: ...
     def put_lease(self, row: LeaseRow) -> None: ...
 
-    def setting(self, scope: str, name: str) -> SettingRow | None: ...
-    def settings(self, scope: str) -> list[SettingRow]:
-        """By name."""
-        ...
-
     def put_setting(self, scope: str, name: str, value: object) -> SettingRow:
-        """Set it, and touch `setting/<scope>`. Who changes a setting audits it: the value may be a secret."""
+        """Set it, and touch `setting/<scope>`. `InvalidValue` if `value` is not a JSON value. Nothing is written to the
+        audit log: the value may be a secret, so the caller decides what to log."""
         ...
 
     def delete_setting(self, scope: str, name: str) -> None:
-        """Remove it, if it is there, and touch `setting/<scope>`."""
+        """Delete it, and touch `setting/<scope>`."""
         ...
 
     def audit(self, who: str, action: str, subject: str, detail: object = None) -> None:
-        """Add to the audit log, which is part of the transaction: what did not happen is not in it."""
-        ...
-
-    def audit_log(self, limit: int = 100, before: int | None = None) -> list[AuditRow]:
-        """The newest first; `before` a number, to page."""
+        """Add an entry to the audit log. The entry is part of the transaction, and is rolled back with it."""
         ...
 
     def touch(self, name: str) -> None:
-        """Tell those who watch `name`, once the transaction is committed."""
+        """Notify the watches of `name` when the transaction is committed."""
         ...
 
 
 class Registry(ABC):
-    """Rows in transactions.
+    """Rows, read and changed in transactions.
 
-    **Transactions** are serializable: each sees the rows as if it ran alone. On leaving the block they are durable, or,
-    if it raised, never happened. They are short, and block: call from a thread where that matters. `Busy` when
-    others kept the registry from starting one for too long; nothing was changed then.
+    **Transactions** are serializable: each sees and leaves the rows as if it ran alone. A transaction is durable when
+    its call returns; if it raises, nothing was changed. Transactions are short, and block the calling thread: an event
+    loop uses a `TransactionBatcher`.
 
-    **Use.** Any number of processes may use one registry; an instance may be used from several threads. After `close`
-    everything raises `Closed`.
+    **Use.** Any number of processes may use one registry, and any number of threads one instance. After `close`, every
+    call raises `Closed`.
     """
 
-    @abstractmethod
-    def transaction(self) -> AbstractContextManager[Transaction]:
-        """Read and write."""
-
-    @abstractmethod
-    def snapshot(self) -> AbstractContextManager[Transaction]:
-        """Only read, all from one state. Nobody waits for it, and it waits for nobody; what it is asked to change, it
-        may refuse or forget."""
+    busy_wait: float
+    """Seconds that `run` waits for the transactions of others before it raises `Busy`."""
 
     def run(self, work: Callable[[Transaction], T]) -> T:
-        """The result of `work`, run in a serializable transaction that is durable when this returns. `work` has no side
-        effects: it may be run more than once. When it raises, nothing was changed."""
-        with self.transaction() as tx:
-            return work(tx)
+        """Run `work` in a transaction, and return its result. When this returns, the changes are durable.
 
-    def read(self, work: Callable[[Transaction], T]) -> T:
-        """The result of `work`, run on one state of the registry. It waits for no writer, and no writer waits for
-        it."""
-        with self.snapshot() as tx:
-            return work(tx)
+        When the database aborts the transaction because of another one, `work` is run again, in a new transaction on
+        the state of that time. So `work` must have no side effects: it reads and changes rows, and returns a result.
+        `Busy` if no attempt succeeded within `busy_wait` seconds. When this raises, nothing was changed.
+        """
+        return self._retry(self._transaction, work)
+
+    def read(self, work: Callable[[Snapshot], T]) -> T:
+        """Run `work` on the state that was last committed, and return its result. It does not wait for writers, and no
+        writer waits for it. As in `run`, `work` must have no side effects."""
+        return self._retry(lambda _wait: self._snapshot(), work)
+
+    def transaction(self) -> AbstractContextManager[Transaction]:
+        """The building block of `run`: a single attempt at a transaction, committed at the end of the block, or
+        rolled back if the block raised. Unlike `run`, it may raise `TransactionAborted`."""
+        return self._transaction(self.busy_wait)
+
+    def snapshot(self) -> AbstractContextManager[Snapshot]:
+        """The building block of `read`: a snapshot that is open for the length of the block."""
+        return self._snapshot()
 
     @abstractmethod
     def watch(self, name: str, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call `callback`, from any thread, soon after each transaction of any process that touched `name`.
+        """Call `callback`, from any thread, soon after each transaction, of any process, that touched `name`. A name
+        that ends with "/" watches every name that starts with it.
 
-        Several touches may be told as one. Returns a function that ends the watch. A callback must return at once, and
-        must not use the registry.
+        Several touches may result in one call. Returns a function that ends the watch; calling it twice is fine. A
+        callback must return at once, and must not use the registry.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """End the watches and let go of everything. May be called twice."""
+        """End the watches and release all resources. Calling it twice is fine. A transaction in progress may finish."""
+
+    @abstractmethod
+    def _transaction(self, wait: float) -> AbstractContextManager[Transaction]:
+        """For engines: one attempt at a transaction, committed at the end of the block, or rolled back if it raised.
+
+        Wait up to `wait` seconds for transactions of others, then `Busy`. `TransactionAborted`, from the block or at
+        its end, if the same work may succeed in a new transaction.
+        """
+
+    @abstractmethod
+    def _snapshot(self) -> AbstractContextManager[Snapshot]:
+        """For engines: the state that was last committed. The object has no methods that write."""
+
+    def _retry(self, begin: Callable[[float], AbstractContextManager[S]], work: Callable[[S], T]) -> T:
+        deadline = time.monotonic() + self.busy_wait
+        attempt = 0
+        while True:
+            attempt += 1
+            try:
+                with begin(_seconds_until(deadline)) as state:
+                    return work(state)
+            except TransactionAborted as error:
+                if not _seconds_until(deadline):
+                    raise Busy(error.what, self.busy_wait) from error
+            time.sleep(min(_BACKOFF.delay(attempt), _seconds_until(deadline)))
 
     def __enter__(self) -> Self:
         return self
@@ -238,3 +299,7 @@ class Registry(ABC):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _seconds_until(deadline: float) -> float:
+    return max(deadline - time.monotonic(), 0.0)

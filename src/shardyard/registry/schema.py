@@ -1,34 +1,22 @@
-"""The registry's tables, their version, and how an older version becomes this one."""
+"""The registry's tables as they are now; `migrations` brings older ones up to date."""
 
 import json
-from collections.abc import Callable, Sequence
 from typing import Any
 
-from sqlalchemy import (
-    BigInteger,
-    Boolean,
-    Column,
-    Connection,
-    Double,
-    Integer,
-    MetaData,
-    Table,
-    Text,
-    insert,
-    inspect,
-    select,
-    update,
-)
+from sqlalchemy import BigInteger, Boolean, Column, Double, Integer, MetaData, Table, Text
 
-from shardyard.model import Damaged, InvalidValue, WrongSchemaVersion
+from shardyard.model import Damaged, InvalidValue
 
 METADATA = MetaData()
 
 _Name = Text
-"""Names are ordered by code point. SQLite does so by itself; PostgreSQL will want the collation "C" here."""
+"""Names are ordered by code point, which is the default of SQLite."""
+
+_Number = BigInteger().with_variant(Integer, "sqlite")
+"""A number that the database assigns. SQLite assigns only those of the type INTEGER, which has 64 bits there."""
 
 _CLUSTERED: dict[str, Any] = {"sqlite_with_rowid": False}
-"""SQLite then keeps the rows in the primary key itself: a group's rows lie together, and a change writes one page."""
+"""SQLite then stores the rows in the primary key's tree: a group's rows lie together, and a change writes one page."""
 
 
 def _key(name: str, kind: type[Text | BigInteger] = _Name) -> Column[object]:
@@ -46,6 +34,7 @@ GROUPS = Table(
     Column("assignor", Text, nullable=False),
     Column("max_active", BigInteger),
     Column("release_after", Double),
+    Column("broadcast", Boolean, nullable=False),
     **_CLUSTERED,
 )
 
@@ -61,11 +50,14 @@ MEMBERS = Table(
     Column("manual", Text),  # JSON: a list of [topic, index]
     Column("session_timeout", Double, nullable=False),
     Column("expires_at", Double, nullable=False),
+    Column("address", Text),
+    Column("metadata", Text),  # JSON
+    Column("prepare_seconds", Double),
     **_CLUSTERED,
 )
 
-# Without an index by owner and target: it would be written with every commit of a position, to save the reader a scan
-# over one group's rows.
+# There is no index by owner and target: every commit of a position would have to write it, and all it saves is a scan
+# over the rows of one group.
 OWNERSHIPS = Table(
     "ownerships",
     METADATA,
@@ -78,6 +70,7 @@ OWNERSHIPS = Table(
     Column("committed_epoch", BigInteger),
     Column("committed_offset", BigInteger),
     Column("progress_at", Double, nullable=False),
+    Column("handover_at", Double, nullable=False),
     **_CLUSTERED,
 )
 
@@ -96,7 +89,7 @@ SETTINGS = Table(
     METADATA,
     _key("scope"),
     _key("name"),
-    Column("value", Text),  # JSON; NULL when deleted, as the version outlives the value
+    Column("value", Text),  # JSON; NULL for a deleted setting, whose version is kept
     Column("version", BigInteger, nullable=False),
     **_CLUSTERED,
 )
@@ -104,61 +97,35 @@ SETTINGS = Table(
 AUDIT = Table(
     "audit",
     METADATA,
-    _key("number", BigInteger),
+    Column("number", _Number, primary_key=True),
     Column("at", Double, nullable=False),
     Column("who", Text, nullable=False),
     Column("action", Text, nullable=False),
     Column("subject", Text, nullable=False),
     Column("detail", Text, nullable=False),  # JSON
+    sqlite_autoincrement=True,  # so that the number of a deleted entry is not used again
 )
 
-CHANGES = Table("changes", METADATA, _key("name"), Column("version", BigInteger, nullable=False), **_CLUSTERED)
-"""How often each name was touched: what the watches look at."""
-
-VERSION_TABLE = "shardyard_registry"
-_VERSION = Table(VERSION_TABLE, MetaData(), Column("version", Integer, nullable=False))
-
-
-def _create(connection: Connection) -> None:
-    """Version 1. Whoever changes a table above writes here what it was."""
-    METADATA.create_all(connection, checkfirst=False)
-
-
-MIGRATIONS: list[Callable[[Connection], None]] = [_create]
-"""Number i brings the schema from version i to i + 1. Only ever added to."""
-
-
-def migrate(connection: Connection, where: str, migrations: Sequence[Callable[[Connection], None]]) -> None:
-    """Bring the schema up to date, in the transaction that `connection` is in.
-
-    `WrongSchemaVersion` when it is beyond the last of `migrations`; `where` is what errors call the database.
-    """
-    if inspect(connection).has_table(VERSION_TABLE):
-        found = connection.execute(select(_VERSION.c.version)).scalar()
-        if found is None:
-            raise Damaged(where, "it does not say its schema version")
-    else:
-        found = 0
-        _VERSION.create(connection)
-        connection.execute(insert(_VERSION).values(version=found))
-    if found > len(migrations):
-        raise WrongSchemaVersion(where, found, len(migrations))
-    for migration in migrations[found:]:
-        migration(connection)
-    if found < len(migrations):
-        connection.execute(update(_VERSION).values(version=len(migrations)))
+CHANGES = Table(
+    "changes",
+    METADATA,
+    _key("name"),
+    Column("version", BigInteger, nullable=False, index=True),
+    **_CLUSTERED,
+)
+"""The names that were touched, each with the number of its last touch; for databases whose watches poll."""
 
 
 def to_json(name: str, value: object) -> str:
-    """`value` as it is stored; `InvalidValue`, which calls it `name`, when JSON can't hold it."""
+    """`value` as it is stored. `InvalidValue`, with `name` in its message, if it is not a JSON value."""
     try:
         return json.dumps(value, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidValue(name, value, f"something JSON can hold ({error})") from error
+        raise InvalidValue(name, value, f"a value that JSON can represent ({error})") from error
 
 
 def from_json(text: str) -> object:
-    """What `to_json` stored."""
+    """The value that `to_json` stored. `Damaged` if the text is not JSON."""
     try:
         value: object = json.loads(text)
     except ValueError as error:

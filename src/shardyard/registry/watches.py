@@ -1,4 +1,4 @@
-"""Who is to be called when something changed; for engines."""
+"""The callbacks of a registry's watches; for engines."""
 
 import itertools
 import logging
@@ -8,8 +8,14 @@ from collections.abc import Callable, Iterable
 _log = logging.getLogger(__name__)
 
 
+def watched_by(name: str) -> set[str]:
+    """The names whose watches a touch of `name` notifies: the name itself, and each of its beginnings that ends with
+    "/"."""
+    return {name, *(name[: end + 1] for end, character in enumerate(name) if character == "/")}
+
+
 class Watches:
-    """Who is to be called for which name. May be used from several threads."""
+    """The callbacks for each watched name. May be used from several threads."""
 
     def __init__(self) -> None:
         self._callbacks: dict[str, dict[int, Callable[[], None]]] = {}
@@ -23,7 +29,7 @@ class Watches:
         return bool(self._callbacks)
 
     def add(self, name: str, callback: Callable[[], None]) -> Callable[[], None]:
-        """Returns a function that takes it out again, and may be called twice."""
+        """Returns a function that removes the callback again; calling it twice is fine."""
         number = next(self._numbers)
         with self._lock:
             self._callbacks.setdefault(name, {})[number] = callback
@@ -37,15 +43,15 @@ class Watches:
 
         return end
 
-    def call(self, names: Iterable[str]) -> None:
-        """Call those of `names`. One that fails is logged, and the others are still called."""
+    def call(self, watched: Iterable[str]) -> None:
+        """Call the callbacks of these watched names. One that raises is logged, and the others are still called."""
         with self._lock:
-            callbacks = [callback for name in names for callback in self._callbacks.get(name, {}).values()]
+            callbacks = [callback for name in watched for callback in self._callbacks.get(name, {}).values()]
         for callback in callbacks:
             try:
                 callback()
-            except Exception:  # noqa: BLE001 - whose callback it is must not matter to the others
-                _log.warning("a callback that watches the registry failed", exc_info=True)
+            except Exception:  # noqa: BLE001 - one watch must not affect the others, whatever its callback does
+                _log.warning("a callback of a registry watch raised an exception", exc_info=True)
 
     def clear(self) -> None:
         with self._lock:

@@ -112,3 +112,20 @@ async def timeout(clock: Clock, seconds: float | None) -> AsyncIterator[asyncio.
 async def _let_tasks_run() -> None:
     for _ in range(_ITERATIONS):
         await asyncio.sleep(0)
+
+
+async def wait_until_set(event: asyncio.Event, seconds: float, clock: Clock) -> bool:
+    """Wait for the event, up to `seconds` on this clock. Returns whether it is set."""
+    if isinstance(clock, SystemClock):
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):  # wait_for() may swallow a cancellation in Python 3.11
+                await event.wait()
+        return event.is_set()
+    waits = [asyncio.ensure_future(event.wait()), asyncio.ensure_future(clock.sleep(seconds))]
+    try:
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()
+        await asyncio.gather(*waits, return_exceptions=True)
+    return event.is_set()

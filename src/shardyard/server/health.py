@@ -15,7 +15,7 @@ router = APIRouter(tags=["health"])
 @router.get("/healthz")
 async def check_alive() -> Response:
     """Whether the process responds."""
-    return respond(responses.Alive())
+    return respond(responses.Liveness())
 
 
 @router.get("/readyz")
@@ -26,7 +26,7 @@ async def check_ready(request: Request) -> Response:
         raise RetryLater("this broker is about to stop: use another one")
     await broker.log.topics()
     await broker.node.transactions.read(lambda tx: tx.now)
-    return respond(responses.Ready(ready=True, leads=broker.node.rebalancer.leads))
+    return respond(responses.Readiness(ready=True, leads=broker.node.rebalancer.leads))
 
 
 @router.get("/metrics")

@@ -1,6 +1,6 @@
 """The bodies and queries of requests."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
@@ -71,8 +71,20 @@ class Join(Struct, forbid_unknown_fields=True):
     partitions: list[str] | None = None
     """Own exactly these partitions, instead of a share of all."""
     session_timeout: float = 10.0
+    address: str | None = None
+    """Where other processes can reach the member."""
+    metadata: Any = None
+    prepare_seconds: Annotated[float, Meta(gt=0)] | None = None
+    """How long the owner of a partition keeps it while this member prepares to take it over; by default not at all."""
     since: int | None = None
     """The epoch of this process's previous membership under the same name."""
+
+
+class Ready(Struct, forbid_unknown_fields=True):
+    """The incoming partitions that a member has prepared."""
+
+    epoch: int
+    partitions: list[str]
 
 
 class Heartbeat(Struct, forbid_unknown_fields=True):

@@ -188,13 +188,16 @@ class GrantedPartition(Struct):
     """The member is to finish and release it."""
 
 
-class Grants(Struct):
-    """The partitions that a member owns, by name."""
+class Assignment(Struct):
+    """The partitions of a member, by name."""
 
     partitions: dict[str, GrantedPartition]
+    """Those that it owns."""
+    incoming: list[str]
+    """Those that it will own, and is to prepare."""
 
 
-class HeartbeatResponse(Grants):
+class HeartbeatResponse(Assignment):
     """What a member owns, and the settings of its group."""
 
     settings: ReportedSettings
@@ -342,13 +345,13 @@ class AuditEntry(Struct):
 # Health
 
 
-class Alive(Struct):
+class Liveness(Struct):
     """The process responds."""
 
     alive: bool = True
 
 
-class Ready(Struct):
+class Readiness(Struct):
     """The broker takes requests: log and registry respond too."""
 
     ready: bool

@@ -1,4 +1,4 @@
-"""`shardyard pipeline`: the jobs that look at all of the data, on Spark."""
+"""`shardyard pipeline`: Spark jobs over whole topics."""
 
 import typer
 
@@ -6,7 +6,7 @@ from shardyard.cli.pipeline import audit, balance, demo, ingest, plan, reshard
 
 app = typer.Typer(
     name="pipeline",
-    help="Look at all of the data, on Spark: keep a lake, measure balance, plan, reshard, audit.",
+    help="Run Spark jobs over whole topics: fill a lake, measure balance, plan, reshard, audit.",
     rich_markup_mode="rich",
     no_args_is_help=True,
 )

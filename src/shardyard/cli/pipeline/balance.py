@@ -5,22 +5,23 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shardyard.cli.output import Count, Json, Row, print_json, print_table
+from shardyard.cli.options import Json, integer_option
+from shardyard.cli.output import Row, print_json, print_table
 from shardyard.cli.pipeline.options import (
     BytesColumn,
     KeyColumn,
     Master,
-    MaybeLogUrl,
     Memory,
+    OptionalLogUrl,
     Parquet,
     PartitionColumn,
     TimeColumn,
     Topics,
     check_source,
-    loads,
-    names,
-    numbers,
+    parse_counts,
+    parse_names,
     partition_counts,
+    read_loads,
     spark_session,
 )
 
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def balance(
-    log: MaybeLogUrl = None,
+    log: OptionalLogUrl = None,
     topic: Topics = None,
     parquet: Parquet = None,
     key: KeyColumn = "key",
@@ -37,25 +38,40 @@ def balance(
     timestamp: TimeColumn = None,
     partition: PartitionColumn = None,
     topic_column: Annotated[
-        str | None, typer.Option("--topic-column", help="With --parquet: the column with the topic, as a lake has it.")
-    ] = None,
-    partitions: Annotated[str, typer.Option("--partitions", "-p", help="Counts to try, such as 12,24,256.")] = "12",
-    partitioner: Annotated[str, typer.Option("--partitioner", help="Those to try: modulus,jump.")] = "modulus,jump",
-    hash_name: Annotated[
         str | None,
-        typer.Option("--hash", help="Hashes to try, such as fnv1a32,xxh64. Default: each partitioner's own."),
+        typer.Option(
+            "--topic-column", metavar="COLUMN", help="With --parquet: the column with the topic, if there are several."
+        ),
     ] = None,
-    assignor: Annotated[str, typer.Option("--assignor", help="Those to try, such as sticky,contiguous.")] = "sticky",
-    members: Annotated[str | None, typer.Option("--members", help="Numbers of members to try, such as 4,16.")] = None,
-    window: Annotated[str | None, typer.Option("--window", help="Also by time, such as '1 hour'.")] = None,
-    hot: Annotated[int, Count("--hot", help="How many hot keys to list.")] = 10,
+    partitions: Annotated[
+        str, typer.Option("--partitions", "-p", metavar="N,...", help="Partition counts to try, such as 12,24,256.")
+    ] = "12",
+    partitioners: Annotated[
+        str, typer.Option("--partitioner", metavar="NAME,...", help="Partitioners to try.")
+    ] = "modulus,jump",
+    hashes: Annotated[
+        str | None,
+        typer.Option(
+            "--hash", metavar="NAME,...", help="Hashes to try, such as fnv1a32,xxh64. Default: each partitioner's own."
+        ),
+    ] = None,
+    assignors: Annotated[
+        str, typer.Option("--assignor", metavar="NAME,...", help="Assignors to try, such as sticky,contiguous.")
+    ] = "sticky",
+    members: Annotated[
+        str | None, typer.Option("--members", metavar="N,...", help="Member counts to try, such as 4,16.")
+    ] = None,
+    window: Annotated[
+        str | None, typer.Option("--window", metavar="DURATION", help="Also measure each window, such as '1 hour'.")
+    ] = None,
+    hot: Annotated[int, integer_option("--hot", help="How many hot keys to list.")] = 10,
     master: Master = None,
     memory: Memory = None,
     json: Json = False,
 ) -> None:
-    """Measure records and bytes per partition, find hot keys, try other hashes and counts, and say what would help.
+    """Measure load per partition, find hot keys, try other hashes and partition counts, and recommend what would help.
 
-    Works on topics, and on Parquet files that Shardyard did not write.
+    Load is measured in records and bytes. It works on topics and on any Parquet files.
 
     Examples:
 
@@ -65,21 +81,21 @@ def balance(
 
       shardyard pipeline balance --parquet visits/ --key user_id --bytes body --timestamp at --window '1 hour' --json
     """
-    counts = numbers("--partitions", partitions)
-    member_counts = numbers("--members", members) if members is not None else []
+    counts = parse_counts("--partitions", partitions)
+    member_counts = parse_counts("--members", members) if members is not None else []
     check_source(log, topic, parquet)
     from shardyard.pipeline.balance.report import balance_report, window_us  # noqa: PLC0415 Spark is slow to import
     from shardyard.pipeline.balance.scheme import every_scheme  # noqa: PLC0415
 
-    schemes = every_scheme(names(partitioner), names(hash_name) or None, counts)
+    schemes = every_scheme(parse_names(partitioners), parse_names(hashes) or None, counts)
     if window is not None:
         window_us(window)
     with spark_session("balance", master, memory) as spark:
         report = balance_report(
-            loads(spark, log, topic, parquet, key, size, timestamp, partition, topic_column),
+            read_loads(spark, log, topic, parquet, key, size, timestamp, partition, topic_column),
             schemes,
             window=window,
-            assignors=names(assignor),
+            assignors=parse_names(assignors),
             members=member_counts,
             hot=hot,
             partitions=partition_counts(log, topic or []) if log is not None else None,
@@ -87,17 +103,17 @@ def balance(
     if json:
         print_json(report.to_json())
     else:
-        show(report)
+        print_report(report)
 
 
-def show(report: "BalanceReport") -> None:
-    """The figures as tables, and the sentence under them."""
-    for found in report.topics:
-        print_table([_scheme_row(load) for load in found.schemes], f"{found.topic}: {found.records:,} records")
-        print_table(_window_rows(found), f"{found.topic}, by time")
-        print_table(_member_rows(found), f"{found.topic}, on members")
-        print_table(_key_rows(found), f"{found.topic}, hot keys")
-        sys.stdout.write(f"{found.topic}: {found.sentence}\n")
+def print_report(report: "BalanceReport") -> None:
+    """Print the report's tables, each topic's followed by its recommendation."""
+    for topic in report.topics:
+        print_table([_scheme_row(load) for load in topic.schemes], f"{topic.topic}: {topic.records:,} records")
+        print_table(_window_rows(topic), f"{topic.topic}: by time window")
+        print_table(_member_rows(topic), f"{topic.topic}: by member")
+        print_table(_key_rows(topic), f"{topic.topic}: hot keys")
+        sys.stdout.write(f"{topic.topic}: {topic.sentence}\n")
 
 
 def _scheme_row(load: "SchemeLoad") -> Row:
@@ -118,32 +134,32 @@ def _spread_row(records: "Spread", size: "Spread | None") -> dict[str, object]:
     return row
 
 
-def _window_rows(found: "TopicBalance") -> list[Row]:
+def _window_rows(topic: "TopicBalance") -> list[Row]:
     return [
         {"window": window.start.isoformat() if window.start is not None else "", **_scheme_row(load)}
-        for window in found.windows
+        for window in topic.windows
         for load in window.schemes
     ]
 
 
-def _member_rows(found: "TopicBalance") -> list[Row]:
+def _member_rows(topic: "TopicBalance") -> list[Row]:
     return [
         {
-            "assignor": m.assignor,
-            "members": m.members,
-            "scheme": m.scheme,
-            "idle": m.idle,
-            **_spread_row(m.records, m.bytes),
+            "assignor": load.assignor,
+            "members": load.members,
+            "scheme": load.scheme,
+            "idle": load.idle,
+            **_spread_row(load.records, load.bytes),
         }
-        for m in found.members
+        for load in topic.members
     ]
 
 
-def _key_rows(found: "TopicBalance") -> list[Row]:
+def _key_rows(topic: "TopicBalance") -> list[Row]:
     from shardyard.pipeline.balance.figures import shown  # noqa: PLC0415 as above
 
     rows: list[Row] = []
-    for hot in found.hot_keys.keys:
+    for hot in topic.hot_keys.keys:
         row: dict[str, object] = {"key": shown(hot.key), "records": hot.records, "share": hot.share_of_records}
         if hot.bytes is not None:
             row |= {"bytes": hot.bytes, "share of bytes": hot.share_of_bytes}

@@ -1,4 +1,4 @@
-"""`shardyard pipeline demo`: the whole story on one machine, under load."""
+"""`shardyard pipeline demo`: all jobs of the pipeline, on one machine, under load."""
 
 import tempfile
 import time
@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from shardyard.cli.output import Json, print_json, print_table
+from shardyard.cli.options import Json
+from shardyard.cli.output import print_json, print_table
 from shardyard.cli.pipeline.options import Master, spark_session
 from shardyard.model import InvalidValue
 
@@ -19,19 +20,19 @@ if TYPE_CHECKING:
 BEFORE, AFTER = 12, 24
 INGEST_SECONDS = 8.0
 SETTLE_SECONDS = 2.0
-"""For which orders go on after the reshard, so that the audit has some of the new topic too."""
+"""How long orders keep flowing after the reshard, so that the audit covers some that were sent to the new topic."""
 
 
 def demo(
-    report: Annotated[Path, typer.Option("--report", help="Write the plan's report into this HTML file.")] = Path(
-        "shardyard-plan.html"
-    ),
+    report: Annotated[
+        Path, typer.Option("--report", metavar="FILE", help="Write the plan's report into this HTML file.")
+    ] = Path("shardyard-plan.html"),
     master: Master = None,
     json: Json = False,
 ) -> None:
-    """Let orders flow while a lake is kept, balance measured, a plan made and the topic resharded; then audit it all.
+    """Run all jobs on a topic while orders flow: ingest, balance, plan, reshard, and then audit what was delivered.
 
-    Everything but the report happens in a temporary folder. Takes a minute or two.
+    It runs in a temporary folder, except for the report, and takes a minute or two.
 
     Examples:
 
@@ -39,52 +40,53 @@ def demo(
     """
     if not report.absolute().parent.is_dir():
         raise InvalidValue("--report", str(report), "a file in a folder that exists")
-    say = Console(stderr=json, highlight=False, soft_wrap=True)
+    console = Console(stderr=json, highlight=False, soft_wrap=True)
     with tempfile.TemporaryDirectory(prefix="shardyard-demo-") as folder, spark_session("demo", master, None) as spark:
-        found = _Story(spark, Path(folder), report, say, quiet=json).tell()
+        results = _Demo(spark, Path(folder), report, console, quiet=json).run()
     if json:
-        print_json(found)
+        print_json(results)
     else:
-        say.print(f"\n[bold]{found['audit']['sentence']}[/]\nreport: {report}")
-    if not found["audit"]["ok"]:
+        console.print(f"\n[bold]{results['audit']['sentence']}[/]\nreport: {report}")
+    if not results["audit"]["ok"]:
         raise typer.Exit(1)
 
 
-class _Story:
-    """What happens, one thing after the other, while traffic flows."""
+class _Demo:
+    """Runs one job after the other while traffic flows. `quiet`: without tables, which JSON replaces."""
 
-    def __init__(self, spark: "SparkSession", folder: Path, report: Path, say: Console, *, quiet: bool) -> None:
-        self._spark, self._folder, self._report, self._say, self._quiet = spark, folder, report, say, quiet
+    def __init__(self, spark: "SparkSession", folder: Path, report: Path, console: Console, *, quiet: bool) -> None:
+        self._spark, self._folder, self._report, self._console, self._quiet = spark, folder, report, console, quiet
         self._log, self._registry = f"sqlite:///{folder / 'log'}", f"sqlite:///{folder / 'registry.db'}"
 
-    def tell(self) -> dict[str, Any]:
-        from shardyard.cli.pipeline.traffic import TOPIC, Traffic  # noqa: PLC0415 numba, which other commands do not need
+    def run(self) -> dict[str, Any]:
+        """The results of all jobs, by name."""
+        from shardyard.cli.pipeline.traffic import TOPIC, Traffic  # noqa: PLC0415 loads numba
 
-        found: dict[str, Any] = {}
+        results: dict[str, Any] = {}
         with Traffic(self._log, self._registry, BEFORE) as traffic:
-            self._title(
+            self._print_title(
                 f"Orders flow into {TOPIC!r} ({BEFORE} partitions), a group bills them, and a lake is kept up to date:"
             )
-            found["ingest"] = self._ingest(TOPIC)
-            self._title("How evenly?")
-            found["balance"] = self._balance(TOPIC)
-            self._title("What if?")
-            found["plan"] = self._plan(TOPIC)
-            self._title(f"To {AFTER} partitions, while orders flow:")
-            found["reshard"] = self._reshard(TOPIC)
+            results["ingest"] = self._ingest(TOPIC)
+            self._print_title("How evenly are they spread?")
+            results["balance"] = self._balance(TOPIC)
+            self._print_title("What would other numbers of partitions and members mean?")
+            results["plan"] = self._plan(TOPIC)
+            self._print_title(f"Reshard to {AFTER} partitions, while orders flow:")
+            results["reshard"] = self._reshard(TOPIC)
             time.sleep(SETTLE_SECONDS)
             traffic.finish()
             traffic.write_deliveries(self._folder / "deliveries.parquet")
-            self._title(
+            self._print_title(
                 f"{traffic.sent:,} orders were sent, {traffic.delivered:,} billed. Were any lost, or out of order?"
             )
-        found["audit"] = self._audit(found["reshard"]["target"])
-        return found
+        results["audit"] = self._audit(results["reshard"]["target"])
+        return results
 
-    def _title(self, text: str) -> None:
-        self._say.print(f"\n[bold]{text}[/]")
+    def _print_title(self, text: str) -> None:
+        self._console.print(f"\n[bold]{text}[/]")
 
-    def _table(self, rows: list[dict[str, Any]]) -> None:
+    def _print_table(self, rows: list[dict[str, Any]]) -> None:
         if not self._quiet:
             print_table(rows)
 
@@ -92,11 +94,11 @@ class _Story:
         from shardyard.pipeline.lake.ingest import ingest  # noqa: PLC0415 Spark is slow to import
 
         lake = self._folder / "lake"
-        seen: list[int] = []
-        until = time.monotonic() + INGEST_SECONDS
+        progress_records: list[int] = []
+        end = time.monotonic() + INGEST_SECONDS
 
-        def enough() -> bool:
-            return time.monotonic() > until and len(set(seen)) > 1
+        def has_run_long_enough() -> bool:
+            return time.monotonic() > end and len(set(progress_records)) > 1
 
         done = ingest(
             self._spark,
@@ -105,50 +107,50 @@ class _Story:
             lake,
             continuous=True,
             every=0.5,
-            on_progress=lambda progress: seen.append(progress.records),
-            stopped=enough,
+            on_progress=lambda progress: progress_records.append(progress.records),
+            stopped=has_run_long_enough,
         )
         row = {
             "records": done.records,
             "batches": done.batches,
             "files": len(list((lake / "records").rglob("*.parquet"))),
         }
-        self._table([row])
+        self._print_table([row])
         return row
 
     def _balance(self, topic: str) -> dict[str, Any]:
-        from shardyard.cli.pipeline.balance import show  # noqa: PLC0415 as above
-        from shardyard.cli.pipeline.options import loads  # noqa: PLC0415
+        from shardyard.cli.pipeline.balance import print_report  # noqa: PLC0415 as above
+        from shardyard.cli.pipeline.options import read_loads  # noqa: PLC0415
         from shardyard.pipeline.balance.report import balance_report  # noqa: PLC0415
         from shardyard.pipeline.balance.scheme import every_scheme  # noqa: PLC0415
 
-        self._loads = loads(self._spark, self._log, [topic], None, "key", None, None, None)
+        self._loads = read_loads(self._spark, self._log, [topic], None, "key", None, None, None)
         schemes = every_scheme(["modulus", "jump"], None, [AFTER])
         report = balance_report(
             self._loads, schemes, assignors=["sticky"], members=[4], hot=3, partitions={topic: BEFORE}
         )
         if not self._quiet:
-            show(report)
+            print_report(report)
         return report.to_json()
 
     def _plan(self, topic: str) -> dict[str, Any]:
+        from shardyard.pipeline.plan.html_report import render  # noqa: PLC0415
         from shardyard.pipeline.plan.load import load_of  # noqa: PLC0415 as above
-        from shardyard.pipeline.plan.page import render  # noqa: PLC0415
         from shardyard.pipeline.plan.report import make_plan  # noqa: PLC0415
 
         load = load_of(self._loads, 10_000, partitions=BEFORE)
-        made = make_plan(load, partitions=[BEFORE, AFTER, 256], members=[4, 16])
-        self._report.write_text(render(made, f"Plan for {topic}"))
-        self._say.print(made.recommendation)
-        return {"recommendation": made.recommendation, "report": str(self._report)}
+        planned = make_plan(load, partitions=[BEFORE, AFTER, 256], members=[4, 16])
+        self._report.write_text(render(planned, f"Plan for {topic}"))
+        self._console.print(planned.recommendation)
+        return {"recommendation": planned.recommendation, "report": str(self._report)}
 
     def _reshard(self, topic: str) -> dict[str, Any]:
         from shardyard.pipeline.reshard.reshard import reshard  # noqa: PLC0415 as above
 
         done = reshard(self._spark, self._log, topic, partitions=AFTER, registry=self._registry)
         row = asdict(done)
-        self._table([{name: value for name, value in row.items() if name != "groups"}])
-        self._table([{"group": group, "records that come again": again} for group, again in done.groups.items()])
+        self._print_table([{name: value for name, value in row.items() if name != "groups"}])
+        self._print_table([{"group": group, "records redelivered": count} for group, count in done.groups.items()])
         return row
 
     def _audit(self, sent: str) -> dict[str, Any]:
@@ -158,5 +160,6 @@ class _Story:
         table = self._spark.read.parquet(str(self._folder / "deliveries.parquet"))
         report = audit(sent_from_topic(topic), delivered_from_table(table, id="id", order="n", at="at"))
         latency = report.to_json()["latency"] or {}
-        self._table([{"lost": report.lost, "twice": report.duplicated, "out of order": report.out_of_order} | latency])
+        counts = {"lost": report.lost, "duplicated": report.duplicated, "out of order": report.out_of_order}
+        self._print_table([counts | latency])
         return report.to_json() | {"sentence": report.sentence()}

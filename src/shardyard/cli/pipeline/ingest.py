@@ -1,4 +1,4 @@
-"""`shardyard pipeline ingest`: topics -> lake."""
+"""`shardyard pipeline ingest`: copy topics into a lake."""
 
 import signal
 import threading
@@ -10,39 +10,46 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from shardyard.cli.output import Count, Json, print_json, print_table
+from shardyard.cli.options import Json, integer_option
+from shardyard.cli.output import print_json, print_message, print_table
 from shardyard.cli.pipeline.options import LogUrl, Master, Memory, partition_counts, spark_session, successors
 from shardyard.model import InvalidValue, whole_number
 
 if TYPE_CHECKING:
-    from shardyard.pipeline.lake.ingest import Progress as Ingesting
+    from shardyard.pipeline.lake.ingest import Progress as IngestProgress
 
 
 def ingest(
-    topics: Annotated[list[str], typer.Argument(metavar="TOPIC...", help="Topics to keep in the lake.")],
+    topics: Annotated[list[str], typer.Argument(metavar="TOPIC...", help="The topics to ingest.")],
     log: LogUrl,
-    lake: Annotated[Path, typer.Option("--lake", help="The lake's folder; made if it is not there.")],
+    lake: Annotated[
+        Path, typer.Option("--lake", metavar="FOLDER", help="The lake's folder; created if it does not exist.")
+    ],
     continuous: Annotated[
-        bool, typer.Option("--continuous", help="Go on until stopped (Ctrl-C, SIGTERM), not only until caught up.")
+        bool, typer.Option("--continuous", help="Run until stopped (Ctrl-C, SIGTERM), not just until caught up.")
     ] = False,
     every: Annotated[
-        float, typer.Option("--every", help="With --continuous: seconds to rest when all is ingested.")
+        float,
+        typer.Option("--every", metavar="SECONDS", help="With --continuous: how long to wait after catching up."),
     ] = 5.0,
-    records_per_batch: Annotated[int, Count("--records-per-batch", help="The most that a batch takes.")] = 2_000_000,
+    records_per_batch: Annotated[
+        int, integer_option("--records-per-batch", help="The maximum number of records in a batch.")
+    ] = 2_000_000,
     fail_on_data_loss: Annotated[
         bool,
         typer.Option(
-            "--fail-on-data-loss/--allow-data-loss", help="Fail when records were trimmed before they were ingested."
+            "--fail-on-data-loss/--allow-data-loss",
+            help="Fail, which is the default, or continue if records were trimmed before they were ingested.",
         ),
     ] = True,
     master: Master = None,
     memory: Memory = None,
     json: Json = False,
 ) -> None:
-    """Bring a lake of Parquet files up to date with topics, each record exactly once.
+    """Copy topics into a lake of Parquet files, each record exactly once.
 
-    Run it again to go on where it stopped; a topic that is in the lake stays up to date. Any Parquet tool can read
-    LAKE/records: its files are in folders by topic and day.
+    Run it again to continue where it stopped; topics that are in the lake already are brought up to date, too. Any
+    Parquet tool can read FOLDER/records, which has a folder for each topic and day.
 
     Examples:
 
@@ -59,11 +66,11 @@ def ingest(
 
     Lake(lake).check()
     stop = threading.Event()
-    with spark_session("ingest", master, memory, own_bar=True) as spark:
+    with spark_session("ingest", master, memory, own_progress=True) as spark:
         if continuous:
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, lambda *_: stop.set())
-        with _Bar() as bar:
+        with _ProgressBar() as bar:
             done = run(
                 spark,
                 log,
@@ -77,16 +84,15 @@ def ingest(
                 stopped=stop.is_set,
             )
     for name, successor in successors(log, done.topics).items():
-        say = f"{name!r} goes on as {successor!r}, which has its records too: ingest that into a lake of its own"
-        Console(stderr=True, highlight=False, soft_wrap=True).print(say)
+        print_message(f"{name!r} continues as {successor!r}, which has its records too: ingest that into another lake")
     if json:
         print_json(asdict(done))
     else:
         print_table([{**asdict(done), "topics": ",".join(done.topics)}])
 
 
-class _Bar:
-    """Spark's own progress as a bar, on a terminal."""
+class _ProgressBar:
+    """A progress bar for the ingest, on a terminal."""
 
     def __init__(self) -> None:
         console = Console(stderr=True)
@@ -94,13 +100,13 @@ class _Bar:
         self._progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
         self._task = self._progress.add_task("records", total=None)
 
-    def __enter__(self) -> "_Bar":
+    def __enter__(self) -> "_ProgressBar":
         self._progress.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._progress.stop()
 
-    def show(self, ingesting: "Ingesting") -> None:
-        total = ingesting.records + ingesting.left
-        self._progress.update(self._task, completed=ingesting.records, total=total or None)
+    def show(self, progress: "IngestProgress") -> None:
+        total = progress.records + progress.left
+        self._progress.update(self._task, completed=progress.records, total=total or None)

@@ -1,4 +1,4 @@
-"""`shardyard pipeline reshard`: a topic on other partitions."""
+"""`shardyard pipeline reshard`: rewrite a topic to another number of partitions, or another partitioner."""
 
 from dataclasses import asdict
 from typing import Annotated
@@ -6,38 +6,54 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from shardyard.cli.output import Count, Json, print_json, print_table
+from shardyard.cli.options import Json, integer_option
+from shardyard.cli.output import print_json, print_table
 from shardyard.cli.pipeline.options import LogUrl, Master, Memory, partition_counts, spark_session
-from shardyard.cli.place import HashName
 from shardyard.model import InvalidCall, whole_number
-from shardyard.placement import PARTITIONERS
+from shardyard.placement import HASHES, PARTITIONERS
 
 
 def reshard(
     topic: Annotated[str, typer.Argument(help="The topic to rewrite.")],
     log: LogUrl,
-    partitions: Annotated[int | None, Count("--partitions", "-p", help="How many there will be.")] = None,
-    partitioner: Annotated[
-        str | None, typer.Option("--partitioner", help=f"One of {', '.join(PARTITIONERS)}. Default: the topic's own.")
+    partitions: Annotated[
+        int | None, integer_option("--partitions", "-p", help="The new number of partitions.")
     ] = None,
-    hash_name: HashName = None,
+    partitioner: Annotated[
+        str | None,
+        typer.Option(
+            "--partitioner", metavar="NAME", help=f"One of {', '.join(PARTITIONERS)}. Default: the topic's own."
+        ),
+    ] = None,
+    hash_name: Annotated[
+        str | None,
+        typer.Option(
+            "--hash",
+            metavar="NAME",
+            help=f"One of {', '.join(HASHES)}. Default: the topic's own, or that of a new partitioner.",
+        ),
+    ] = None,
     target: Annotated[
-        str | None, typer.Option("--target", help="The new topic's name. Default: orders.2 after orders, and so on.")
+        str | None,
+        typer.Option("--target", metavar="TOPIC", help="The new topic's name. Default: such as orders.2 for orders."),
     ] = None,
     registry: Annotated[
-        str | None, typer.Option("--registry", help="Where groups keep their positions, to be carried over.")
+        str | None,
+        typer.Option("--registry", metavar="URL", help="The registry of the groups whose positions are carried over."),
     ] = None,
-    no_groups: Annotated[bool, typer.Option("--no-groups", help="There are no groups to carry over.")] = False,
-    abort: Annotated[bool, typer.Option("--abort", help="Give up a reshard that is under way.")] = False,
+    no_groups: Annotated[
+        bool, typer.Option("--no-groups", help="No group reads the topic: there are no positions to carry over.")
+    ] = False,
+    abort: Annotated[bool, typer.Option("--abort", help="Abort a reshard that is in progress.")] = False,
     master: Master = None,
     memory: Memory = None,
     json: Json = False,
 ) -> None:
-    """Rewrite a topic to another number of partitions or another partitioner, while producers go on writing.
+    """Rewrite a topic to another number of partitions or another partitioner, while producers keep writing.
 
-    The records of each key stay in order. All is copied and checked, then the topic is sealed for a moment, the rest is
-    copied, and the topic moves: producers (Sender) and groups go on with the new one by themselves. The old one stays
-    until it is deleted. Cut off, the same command goes on where it stopped.
+    The records of each key stay in order. The records are copied to a new topic and verified; then the old topic is
+    sealed for a moment while the last ones are copied. From then on producers (Sender) and groups use the new topic,
+    automatically. The old one stays until you delete it. If the command is interrupted, run it again to continue.
 
     Examples:
 
@@ -45,21 +61,21 @@ def reshard(
 
       shardyard pipeline reshard orders --abort --log sqlite:///data/log
     """
-    say = Console(stderr=True, highlight=False, soft_wrap=True)
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
     if abort:
-        from shardyard.pipeline.reshard.job import abort as give_up  # noqa: PLC0415 Spark is slow to import
+        from shardyard.pipeline.reshard.job import abort as run_abort  # noqa: PLC0415 Spark is slow to import
 
-        given_up = {"topic": topic, "deleted": give_up(log, topic)}
+        aborted = {"topic": topic, "deleted": run_abort(log, topic)}
         if json:
-            print_json(given_up)
+            print_json(aborted)
         else:
-            print_table([given_up])
+            print_table([aborted])
         return
     if partitions is None:
         raise InvalidCall("expected --partitions, or --abort")
     whole_number("partitions", partitions, at_least=1)
     if (registry is None) != no_groups:
-        raise InvalidCall("expected either --registry, to carry positions of groups over, or --no-groups")
+        raise InvalidCall("expected either --registry, to carry over the positions of groups, or --no-groups")
     partition_counts(log, [topic])
     from shardyard.pipeline.reshard.reshard import check_registry  # noqa: PLC0415 as above
     from shardyard.pipeline.reshard.reshard import reshard as run  # noqa: PLC0415
@@ -76,10 +92,10 @@ def reshard(
             hash_=hash_name,
             target=target,
             registry=registry,
-            on_step=lambda text: say.print(f"[dim]{text}[/]"),
+            on_step=lambda text: console.print(f"[dim]{text}[/]"),
         )
     if json:
         print_json(asdict(done))
     else:
         print_table([{name: value for name, value in asdict(done).items() if name != "groups"}])
-        print_table([{"group": group, "records that come again": again} for group, again in done.groups.items()])
+        print_table([{"group": group, "records redelivered": count} for group, count in done.groups.items()])

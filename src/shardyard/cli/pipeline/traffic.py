@@ -1,4 +1,4 @@
-"""Traffic for the pipeline's demo: producers and a group at work on a topic, in a thread of their own."""
+"""Traffic for the pipeline's demo: producers and a group on one topic, in a thread of their own."""
 
 import asyncio
 import threading
@@ -21,26 +21,26 @@ TOPIC, GROUP = "orders", "billing"
 MEMBERS = 3
 PRODUCERS = 2
 KEYS = 5_000
-ZIPF = 1.25
-"""The most frequent key has about a quarter of the records."""
-BATCH = 100
+ZIPF_EXPONENT = 1.25
+"""The exponent of the keys' Zipf distribution: the most frequent key has about a quarter of the records."""
+BATCH_RECORDS = 100
 VALUE_BYTES = 200
 PAUSE_SECONDS = 0.1
-"""Between two batches of a producer; a tenth of it in a burst."""
+"""Between two batches of a producer; a tenth of it during a burst."""
 BURST_SECONDS = 0.5
 BURST_EVERY_SECONDS = 3.0
-LOOK_SECONDS = 0.1
+POLL_SECONDS = 0.1
 
 
 class Traffic:
-    """Runs from entering the block to leaving it. What was delivered is kept, to be audited."""
+    """Runs while its `with` block does, and keeps what was delivered for the audit."""
 
     def __init__(self, log: str, registry: str, partitions: int) -> None:
         self._log_url, self._registry_url, self._partitions = log, registry, partitions
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), name="traffic")
         self._ready = threading.Event()
-        self._enough = threading.Event()
-        self._leave = threading.Event()
+        self._stop_producing = threading.Event()
+        self._stop_consuming = threading.Event()
         self._delivered: list[tuple[pa.Array, float]] = []
         self._error: BaseException | None = None
         self.sent = 0
@@ -53,8 +53,8 @@ class Traffic:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._enough.set()
-        self._leave.set()
+        self._stop_producing.set()
+        self._stop_consuming.set()
         self._thread.join()
         if self._error is not None and error is None:
             raise self._error
@@ -64,12 +64,12 @@ class Traffic:
         return sum(len(ids) for ids, _ in self._delivered)
 
     def finish(self) -> None:
-        """Stop producing, let the group finish what is there, and leave."""
-        self._enough.set()
+        """Stop producing, and return when the group has consumed everything."""
+        self._stop_producing.set()
         self._thread.join()
 
     def write_deliveries(self, path: Path) -> None:
-        """A row for each delivery, in the order in which they came."""
+        """Write a Parquet file with a row for each delivery, in order of delivery."""
         ids = pa.concat_arrays([ids for ids, _ in self._delivered])
         at = np.repeat([int(at * 1e6) for _, at in self._delivered], [len(ids) for ids, _ in self._delivered])
         table = pa.table({"id": ids, "n": np.arange(len(ids)), "at": pa.array(at, pa.timestamp("us", "UTC"))})
@@ -83,23 +83,23 @@ class Traffic:
                     self._ready.set()
                     consumers = [asyncio.create_task(self._consume(node)) for _ in range(MEMBERS)]
                     await asyncio.gather(*(self._produce(log, n) for n in range(PRODUCERS)))
-                    await self._drained(log, registry)
+                    await self._wait_until_consumed(log, registry)
                     for consumer in consumers:
                         consumer.cancel()
                     await asyncio.gather(*consumers, return_exceptions=True)
-        except BaseException as error:  # noqa: BLE001 raised again where the block is left
+        except BaseException as error:  # noqa: BLE001 raised again by __exit__
             self._error = error
         finally:
             self._ready.set()
 
     async def _produce(self, log: Log, number: int) -> None:
         sender = Sender(log, TOPIC)
-        chance = np.random.default_rng(number)
-        while not self._enough.is_set():
-            await sender.send(_orders(chance, number, self.sent))
-            self.sent += BATCH
-            burst = time.monotonic() % BURST_EVERY_SECONDS < BURST_SECONDS
-            await asyncio.sleep(PAUSE_SECONDS / 10 if burst else PAUSE_SECONDS)
+        rng = np.random.default_rng(number)
+        while not self._stop_producing.is_set():
+            await sender.send(_orders(rng, number, self.sent))
+            self.sent += BATCH_RECORDS
+            is_burst = time.monotonic() % BURST_EVERY_SECONDS < BURST_SECONDS
+            await asyncio.sleep(PAUSE_SECONDS / 10 if is_burst else PAUSE_SECONDS)
 
     async def _consume(self, node: Node) -> None:
         async with Reader(GROUP, [TOPIC], node=node) as member:
@@ -107,23 +107,23 @@ class Traffic:
                 self._delivered.append((batch.data["id"].combine_chunks(), time.time()))
                 await batch.commit()
 
-    async def _drained(self, log: Log, registry: Registry) -> None:
-        while not self._leave.is_set() and any(row.lag for row in await status(log, registry, GROUP)):  # noqa: ASYNC110
-            await asyncio.sleep(LOOK_SECONDS)
+    async def _wait_until_consumed(self, log: Log, registry: Registry) -> None:
+        while not self._stop_consuming.is_set() and any(row.lag for row in await status(log, registry, GROUP)):  # noqa: ASYNC110
+            await asyncio.sleep(POLL_SECONDS)
 
 
-def _orders(chance: np.random.Generator, producer: int, first: int) -> pa.RecordBatch:
+def _orders(rng: np.random.Generator, producer: int, first: int) -> pa.RecordBatch:
     """A batch of orders, most of them from a few customers."""
-    customers = pa.array(chance.zipf(ZIPF, BATCH) % KEYS).cast(pa.string())
-    numbers = pa.array(np.arange(first, first + BATCH)).cast(pa.string())
-    body = chance.bytes(VALUE_BYTES // 2).hex().encode()
+    customers = pa.array(rng.zipf(ZIPF_EXPONENT, BATCH_RECORDS) % KEYS).cast(pa.string())
+    numbers = pa.array(np.arange(first, first + BATCH_RECORDS)).cast(pa.string())
+    body = rng.bytes(VALUE_BYTES // 2).hex().encode()
     return pa.RecordBatch.from_arrays(
         [
             pc.binary_join_element_wise(f"order-{producer}-", numbers, ""),
             pc.binary_join_element_wise("customer-", customers, "").cast(pa.binary()),
-            pa.repeat(pa.scalar(body, pa.binary()), BATCH),
-            pa.nulls(BATCH, SCHEMA.field("headers").type),
-            pa.repeat(0, BATCH),
+            pa.repeat(pa.scalar(body, pa.binary()), BATCH_RECORDS),
+            pa.nulls(BATCH_RECORDS, SCHEMA.field("headers").type),
+            pa.repeat(0, BATCH_RECORDS),
         ],
         schema=SCHEMA,
     )

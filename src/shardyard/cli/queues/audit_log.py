@@ -2,17 +2,21 @@
 
 from typing import Annotated
 
-from shardyard.cli.output import Count, Json, dumps
-from shardyard.cli.queues.options import Brokers, ask, print_listed, shown_time
+from shardyard.cli.options import Json, integer_option
+from shardyard.cli.output import dumps, print_list
+from shardyard.cli.queues.options import Brokers, format_time
+from shardyard.cli.queues.session import request
 
 
 def audit_log(
-    limit: Annotated[int, Count("--limit", help="The most to list.")] = 100,
-    before: Annotated[int | None, Count("--before", help="Only those before this number, for the next page.")] = None,
+    limit: Annotated[int, integer_option("--limit", help="The maximum number of changes to list.")] = 100,
+    before: Annotated[
+        int | None, integer_option("--before", help="List changes before this number, to get the next page.")
+    ] = None,
     brokers: Brokers = None,
     json: Json = False,
 ) -> None:
-    """List changes to topics and groups, the newest first.
+    """List who changed which topic or group, newest first.
 
     Examples:
 
@@ -20,6 +24,6 @@ def audit_log(
 
       shardyard audit-log --limit 20 --before 480 --json
     """
-    found = ask(brokers, "GET", "/v1/audit", limit=limit, before=before)
-    rows = [{**row, "at": shown_time(row["at"] * 1000), "detail": dumps(row["detail"])} for row in found]
-    print_listed(found if json else rows, "changes", json=json)
+    changes = request(brokers, "GET", "/v1/audit", limit=limit, before=before)
+    rows = [{**row, "at": format_time(row["at"] * 1000), "detail": dumps(row["detail"])} for row in changes]
+    print_list(changes if json else rows, "changes", json=json)

@@ -1,4 +1,4 @@
-"""`shardyard consume`: print records as they come, or run a command for each."""
+"""`shardyard consume`: print records as they arrive, or run a command for each."""
 
 import asyncio
 import contextlib
@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import msgspec
 import typer
 
-from shardyard.cli.output import Count, say
-from shardyard.cli.queues.options import Brokers, Group, Text, addresses, ask, checked, token, told_plainly
+from shardyard.cli.options import integer_option, value_option
+from shardyard.cli.output import print_message
+from shardyard.cli.queues.options import Brokers, Group, check_name
+from shardyard.cli.queues.session import addresses, explain_errors, request, token
 from shardyard.model import Fenced, InvalidCall, InvalidValue, Partition, Record, Unreachable, whole_number
 
 if TYPE_CHECKING:
@@ -23,39 +25,46 @@ T = TypeVar("T")
 
 BATCH_RECORDS = 500
 REASON_BYTES = 500
-"""Of what a command that failed wrote to standard error, to be kept as the reason."""
-ENDING_SECONDS = 5.0
-"""For which a command that is ended may go on."""
+"""How much of a failed command's standard error is kept as the reason."""
+TERMINATE_SECONDS = 5.0
+"""How long a command may take to exit after SIGTERM before it is killed."""
 
 
 def consume(
     group: Group,
     topics: Annotated[
-        list[str], typer.Argument(metavar="TOPIC...", help="What the member subscribes to.", show_default=False)
+        list[str], typer.Argument(metavar="TOPIC...", help="The topics to subscribe to.", show_default=False)
     ],
-    count: Annotated[int | None, Count("--count", "-n", help="Stop after so many records.")] = None,
-    seconds: Annotated[float | None, Text("--seconds", metavar="SECONDS", help="Stop after so long.")] = None,
+    count: Annotated[int | None, integer_option("--count", "-n", help="Stop after this many records.")] = None,
+    seconds: Annotated[
+        float | None, value_option("--seconds", metavar="SECONDS", help="Stop after this many seconds.")
+    ] = None,
     command: Annotated[
         str | None,
-        typer.Option("--exec", metavar="CMD", help="Run this for each record, with its value on standard input."),
+        typer.Option(
+            "--exec", metavar="CMD", help="Run this command for each record, with its value on standard input."
+        ),
     ] = None,
     concurrency: Annotated[
-        int | None, Count("--concurrency", help="With --exec: records at once. Default: as the group has it.")
+        int | None,
+        integer_option("--concurrency", help="With --exec: commands to run at once. Default: the group's setting."),
     ] = None,
     latest: Annotated[
-        bool, typer.Option("--latest", help="A new group begins with what comes from now on, not with what is there.")
+        bool, typer.Option("--latest", help="If the group is new, skip the records that are already stored.")
     ] = False,
-    name: Annotated[str | None, Text("--name", metavar="NAME", help="Of this member. Default: one is made up.")] = None,
+    name: Annotated[
+        str | None, value_option("--name", metavar="NAME", help="The member's name. Default: a generated one.")
+    ] = None,
     brokers: Brokers = None,
-    json: Annotated[bool, typer.Option("--json", help="Print a JSON object a line.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print each record as one line of JSON.")] = False,
 ) -> None:
-    """Join a group and print its records as they come; what is printed is committed. Ctrl-C leaves the group.
+    """Join a group and print its records as they arrive. Printed records are committed. Ctrl-C leaves the group.
 
-    Prints partition, offset, key and value, separated by tabs; in the end, on standard error, how many.
+    Prints partition, offset, key and value, separated by tabs, and finally, on standard error, the number of records.
 
-    With --exec a record is done when the command exits with 0; otherwise it is tried again later, as the group has it
-    set, and is a dead letter in the end. The command finds SHARDYARD_TOPIC, _PARTITION, _OFFSET, _ID, _ATTEMPT and, if
-    it is text, _KEY in its environment.
+    With --exec, a record is done when the command exits with 0. If the command fails, the record is retried after the
+    group's backoff, and becomes a dead letter after the last attempt. The command's environment has SHARDYARD_TOPIC,
+    SHARDYARD_PARTITION, SHARDYARD_OFFSET, SHARDYARD_ID, SHARDYARD_ATTEMPT and, if the key is text, SHARDYARD_KEY.
 
     Examples:
 
@@ -65,74 +74,75 @@ def consume(
 
       shardyard consume mailer reminders --exec 'sendmail ops@example.org' --concurrency 4
     """
-    for each in (group, *topics):
-        checked(each)
+    for given in (group, *topics):
+        check_name(given)
     if count is not None:
         whole_number("--count", count, at_least=1)
     if concurrency is not None:
         whole_number("--concurrency", concurrency, at_least=1)
     if seconds is not None and not 0 < seconds < 2**40:
-        raise InvalidValue("--seconds", seconds, "more than 0")
+        raise InvalidValue("--seconds", seconds, "a number of more than 0")
     if command is not None and json:
-        raise InvalidCall("expected either --exec or --json")
-    ask(brokers, "GET", "/healthz")  # complain at once if nobody is there
+        raise InvalidCall("expected --exec or --json, not both")
+    request(brokers, "GET", "/healthz")  # fail at once if no broker can be reached
     options: dict[str, Any] = {"name": name, "start": "latest" if latest else "earliest"}
     stop = _Stop(count, seconds)
     urls = addresses(brokers)
     try:
-        with told_plainly(), remarks(alone=len(urls) == 1):
+        with explain_errors(), print_warnings(single_broker=len(urls) == 1):
             asyncio.run(_consume(urls, group, topics, options, stop, command, concurrency, json=json))
-    except BrokenPipeError:  # who read has seen enough
+    except BrokenPipeError:  # the reader of our output has exited, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @contextlib.contextmanager
-def remarks(*, alone: bool) -> Iterator[None]:
-    """What the consumer warns of meanwhile is said. `alone`: there is but one broker."""
-    log, remarks = logging.getLogger("shardyard"), _Remarks(alone=alone)
-    log.addHandler(remarks)
+def print_warnings(*, single_broker: bool) -> Iterator[None]:
+    """Print the consumer's warnings to standard error while the block runs."""
+    logger, handler = logging.getLogger("shardyard"), _WarningPrinter(single_broker=single_broker)
+    logger.addHandler(handler)
     try:
         yield
     finally:
-        log.removeHandler(remarks)
+        logger.removeHandler(handler)
 
 
-class _Remarks(logging.Handler):
-    """Warnings, for people; once also what it means to have but one broker."""
+class _WarningPrinter(logging.Handler):
+    """Prints warnings. If a single broker becomes unreachable, also explains, once, that there is no failover."""
 
-    def __init__(self, *, alone: bool) -> None:
+    def __init__(self, *, single_broker: bool) -> None:
         super().__init__(logging.WARNING)
-        self._alone = alone
+        self._explain = single_broker
 
     def emit(self, record: logging.LogRecord) -> None:
-        say(record.getMessage())
-        if self._alone and isinstance(record.args, tuple) and any(isinstance(arg, Unreachable) for arg in record.args):
-            self._alone = False
-            say("no other broker is named (--broker may be repeated): it goes on when this one is back")
+        print_message(record.getMessage())
+        if self._explain and isinstance(record.args, tuple) and any(isinstance(a, Unreachable) for a in record.args):
+            self._explain = False
+            print_message("waiting for this broker: there is no other to fail over to (--broker may be repeated)")
 
 
 class _Stop:
-    """When to stop: after so many records, so many seconds, or an interrupt."""
+    """When to stop: after a number of records, after a number of seconds, or on SIGINT or SIGTERM."""
 
     def __init__(self, count: int | None, seconds: float | None) -> None:
         self.left = count
         self._seconds = seconds
 
-    def listen(self) -> None:
+    def start(self) -> None:
+        """Start the timer, and handle signals from now on."""
         loop = asyncio.get_running_loop()
-        self._told = asyncio.Event()
+        self._stopped = asyncio.Event()
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._told.set)
+            loop.add_signal_handler(number, self._stopped.set)
         if self._seconds is not None:
-            loop.call_later(self._seconds, self._told.set)
+            loop.call_later(self._seconds, self._stopped.set)
 
     def now(self) -> None:
-        self._told.set()
+        self._stopped.set()
 
-    async def or_(self, work: Coroutine[Any, Any, T]) -> T | None:
-        """What `work` returns, or None if it is time to stop before; then the work is cancelled."""
+    async def run(self, work: Coroutine[Any, Any, T]) -> T | None:
+        """Return what `work` returns. If it is time to stop before that, cancel the work and return None."""
         tasks: tuple[asyncio.Task[T], asyncio.Task[Any]]
-        tasks = asyncio.create_task(work), asyncio.create_task(self._told.wait())
+        tasks = asyncio.create_task(work), asyncio.create_task(self._stopped.wait())
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             return tasks[0].result() if tasks[0].done() else None
@@ -155,33 +165,34 @@ async def _consume(
 ) -> None:
     from shardyard.client import Consumer  # noqa: PLC0415 slow to import
 
-    stop.listen()
-    most = min(BATCH_RECORDS, stop.left or BATCH_RECORDS)
-    async with Consumer(urls, group, topics, token=token(), max_records=most, **options) as consumer:
+    stop.start()
+    max_records = min(BATCH_RECORDS, stop.left or BATCH_RECORDS)
+    async with Consumer(urls, group, topics, token=token(), max_records=max_records, **options) as consumer:
         if sys.stderr.isatty():
-            say(f"joined group {group!r} as {consumer.member.name!r}; records follow as they come")
+            print_message(f"joined group {group!r} as {consumer.member.name!r}; waiting for records")
         if command is None:
-            printed = await _print(consumer, stop, json=json)
-            say(f"{printed} printed")
+            printed = await _print_records(consumer, stop, json=json)
+            print_message(f"{printed} printed")
         else:
-            commands = _Commands(command, stop)
-            await stop.or_(consumer.run(commands.handle, concurrency=concurrency))
-            say(f"{commands.done} done, {commands.failed} failed")
+            runner = _CommandRunner(command, stop)
+            await stop.run(consumer.run(runner.handle, concurrency=concurrency))
+            print_message(f"{runner.done} done, {runner.failed} failed")
 
 
-async def _print(consumer: "Consumer", stop: _Stop, *, json: bool) -> int:
-    """How many."""
+async def _print_records(consumer: "Consumer", stop: _Stop, *, json: bool) -> int:
+    """Print and commit records until it is time to stop; returns how many were printed."""
     from shardyard.client.consumer import next_of  # noqa: PLC0415 slow to import
 
-    line = _json_line if json else _line
+    format_record = _format_json if json else _format_tabs
     batches = consumer.__aiter__()
     printed = 0
-    while stop.left != 0 and (batch := await stop.or_(next_of(batches))) is not None:
+    while stop.left != 0 and (batch := await stop.run(next_of(batches))) is not None:
         rows = list(zip(batch.offsets(), batch.records(), strict=True))[: stop.left]
-        await asyncio.to_thread(_write, b"".join(line(record, batch.partition, offset) for offset, record in rows))
-        whole = len(rows) == len(batch)
-        with contextlib.suppress(Fenced):  # it has gone to another member, who prints it again
-            await batch.commit(None if whole else rows[-1][0] + 1)
+        lines = b"".join(format_record(record, batch.partition, offset) for offset, record in rows)
+        await asyncio.to_thread(_write, lines)
+        is_whole_batch = len(rows) == len(batch)
+        with contextlib.suppress(Fenced):  # the partition has another owner, which prints these records again
+            await batch.commit(None if is_whole_batch else rows[-1][0] + 1)
         printed += len(rows)
         if stop.left is not None:
             stop.left -= len(rows)
@@ -189,52 +200,52 @@ async def _print(consumer: "Consumer", stop: _Stop, *, json: bool) -> int:
 
 
 def _write(lines: bytes) -> None:
-    """In a thread: a slow reader must not keep the member from its heartbeats."""
+    """Runs in a thread, so that a slow reader of our output does not delay the member's heartbeats."""
     sys.stdout.buffer.write(lines)
     sys.stdout.buffer.flush()
 
 
-def _line(record: Record, partition: Partition, offset: int) -> bytes:
+def _format_tabs(record: Record, partition: Partition, offset: int) -> bytes:
     cells = (str(partition).encode(), b"%d" % offset, record.key or b"", record.value)
     return b"\t".join(cell.replace(b"\t", b"\\t").replace(b"\n", b"\\n") for cell in cells) + b"\n"
 
 
-def _json_line(record: Record, partition: Partition, offset: int) -> bytes:
+def _format_json(record: Record, partition: Partition, offset: int) -> bytes:
     from shardyard.wire.records import json_record  # noqa: PLC0415 slow to import
 
     return msgspec.json.encode(json_record(record, partition, offset)) + b"\n"
 
 
 class CommandFailed(Exception):
-    """What a command that failed said last."""
+    """Raised when a command exits with another code than 0; has the end of its standard error."""
 
 
-class _Commands:
-    """Runs a command for each record."""
+class _CommandRunner:
+    """Runs a command for each record, up to the number of records after which to stop."""
 
     def __init__(self, command: str, stop: _Stop) -> None:
         self.done = self.failed = 0
         self._command = command
         self._stop = stop
-        self._most, self._begun = stop.left, 0
+        self._limit, self._started = stop.left, 0
 
     async def handle(self, message: "Message") -> None:
-        if self._begun == self._most:
-            await asyncio.Event().wait()  # no further one is begun; it is cancelled when the others are done
-        self._begun += 1
+        if self._started == self._limit:
+            await asyncio.Event().wait()  # never handled: it is cancelled when the commands that run are done
+        self._started += 1
         try:
             await self._run(message)
             self.done += 1
         except CommandFailed as error:
             self.failed += 1
-            say(f"{message.origin}, attempt {message.attempt}: {error}")
+            print_message(f"{message.origin}, attempt {message.attempt}: {error}")
             raise
         finally:
-            if self.done + self.failed == self._most:
+            if self.done + self.failed == self._limit:
                 self._stop.now()
 
     async def _run(self, message: "Message") -> None:
-        """In a session of its own: an interrupt is for us, and is no failure of the command."""
+        """Run the command in a session of its own: Ctrl-C stops us, and must not make the command fail."""
         process = await asyncio.create_subprocess_shell(
             self._command,
             stdin=asyncio.subprocess.PIPE,
@@ -245,19 +256,19 @@ class _Commands:
         assert process.stdin is not None  # noqa: S101 mypy
         assert process.stderr is not None  # noqa: S101
         try:
-            _, said, code = await asyncio.gather(
-                _feed(process.stdin, message.value), _pass_on(process.stderr), process.wait()
+            _, reason, code = await asyncio.gather(
+                _write_stdin(process.stdin, message.value), _forward_stderr(process.stderr), process.wait()
             )
         finally:
             if process.returncode is None:
-                await _end(process)
+                await _terminate(process)
         if code:
-            raise CommandFailed(f"exit code {code}" + (f": {said}" if said else ""))
+            raise CommandFailed(f"exit code {code}" + (f": {reason}" if reason else ""))
 
 
 def _environment(message: "Message") -> dict[str, str]:
     topic, partition, offset = message.origin.rsplit("/", 2)
-    told = {
+    variables = {
         "TOPIC": topic,
         "PARTITION": partition,
         "OFFSET": offset,
@@ -266,20 +277,20 @@ def _environment(message: "Message") -> dict[str, str]:
     }
     with contextlib.suppress(UnicodeDecodeError):
         key = (message.key or b"\0").decode()
-        told |= {} if "\0" in key else {"KEY": key}
+        variables |= {} if "\0" in key else {"KEY": key}
     inherited = {name: text for name, text in os.environ.items() if name != "SHARDYARD_TOKEN"}
-    return inherited | {f"SHARDYARD_{name}": text for name, text in told.items()}
+    return inherited | {f"SHARDYARD_{name}": text for name, text in variables.items()}
 
 
-async def _feed(stdin: asyncio.StreamWriter, value: bytes) -> None:
-    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it need not read it
+async def _write_stdin(stdin: asyncio.StreamWriter, value: bytes) -> None:
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the command need not read it
         stdin.write(value)
         await stdin.drain()
     stdin.close()
 
 
-async def _pass_on(stderr: asyncio.StreamReader) -> str:
-    """Standard error, on to ours; returns the end of it."""
+async def _forward_stderr(stderr: asyncio.StreamReader) -> str:
+    """Copy the command's standard error to ours; returns the end of it."""
     last = b""
     while chunk := await stderr.read(65536):
         sys.stderr.write(chunk.decode(errors="replace"))
@@ -287,11 +298,11 @@ async def _pass_on(stderr: asyncio.StreamReader) -> str:
     return last.decode(errors="replace").strip()
 
 
-async def _end(process: asyncio.subprocess.Process) -> None:
-    """With all that it started."""
+async def _terminate(process: asyncio.subprocess.Process) -> None:
+    """End the command and all processes that it started."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, number)
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(process.wait(), ENDING_SECONDS)
+            await asyncio.wait_for(process.wait(), TERMINATE_SECONDS)
             return

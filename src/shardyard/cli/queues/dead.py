@@ -1,81 +1,88 @@
-"""`shardyard dead`: records that were given up."""
+"""`shardyard dead`: inspect and redrive dead letters."""
 
 from typing import Annotated, Any
 
 import typer
 
-from shardyard.cli.output import Count, Json, print_json, print_table
-from shardyard.cli.queues.options import Brokers, Group, Topic, ask, checked, print_listed, shown_time
+from shardyard.cli.options import Json, integer_option
+from shardyard.cli.output import print_json, print_list, print_table
+from shardyard.cli.queues.options import Brokers, Group, Topic, check_name, format_time
+from shardyard.cli.queues.session import request
 from shardyard.model import InvalidCall, InvalidValue
 
-app = typer.Typer(name="dead", help="Look at records that a group gave up, and try them again.", no_args_is_help=True)
+app = typer.Typer(
+    name="dead",
+    help="Inspect and redrive dead letters: records that a group failed to handle.",
+    no_args_is_help=True,
+)
 
-MOST = 10_000
-"""Dead letters that a broker lists at once."""
+MAX_LETTERS = 10_000
+"""The most dead letters that a broker lists at once."""
 VALUE_CHARACTERS = 40
-"""Of a value in a list."""
+"""How much of a value a list shows."""
 
 
 @app.command("list")
 def list_dead(
     group: Group,
     topic: Topic,
-    limit: Annotated[int, Count("--limit", help="The most to list.")] = 100,
+    limit: Annotated[int, integer_option("--limit", help="The maximum number of dead letters to list.")] = 100,
     brokers: Brokers = None,
     json: Json = False,
 ) -> None:
-    """List a group's dead letters of a topic, the newest first. `dead show` has the whole value.
+    """List a group's dead letters from a topic, newest first. `dead show` prints one in full.
 
     Examples:
 
       shardyard dead list billing orders
     """
-    found = _found(brokers, group, topic, limit)
-    print_listed(found if json else [_row(letter) for letter in found], "dead letters", json=json)
+    letters = _dead_letters(brokers, group, topic, limit)
+    print_list(letters if json else [_row(letter) for letter in letters], "dead letters", json=json)
 
 
 @app.command("show")
 def show(
     group: Group,
     topic: Topic,
-    record: Annotated[
-        str, typer.Argument(metavar="ID", help="The record's id, as `dead list` has it.", show_default=False)
+    record_id: Annotated[
+        str, typer.Argument(metavar="ID", help="The record's id, as `dead list` prints it.", show_default=False)
     ],
     brokers: Brokers = None,
     json: Json = False,
 ) -> None:
-    """Show one dead letter: the record, why it was given up, and where it came from.
+    """Show one dead letter: the record, why it failed, and where it was published.
 
     Examples:
 
       shardyard dead show billing orders 6f1e0b2c8d5a4f7e9b3c1d2e4f5a6b7c
     """
-    for letter in _found(brokers, group, topic, MOST):
-        if letter["record"]["id"] == record:
+    for letter in _dead_letters(brokers, group, topic, MAX_LETTERS):
+        if letter["record"]["id"] == record_id:
             break
     else:
-        raise InvalidValue("ID", record, f"that of one of the newest {MOST} dead letters; see `shardyard dead list`")
+        expected = f"the id of one of the newest {MAX_LETTERS} dead letters; see `shardyard dead list`"
+        raise InvalidValue("ID", record_id, expected)
     if json:
         print_json(letter)
         return
-    record_shown = {name: value for name, value in letter["record"].items() if name != "timestamp"}
-    told = _row(letter) | record_shown
-    print_table([{"field": name, "value": value} for name, value in told.items() if value != {}])
+    record = {name: value for name, value in letter["record"].items() if name != "timestamp"}
+    fields = _row(letter) | record
+    print_table([{"field": name, "value": value} for name, value in fields.items() if value != {}])
 
 
 @app.command("redrive")
 def redrive(
     group: Group,
     topic: Topic,
-    records: Annotated[
+    record_ids: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[ID...]", help="Their ids, as `dead list` has them.", show_default=False),
+        typer.Argument(metavar="[ID...]", help="The records' ids, as `dead list` prints them.", show_default=False),
     ] = None,
-    every: Annotated[bool, typer.Option("--all", help="All there are.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Redrive all of them.")] = False,
     brokers: Brokers = None,
     json: Json = False,
 ) -> None:
-    """Give a group its dead letters again, as if they had never failed: those with the ids, or all.
+    """Deliver dead letters to their group again, as if they had never failed: those with the given ids, or all.
 
     Examples:
 
@@ -83,19 +90,20 @@ def redrive(
 
       shardyard dead redrive billing orders --all
     """
-    if bool(records) == every:
+    if bool(record_ids) == every:
         raise InvalidCall("expected either ids of dead letters, or --all")
-    asked = {"topic": topic, "ids": None if every else records}
-    told = ask(brokers, "POST", f"/v1/groups/{checked(group)}/dead/redrive", asked)
+    body = {"topic": topic, "ids": None if every else record_ids}
+    response = request(brokers, "POST", f"/v1/groups/{check_name(group)}/dead/redrive", body)
     if json:
-        print_json(told)
+        print_json(response)
     else:
-        print_table([told])
+        print_table([response])
 
 
-def _found(brokers: list[str] | None, group: str, topic: str, limit: int) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = ask(brokers, "GET", f"/v1/groups/{checked(group)}/dead", topic=topic, limit=limit)
-    return found
+def _dead_letters(brokers: list[str] | None, group: str, topic: str, limit: int) -> list[dict[str, Any]]:
+    path = f"/v1/groups/{check_name(group)}/dead"
+    letters: list[dict[str, Any]] = request(brokers, "GET", path, topic=topic, limit=limit)
+    return letters
 
 
 def _row(letter: dict[str, Any]) -> dict[str, Any]:
@@ -104,14 +112,14 @@ def _row(letter: dict[str, Any]) -> dict[str, Any]:
     return {
         "id": record["id"],
         "key": record.get("key", record.get("key_base64")),
-        "value": _short(record.get("value", record.get("value_base64", ""))),
+        "value": _shorten(record.get("value", record.get("value_base64", ""))),
         "attempts": letter["attempts"],
         "reason": letter["reason"],
         "origin": letter["origin"],
-        "published": None if published is None else shown_time(published),
-        "died": shown_time(letter["died_at"]),
+        "published": None if published is None else format_time(published),
+        "died": format_time(letter["died_at"]),
     }
 
 
-def _short(text: str) -> str:
+def _shorten(text: str) -> str:
     return text if len(text) <= VALUE_CHARACTERS else f"{text[: VALUE_CHARACTERS - 1]}…"

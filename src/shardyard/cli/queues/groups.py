@@ -1,4 +1,4 @@
-"""`shardyard groups`: who owns what and how far they got; settings, pauses, resets."""
+"""`shardyard groups`: owners, positions and lag of groups; settings, pauses, resets."""
 
 import sys
 from collections.abc import Mapping
@@ -8,53 +8,40 @@ from typing import Annotated, Any
 import typer
 
 from shardyard.cli.help import Command, Rows
-from shardyard.cli.output import Count, Json, Row, print_json, print_table, print_tables, say
-from shardyard.cli.queues.options import (
-    OWN,
-    TIME,
-    Brokers,
-    Group,
-    Session,
-    Settings,
-    Text,
-    Topic,
-    ask,
-    changes,
-    checked,
-    print_listed,
-    settings_help,
-    shown_setting,
-    time_ms,
-)
-from shardyard.cli.queues.topics import say_deleted
+from shardyard.cli.options import Json, integer_option, value_option
+from shardyard.cli.output import Row, print_json, print_list, print_message, print_table, print_tables
+from shardyard.cli.queues.options import INTERNAL_PREFIX, TIME, Brokers, Group, Settings, Topic, check_name, parse_time
+from shardyard.cli.queues.session import Session, request
+from shardyard.cli.queues.settings import format_setting, parse_settings, settings_help
+from shardyard.cli.queues.topics import print_deleted
 from shardyard.model import InvalidCall, InvalidValue
 
 app = typer.Typer(
     name="groups",
-    help="See who owns what and how far they got; set, pause, resume, reset and delete groups.",
+    help="Show owners, positions and lag of groups; configure, pause, resume, reset and delete them.",
     no_args_is_help=True,
 )
 
 Partitions = Annotated[
     list[str] | None,
-    typer.Option("--partition", metavar="TOPIC/INDEX", help="Only this one; may be given several times."),
+    typer.Option("--partition", metavar="TOPIC/INDEX", help="Only this partition; may be repeated."),
 ]
 STUCK_SECONDS = 5.0
-"""Without progress, of which a person hears."""
+"""How long an owner may make no progress before a table shows it."""
 
 
-class To(StrEnum):
+class ResetTarget(StrEnum):
     EARLIEST = "earliest"
     LATEST = "latest"
 
 
 @app.command("list")
 def list_groups(
-    every: Annotated[bool, typer.Option("--all", help="Also those that Shardyard keeps for itself.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Include Shardyard's internal groups.")] = False,
     brokers: Brokers = None,
     json: Json = False,
 ) -> None:
-    """List the groups, with the number of their members and their lag.
+    """List groups, with their number of members and their lag.
 
     Examples:
 
@@ -62,19 +49,19 @@ def list_groups(
 
       shardyard groups list --all --json
     """
-    found = ask(brokers, "GET", "/v1/groups")
-    shown = [row for row in found if every or not row["group"].startswith(OWN)]
-    print_listed(shown, "groups", len(found) - len(shown), json=json)
+    groups = request(brokers, "GET", "/v1/groups")
+    shown = [row for row in groups if every or not row["group"].startswith(INTERNAL_PREFIX)]
+    print_list(shown, "groups", len(groups) - len(shown), json=json)
 
 
 @app.command("show")
 def show(group: Group, brokers: Brokers = None, json: Json = False) -> None:
-    """Show a group: each partition with owner, epoch, committed, end and lag; the members; the settings.
+    """Show a group: its partitions with owner, epoch, committed offset, end and lag; its members; its settings.
 
-    Also the next owner of a partition that moves, and for how many seconds (stuck_for) an owner has not got ahead. On a
-    terminal that, and what is the same for all members, is left out where there is nothing to say.
+    For a partition that is moving, next_owner is the member it moves to. stuck_for is the number of seconds for which
+    an owner has made no progress. On a terminal, columns in which every row has the default value are hidden.
 
-    A group that is set before anybody joined has settings alone (in --json: joined is false).
+    A group that no member has joined yet has only settings (with --json, joined is false).
 
     Examples:
 
@@ -82,19 +69,19 @@ def show(group: Group, brokers: Brokers = None, json: Json = False) -> None:
 
       watch shardyard groups show billing
     """
-    found = ask(brokers, "GET", _path(group))
+    shown = request(brokers, "GET", _path(group))
     if json:
-        print_json(found)
+        print_json(shown)
         return
     print_tables(
         {
-            "partitions": _telling([_row(row, group) for row in found["partitions"]]),
-            "members": _telling([_member(member) for member in found["members"]]),
-            "settings": _settings(found["settings"]),
+            "partitions": _hide_default_columns([_partition_row(row, group) for row in shown["partitions"]]),
+            "members": _hide_default_columns([_member_row(member) for member in shown["members"]]),
+            "settings": _setting_rows(shown["settings"]),
         }
     )
-    if not found["joined"]:
-        say(f"group {group!r}: nobody has joined yet")
+    if not shown["joined"]:
+        print_message(f"no member has joined group {group!r} yet")
 
 
 class _Set(Command):
@@ -106,9 +93,9 @@ class _Set(Command):
 
 @app.command("set", cls=_Set)
 def set_group(group: Group, settings: Settings, brokers: Brokers = None, json: Json = False) -> None:
-    """Change settings; those that are not named stay. It takes effect at once, for all members.
+    """Change a group's settings; those not named stay as they are. Takes effect at once, for all members.
 
-    A group may be set before its first member joins. docs/queues.md says what each setting does.
+    A group can be configured before its first member joins. docs/queues.md describes each setting.
 
     Examples:
 
@@ -120,21 +107,21 @@ def set_group(group: Group, settings: Settings, brokers: Brokers = None, json: J
     """
     from shardyard.wire.settings import GroupSettings  # noqa: PLC0415 slow to import
 
-    asked = changes(GroupSettings, settings)
+    changes = parse_settings(GroupSettings, settings)
     with Session(brokers) as session:
-        told = session.ask("PATCH", _path(group), asked)
-        joined = session.ask("GET", _path(group))["joined"]
+        changed = session.request("PATCH", _path(group), changes)
+        joined = session.request("GET", _path(group))["joined"]
     if json:
-        print_json(told)
+        print_json(changed)
     else:
-        print_table(_settings(told))
+        print_table(_setting_rows(changed))
     if not joined:
-        say(f"group {group!r} has no members yet: the settings will hold when one joins")
+        print_message(f"no member has joined group {group!r} yet: the settings will apply when one does")
 
 
 @app.command("pause")
 def pause(group: Group, partitions: Partitions = None, brokers: Brokers = None, json: Json = False) -> None:
-    """Give a group no more records, on all partitions or on some; its members stay.
+    """Stop delivering records to a group, from all partitions or from some. Its members stay in the group.
 
     Examples:
 
@@ -143,19 +130,19 @@ def pause(group: Group, partitions: Partitions = None, brokers: Brokers = None, 
       shardyard groups pause billing --partition orders/3
     """
     with Session(brokers) as session:
-        found = session.ask("GET", _path(group))
-        there = [f"{row['topic']}/{row['partition']}" for row in found["partitions"]]
-        for each in partitions or ():
-            if each not in there:
-                raise InvalidValue("--partition", each, f"one of the group's: {', '.join(there)}")
-        paused = [*found["settings"]["paused_partitions"], *(partitions or ())]
-        asked = {"paused_partitions": sorted(set(paused))} if partitions else {"paused": True}
-        _print_paused(group, session.ask("PATCH", _path(group), asked), json=json)
+        shown = session.request("GET", _path(group))
+        existing = [f"{row['topic']}/{row['partition']}" for row in shown["partitions"]]
+        for partition in partitions or ():
+            if partition not in existing:
+                raise InvalidValue("--partition", partition, f"one of the group's partitions: {', '.join(existing)}")
+        paused = [*shown["settings"]["paused_partitions"], *(partitions or ())]
+        changes = {"paused_partitions": sorted(set(paused))} if partitions else {"paused": True}
+        _print_paused(group, session.request("PATCH", _path(group), changes), json=json)
 
 
 @app.command("resume")
 def resume(group: Group, partitions: Partitions = None, brokers: Brokers = None, json: Json = False) -> None:
-    """Give a group records again, on all partitions or on some that were paused.
+    """Deliver records to a paused group again, from all partitions or from some.
 
     Examples:
 
@@ -164,16 +151,18 @@ def resume(group: Group, partitions: Partitions = None, brokers: Brokers = None,
       shardyard groups resume billing --partition orders/3
     """
     with Session(brokers) as session:
-        settings = session.ask("GET", _path(group))["settings"]
-        left: list[str] = settings["paused_partitions"]
+        settings = session.request("GET", _path(group))["settings"]
+        paused: list[str] = settings["paused_partitions"]
         if partitions and settings["paused"]:
-            raise InvalidCall(f"group {group!r} is paused as a whole: resume it as a whole")
-        for each in partitions or ():
-            if each not in left:
-                raise InvalidValue("--partition", each, f"one that is paused: {', '.join(left) or 'none is'}")
-        stay = [each for each in left if partitions and each not in partitions]
-        asked = {"paused": False, "paused_partitions": stay}
-        _print_paused(group, session.ask("PATCH", _path(group), asked), json=json)
+            raise InvalidCall(f"all of group {group!r} is paused: resume it without --partition")
+        for partition in partitions or ():
+            if partition not in paused:
+                raise InvalidValue(
+                    "--partition", partition, f"a paused partition: {', '.join(paused) or 'there is none'}"
+                )
+        still_paused = [partition for partition in paused if partitions and partition not in partitions]
+        changes = {"paused": False, "paused_partitions": still_paused}
+        _print_paused(group, session.request("PATCH", _path(group), changes), json=json)
 
 
 @app.command("reset")
@@ -181,54 +170,58 @@ def reset(
     group: Group,
     topic: Topic,
     to: Annotated[
-        To | None, typer.Option("--to", metavar="earliest|latest", help="The first record there is, or the end.")
+        ResetTarget | None,
+        typer.Option("--to", metavar="earliest|latest", help="Continue with the first stored record, or at the end."),
     ] = None,
-    offset: Annotated[int | None, Count("--offset", help="An offset.")] = None,
+    offset: Annotated[int | None, integer_option("--offset", help="Continue at this offset.")] = None,
     time: Annotated[
-        str | None, Text("--time", metavar="TIME", help=f"The first record from then on, such as {TIME}.")
+        str | None,
+        value_option(
+            "--time", metavar="TIME", help=f"Continue with the first record at or after a time, such as {TIME}."
+        ),
     ] = None,
-    partitions: Annotated[list[int] | None, Count("--partition", help="Only this one; may be given several times.")] = (
-        None
-    ),
+    partitions: Annotated[
+        list[int] | None, integer_option("--partition", help="Reset only this partition; may be repeated.")
+    ] = None,
     brokers: Brokers = None,
     json: Json = False,
 ) -> None:
-    """Let a group go on from elsewhere, also while its members run.
+    """Reset a group's position in a topic. Works while its members run.
 
     Examples:
 
-      shardyard.groups.position_reset billing orders --to earliest
+      shardyard groups reset billing orders --to earliest
 
-      shardyard.groups.position_reset billing orders --offset 1200 --partition 3
+      shardyard groups reset billing orders --offset 1200 --partition 3
 
-      shardyard.groups.position_reset billing orders --time 2026-01-31T12:00:00Z
+      shardyard groups reset billing orders --time 2026-01-31T12:00:00Z
     """
-    ways = {"to": to, "offset": offset, "time": time_ms("--time", time)}
-    named = [(way, value) for way, value in ways.items() if value is not None]
-    if len(named) != 1:
-        raise InvalidCall("expected one of --to, --offset and --time")
-    ((way, value),) = named
-    asked: dict[str, object] = {"topic": topic, "partitions": partitions or None}
-    asked |= {"to": value} if way == "to" else {"to": way, "value": value}
-    found = ask(brokers, "POST", f"{_path(group)}/reset", asked)
+    options = {"to": to, "offset": offset, "time": parse_time("--time", time)}
+    given = [(option, value) for option, value in options.items() if value is not None]
+    if len(given) != 1:
+        raise InvalidCall("expected exactly one of --to, --offset and --time")
+    ((option, value),) = given
+    body: dict[str, object] = {"topic": topic, "partitions": partitions or None}
+    body |= {"to": value} if option == "to" else {"to": option, "value": value}
+    offsets = request(brokers, "POST", f"{_path(group)}/reset", body)
     if json:
-        print_json(found)
+        print_json(offsets)
     else:
-        print_table([{"partition": name, "offset": at} for name, at in found.items()])
+        print_table([{"partition": partition, "offset": position} for partition, position in offsets.items()])
 
 
 @app.command("delete")
 def delete(
     group: Group,
     force: Annotated[
-        bool, typer.Option("--force", help="Also with dead letters, and with records that wait to be tried again.")
+        bool, typer.Option("--force", help="Also delete dead letters, and records that wait for a retry.")
     ] = False,
     brokers: Brokers = None,
 ) -> None:
-    """Forget a group that has no members: its positions and its settings.
+    """Delete a group that has no members, with its positions and settings.
 
-    Its retry and dead-letter topics go with it. Those with records that wait to be tried again, or with dead letters,
-    are kept, unless by force.
+    Its retry and dead-letter topics are deleted too. Without --force, those that hold dead letters, or records that
+    wait for a retry, are kept.
 
     Examples:
 
@@ -236,17 +229,18 @@ def delete(
 
       shardyard groups delete billing --force
     """
-    told = ask(brokers, "DELETE", _path(group), force=str(force).lower())
-    say_deleted(f"group {group!r}", told)
+    deleted = request(brokers, "DELETE", _path(group), force=str(force).lower())
+    print_deleted(f"group {group!r}", deleted)
 
 
 def _path(group: str) -> str:
-    return f"/v1/groups/{checked(group)}"
+    return f"/v1/groups/{check_name(group)}"
 
 
-def _row(row: dict[str, Any], group: str) -> dict[str, object]:
-    of = {} if row["group"] == group else {"group": row["group"]}  # of a broadcast group each member has its own
-    return of | {
+def _partition_row(row: dict[str, Any], group: str) -> dict[str, object]:
+    # Each member of a broadcast group has a group of its own.
+    member_group = {} if row["group"] == group else {"group": row["group"]}
+    return member_group | {
         "partition": f"{row['topic']}/{row['partition']}",
         "owner": row["owner"],
         "next_owner": row["next_owner"],
@@ -258,8 +252,8 @@ def _row(row: dict[str, Any], group: str) -> dict[str, object]:
     }
 
 
-def _member(member: dict[str, Any]) -> dict[str, object]:
-    """Its retry topics go without saying."""
+def _member_row(member: dict[str, Any]) -> dict[str, object]:
+    """A member without its retry topics, which every member has."""
     from shardyard.queues.retry_topics import beside  # noqa: PLC0415 slow to import
 
     return {
@@ -272,7 +266,7 @@ def _member(member: dict[str, Any]) -> dict[str, object]:
     }
 
 
-_USUAL: dict[str, object] = {
+_COLUMN_DEFAULTS: dict[str, object] = {
     "next_owner": None,
     "stuck_for": None,
     "weight": 1,
@@ -280,18 +274,20 @@ _USUAL: dict[str, object] = {
     "session_timeout": 10.0,
     "standby": False,
 }
-"""Of which people need not hear. A program in a pipe gets the same columns always."""
+"""Values that a terminal need not show. In a pipe the columns are always the same, for programs to rely on."""
 
 
-def _telling(rows: list[dict[str, object]]) -> list[Row]:
-    """On a terminal, without the columns that say nothing."""
-    dull = {name for name, usual in _USUAL.items() if all(row.get(name, usual) == usual for row in rows)}
-    dull = dull if sys.stdout.isatty() else set()
-    return [{name: value for name, value in row.items() if name not in dull} for row in rows]
+def _hide_default_columns(rows: list[dict[str, object]]) -> list[Row]:
+    """On a terminal, the rows without the columns in which all of them have the default value."""
+    hidden = {
+        name for name, default in _COLUMN_DEFAULTS.items() if all(row.get(name, default) == default for row in rows)
+    }
+    hidden = hidden if sys.stdout.isatty() else set()
+    return [{name: value for name, value in row.items() if name not in hidden} for row in rows]
 
 
-def _settings(settings: dict[str, Any]) -> list[Row]:
-    return [{"setting": name, "value": shown_setting(value)} for name, value in settings.items()]
+def _setting_rows(settings: dict[str, Any]) -> list[Row]:
+    return [{"setting": name, "value": format_setting(value)} for name, value in settings.items()]
 
 
 def _print_paused(group: str, settings: dict[str, Any], *, json: bool) -> None:
@@ -299,4 +295,4 @@ def _print_paused(group: str, settings: dict[str, Any], *, json: bool) -> None:
     if json:
         print_json(row)
     else:
-        print_table([{**row, "paused_partitions": shown_setting(row["paused_partitions"])}])
+        print_table([{**row, "paused_partitions": format_setting(row["paused_partitions"])}])

@@ -1,4 +1,4 @@
-"""`shardyard nginx-config`: a proxy before several brokers."""
+"""`shardyard nginx-config`: Nginx as a load balancer in front of several brokers."""
 
 import sys
 from typing import Annotated
@@ -12,7 +12,7 @@ def nginx_config(
         typer.Option(
             "--brokers",
             metavar="HOST:PORT,...",
-            help="The brokers to spread calls over; http:// may stand before each.",
+            help="The brokers to balance requests over, with or without http://.",
             show_default=False,
         ),
     ],
@@ -21,11 +21,11 @@ def nginx_config(
         typer.Option(
             "--listen",
             metavar="[HOST:]PORT",
-            help="Where Nginx listens; on 127.0.0.1 if no host is named, on all with *:PORT.",
+            help="Where Nginx listens. Without a host: on 127.0.0.1; with *:PORT: on all interfaces.",
         ),
     ] = "7480",
 ) -> None:
-    """Print an Nginx configuration that spreads calls over brokers, and goes on when one of them dies.
+    """Print an Nginx configuration that balances requests over brokers, and fails over when one of them dies.
 
     Examples:
 
@@ -35,5 +35,5 @@ def nginx_config(
     """
     from shardyard.server.nginx import nginx_config as config  # noqa: PLC0415 slow to import
 
-    named = [each.strip().removeprefix("http://").removesuffix("/") for each in brokers.split(",") if each.strip()]
-    sys.stdout.write(config(named, listen))
+    addresses = [url.strip().removeprefix("http://").removesuffix("/") for url in brokers.split(",") if url.strip()]
+    sys.stdout.write(config(addresses, listen))

@@ -1,4 +1,4 @@
-"""`shardyard publish`: records from arguments or standard input."""
+"""`shardyard publish`: publish records from arguments or standard input."""
 
 import io
 import os
@@ -12,33 +12,24 @@ import typer
 from rich.console import Console
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
-from shardyard.cli.output import Count, Json, print_json, print_table, say
-from shardyard.cli.queues.options import TIME, Brokers, Session, Text, Topic, ask, checked, shown_time, time_ms
-from shardyard.model import (
-    TAG,
-    TRACE,
-    Appended,
-    Conflict,
-    Denied,
-    Headers,
-    InvalidCall,
-    InvalidValue,
-    Record,
-    ShardyardError,
-    TooLarge,
-)
+from shardyard.cli.options import Json, integer_option, value_option
+from shardyard.cli.output import print_json, print_message, print_table
+from shardyard.cli.queues.options import TIME, Brokers, Topic, check_name, format_time, parse_time
+from shardyard.cli.queues.session import Session, request
+from shardyard.model import TAG, TRACE, Appended, Headers, InvalidCall, InvalidValue, Record, ShardyardError, TooLarge
 
 if TYPE_CHECKING:
     from shardyard.wire.records import Posted
 
 BATCH_RECORDS = 500
 CHUNK_BYTES = 1024 * 1024
-MOST_LINE_BYTES = 4 * 1024 * 1024
-PATIENCE_SECONDS = 30.0
-"""For which brokers may be out of reach meanwhile."""
-MOST_LATER = 1_000
-"""Delayed records that are told one by one in --json; people are told of a few."""
-FEW = 10
+MAX_LINE_BYTES = 4 * 1024 * 1024
+RETRY_SECONDS = 30.0
+"""How long a request is retried while no broker can be reached."""
+MAX_DELAYED_JSON = 1_000
+"""How many delayed records --json lists one by one."""
+MAX_DELAYED_PRINTED = 10
+"""How many delayed records are listed one by one without --json."""
 
 
 def publish(
@@ -47,37 +38,51 @@ def publish(
         list[str] | None,
         typer.Argument(
             metavar="[VALUE...]",
-            help="One record each. Without any: standard input, one a line; empty lines are skipped.",
+            help="The records' values. Without any, each non-empty line of standard input is a record.",
         ),
     ] = None,
     key: Annotated[
-        str | None, Text("--key", "-k", metavar="KEY", help="Of all of them. Default: distributed in turn.")
+        str | None,
+        value_option(
+            "--key", "-k", metavar="KEY", help="The records' key. Default: none; records are distributed round-robin."
+        ),
     ] = None,
     record_id: Annotated[
-        str | None, Text("--id", metavar="ID", help="Of the one record. Default: one is made up.")
+        str | None, value_option("--id", metavar="ID", help="The id of a single record. Default: a generated one.")
     ] = None,
-    tag: Annotated[str | None, Text("--tag", metavar="TAG", help="By which groups choose what they get.")] = None,
-    trace: Annotated[str | None, Text("--trace", metavar="ID", help="A trace id, to search for.")] = None,
+    tag: Annotated[
+        str | None, value_option("--tag", metavar="TAG", help="The records' tag, by which groups can filter.")
+    ] = None,
+    trace: Annotated[
+        str | None, value_option("--trace", metavar="ID", help="The records' trace id, for `search`.")
+    ] = None,
     headers: Annotated[
-        list[str] | None, Text("--header", metavar="NAME=VALUE", help="May be given several times.")
+        list[str] | None,
+        value_option("--header", metavar="NAME=VALUE", help="A header of the records; may be repeated."),
     ] = None,
     delay: Annotated[
-        float | None, Text("--delay", metavar="SECONDS", help="Until they are delivered, up to 90 days.")
+        float | None,
+        value_option("--delay", metavar="SECONDS", help="Deliver the records after this time, at most 90 days."),
     ] = None,
     deliver_at: Annotated[
-        str | None, Text("--deliver-at", metavar="TIME", help=f"When they are delivered, such as {TIME}.")
+        str | None,
+        value_option("--deliver-at", metavar="TIME", help=f"Deliver the records at this time, such as {TIME}."),
     ] = None,
-    partition: Annotated[int | None, Count("--partition", help="The partition they go to, whatever their key.")] = None,
+    partition: Annotated[
+        int | None, integer_option("--partition", help="Publish to this partition, whatever the key.")
+    ] = None,
     json_lines: Annotated[
-        bool, typer.Option("--json-lines", help="Lines are JSON, as `consume --json` prints them.")
+        bool, typer.Option("--json-lines", help="Read lines of JSON, as `consume --json` prints them.")
     ] = False,
     brokers: Brokers = None,
     json: Json = False,
 ) -> None:
-    """Publish records; done when they are durable. Says how many went where, and which are delivered later.
+    """Publish records, and return when they are durable.
 
-    A line of --json-lines has a value (or value_base64), and may have key, id, tag, trace, headers, and delay (seconds)
-    or deliver_at (ms since 1970).
+    Prints how many records each partition got, and when delayed records will be delivered.
+
+    With --json-lines, each line of standard input has a value (or value_base64), and may have key, id, tag, trace,
+    headers, and delay (seconds) or deliver_at (ms since 1970).
 
     Examples:
 
@@ -91,79 +96,84 @@ def publish(
 
       echo '{"value": "hello", "key": "alice", "delay": 5}' | shardyard publish orders --json-lines
     """
-    checked(topic)
-    alone = (values, key, record_id, tag, trace, headers, delay, deliver_at)
-    if json_lines and any(option is not None for option in alone):
-        raise InvalidCall("--json-lines takes all but --partition from standard input: expected no value, key or such")
+    check_name(topic)
+    record_options = (values, key, record_id, tag, trace, headers, delay, deliver_at)
+    if json_lines and any(given is not None for given in record_options):
+        raise InvalidCall(
+            "--json-lines takes everything about a record from its line: expected no values, and none of --key, --id, "
+            "--tag, --trace, --header, --delay and --deliver-at"
+        )
     if record_id is not None and len(values or ()) != 1:
-        raise InvalidCall(f"--id is that of one record: expected one value, got {len(values or ())}")
-    due = _due(delay, deliver_at)
+        raise InvalidCall(f"--id is for a single record: expected one value, got {len(values or ())}")
+    due = _due_time(delay, deliver_at)
     if partition is not None and partition < 0:
-        raise InvalidValue("--partition", partition, "a whole number of at least 0")
-    marks = _headers(tag, trace, headers or [])
-    ask(brokers, "GET", "/healthz")  # complain at once if nobody is there
-    with Session(brokers, PATIENCE_SECONDS) as session:
-        publishing = _Publishing(session, topic, partition)
+        raise InvalidValue("--partition", partition, "an integer of at least 0")
+    all_headers = _headers(tag, trace, headers or [])
+    request(brokers, "GET", "/healthz")  # fail at once if no broker can be reached
+    with Session(brokers, RETRY_SECONDS) as session:
+        publisher = _Publisher(session, topic, partition)
         if values:
-            batches: Iterable[list[Posted]] = _posted(_batches(map(os.fsencode, values)), key, marks, due, record_id)
+            in_batches = _in_batches(map(os.fsencode, values))
+            batches: Iterable[list[Posted]] = _to_records(in_batches, key, all_headers, due, record_id)
         elif json_lines:
-            batches = _parsed(_lines())
+            batches = _parse_json(_read_lines())
         else:
-            filled = ([line for line in lines if line] for lines in _lines())
-            batches = _posted(filled, key, marks, due)
-        publishing.all(batches)
+            non_empty = ([line for line in lines if line] for lines in _read_lines())
+            batches = _to_records(non_empty, key, all_headers, due)
+        publisher.publish(batches)
     if json:
-        counts = {"records": publishing.count, "delayed": publishing.delayed}
-        print_json(counts | {"stored": publishing.rows(), "later": publishing.later})
+        counts = {"records": publisher.count, "delayed": publisher.delayed_count}
+        print_json(counts | {"stored": publisher.rows(), "later": publisher.delayed})
         return
-    print_table(publishing.rows())
-    for later in publishing.later[:FEW]:
-        say(f"record {later['id']} is delivered at {shown_time(later['deliver_at'])}")
-    if publishing.delayed > FEW:
-        say(f"so are {publishing.delayed - FEW} more, each at its time")
-    if not publishing.count:
-        say("nothing to publish")
+    print_table(publisher.rows())
+    for delayed in publisher.delayed[:MAX_DELAYED_PRINTED]:
+        print_message(f"record {delayed['id']} will be delivered at {format_time(delayed['deliver_at'])}")
+    if publisher.delayed_count > MAX_DELAYED_PRINTED:
+        print_message(f"{publisher.delayed_count - MAX_DELAYED_PRINTED} more records will be delivered later")
+    if not publisher.count:
+        print_message("nothing to publish")
 
 
-class _Publishing:
-    """Publishes batch after batch, so that the order holds, and counts what went where."""
+class _Publisher:
+    """Publishes batches one after the other, which keeps their order, and counts the records on each partition."""
 
     def __init__(self, session: Session, topic: str, partition: int | None) -> None:
         from shardyard.client import Producer  # noqa: PLC0415 slow to import
 
-        self.count = self.delayed = 0
-        self.later: list[dict[str, Any]] = []
-        """Ids and times of the first delayed ones."""
+        self.count = self.delayed_count = 0
+        self.delayed: list[dict[str, Any]] = []
+        """Ids and delivery times of the first delayed records."""
         self._session = session
         self._producer = Producer(session.brokers)
         self._topic = topic
         self._partition = partition
-        self._parts: dict[int, dict[str, int]] = {}
+        self._rows: dict[int, dict[str, int]] = {}
 
-    def all(self, batches: Iterable[list["Posted"]]) -> None:
+    def publish(self, batches: Iterable[list["Posted"]]) -> None:
         console = Console(stderr=True)
         columns = (TextColumn("{task.completed:,.0f} records"), TimeElapsedColumn())
         try:
             with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
                 task = bar.add_task("records", total=None)
                 for batch in batches:
-                    self._publish(batch)
+                    self._publish_batch(batch)
                     bar.update(task, completed=self.count)
         except (ShardyardError, KeyboardInterrupt) as error:
             if not self.count:
                 raise
-            why = str(error) or "interrupted"
-            raise ShardyardError(f"{why} (the first {self.count} records are published)") from None
+            reason = str(error) or "interrupted"
+            raise ShardyardError(f"{reason} (the first {self.count} records were published)") from None
 
-    def _publish(self, batch: list["Posted"]) -> None:
-        if at_once := [posted.record for posted in batch if posted.due is None]:
-            work = self._producer.publish(self._topic, at_once, partition=self._partition)
-            self._note(self._session.wait(work))
-        if later := [posted for posted in batch if posted.due is not None]:
-            self._note(self._delay(later))
+    def _publish_batch(self, batch: list["Posted"]) -> None:
+        if immediate := [posted.record for posted in batch if posted.due is None]:
+            work = self._producer.publish(self._topic, immediate, partition=self._partition)
+            self._add_stored(self._session.run(work))
+        if delayed := [posted for posted in batch if posted.due is not None]:
+            self._add_stored(self._publish_delayed(delayed))
         self.count += len(batch)
 
-    def _delay(self, later: list["Posted"]) -> list[Appended]:
+    def _publish_delayed(self, delayed: list["Posted"]) -> list[Appended]:
+        """Returns where records were stored that turned out to be due already."""
         from shardyard.wire.codec import encode  # noqa: PLC0415 slow to import
         from shardyard.wire.media import MSGPACK  # noqa: PLC0415
         from shardyard.wire.records import PackedRecord, PackedRecords  # noqa: PLC0415
@@ -171,58 +181,58 @@ class _Publishing:
 
         packed = [
             PackedRecord(r.value, r.key, r.id, list(r.headers), r.timestamp, posted.due)
-            for posted in later
+            for posted in delayed
             for r in (posted.record,)
         ]
         body = encode(PackedRecords(packed), MSGPACK)
-        kind = {"Content-Type": MSGPACK}
+        headers = {"Content-Type": MSGPACK}
         path, query = f"/v1/topics/{self._topic}/records", {"partition": self._partition}
-        response = self._session.wait(self._session.brokers.call("POST", path, body, kind, query=query))
+        response = self._session.run(self._session.brokers.call("POST", path, body, headers, query=query))
         published = response.decode(Published)
-        self.delayed += published.delayed
-        late = sorted(later, key=_time)[len(later) - published.delayed :]  # what is due already is stored
-        room = MOST_LATER - len(self.later)
-        self.later += [{"id": posted.record.id, "deliver_at": posted.due} for posted in late[:room]]
+        self.delayed_count += published.delayed
+        not_due = sorted(delayed, key=_due_or_zero)[len(delayed) - published.delayed :]  # the others were stored
+        space = MAX_DELAYED_JSON - len(self.delayed)
+        self.delayed += [{"id": posted.record.id, "deliver_at": posted.due} for posted in not_due[:space]]
         return [part.appended() for part in published.stored]
 
-    def _note(self, stored: list[Appended]) -> None:
+    def _add_stored(self, stored: list[Appended]) -> None:
         for part in stored:
             index, first, last = part.partition.index, part.first.offset, part.first.offset + part.count - 1
-            row = self._parts.setdefault(index, {"partition": index, "records": 0, "first": first, "last": last})
+            row = self._rows.setdefault(index, {"partition": index, "records": 0, "first": first, "last": last})
             row["records"] += part.count
             row["first"], row["last"] = min(row["first"], first), max(row["last"], last)
 
     def rows(self) -> list[dict[str, int]]:
-        """How many went to each partition, and the first and last of their offsets."""
-        return [self._parts[index] for index in sorted(self._parts)]
+        """The number of records that each partition got, with their first and last offset."""
+        return [self._rows[index] for index in sorted(self._rows)]
 
 
-def _due(delay: float | None, deliver_at: str | None) -> Callable[[], int | None]:
-    """When what is published now is delivered, in ms since 1970; None: at once."""
+def _due_time(delay: float | None, deliver_at: str | None) -> Callable[[], int | None]:
+    """A function that returns when a record published now is due, in ms since 1970, or None for at once."""
     from shardyard.model.batch import now_ms  # noqa: PLC0415 slow to import
     from shardyard.queues.delays import MAX_DELAY_MS  # noqa: PLC0415
 
-    most = MAX_DELAY_MS // 1000
+    max_seconds = MAX_DELAY_MS // 1000
     if delay is not None and deliver_at is not None:
-        raise InvalidCall("expected either --delay or --deliver-at")
+        raise InvalidCall("expected --delay or --deliver-at, not both")
     if delay is not None:
-        if not 0 <= delay <= most:
-            raise InvalidValue("--delay", delay, f"seconds, 0 to {most} (90 days)")
-        wait = round(delay * 1000)
-        return lambda: now_ms() + wait
-    at = time_ms("--deliver-at", deliver_at)
-    if at is not None and at > now_ms() + MAX_DELAY_MS:
+        if not 0 <= delay <= max_seconds:
+            raise InvalidValue("--delay", delay, f"seconds, 0 to {max_seconds} (90 days)")
+        delay_ms = round(delay * 1000)
+        return lambda: now_ms() + delay_ms
+    due = parse_time("--deliver-at", deliver_at)
+    if due is not None and due > now_ms() + MAX_DELAY_MS:
         raise InvalidValue("--deliver-at", deliver_at, "a time within the next 90 days")
-    return lambda: at
+    return lambda: due
 
 
-def _time(posted: "Posted") -> int:
+def _due_or_zero(posted: "Posted") -> int:
     return posted.due or 0
 
 
-def _headers(tag: str | None, trace: str | None, told: list[str]) -> Headers:
+def _headers(tag: str | None, trace: str | None, given: list[str]) -> Headers:
     pairs = [(TAG, tag), (TRACE, trace)]
-    for header in told:
+    for header in given:
         name, equals, value = header.partition("=")
         if not equals:
             raise InvalidValue("--header", header, "NAME=VALUE")
@@ -230,26 +240,26 @@ def _headers(tag: str | None, trace: str | None, told: list[str]) -> Headers:
     return tuple((name, os.fsencode(value)) for name, value in pairs if value is not None)
 
 
-def _batches(values: Iterable[bytes]) -> Iterator[list[bytes]]:
-    rest = iter(values)
-    while some := list(islice(rest, BATCH_RECORDS)):
-        yield some
+def _in_batches(values: Iterable[bytes]) -> Iterator[list[bytes]]:
+    remaining = iter(values)
+    while batch := list(islice(remaining, BATCH_RECORDS)):
+        yield batch
 
 
-def _lines() -> Iterator[list[bytes]]:
-    """The lines of standard input, as soon as they come, as many together as there are."""
+def _read_lines() -> Iterator[list[bytes]]:
+    """Read standard input as it arrives, and yield the complete lines of each chunk in batches."""
     rest = b""
     stdin = cast(io.BufferedReader, sys.stdin.buffer)
     while chunk := stdin.read1(CHUNK_BYTES):
         *lines, rest = (rest + chunk).split(b"\n")
-        if len(rest) > MOST_LINE_BYTES:
-            raise TooLarge("line in bytes", len(rest), MOST_LINE_BYTES)
-        yield from _batches(lines)
+        if len(rest) > MAX_LINE_BYTES:
+            raise TooLarge("line in bytes", len(rest), MAX_LINE_BYTES)
+        yield from _in_batches(lines)
     if rest:
         yield [rest]
 
 
-def _posted(
+def _to_records(
     batches: Iterable[list[bytes]],
     key: str | None,
     headers: Headers,
@@ -260,25 +270,25 @@ def _posted(
 
     key_bytes = None if key is None else os.fsencode(key)
     for batch in batches:
-        at = due()
+        due_ms = due()
         records = [Record.new(value, key_bytes, headers) for value in batch]
         if record_id is not None:
             records = [replace(record, id=record_id) for record in records]
-        yield [Posted(record, at) for record in records]
+        yield [Posted(record, due_ms) for record in records]
 
 
-def _parsed(batches: Iterable[list[bytes]]) -> Iterator[list["Posted"]]:
+def _parse_json(batches: Iterable[list[bytes]]) -> Iterator[list["Posted"]]:
     from shardyard.model.batch import now_ms  # noqa: PLC0415 slow to import
     from shardyard.wire.media import JSON  # noqa: PLC0415
     from shardyard.wire.records import Posted, decode_records  # noqa: PLC0415
 
-    number = 0
+    line_number = 0
     for batch in batches:
         now, records = now_ms(), list[Posted]()
         for line in batch:
-            number += 1
+            line_number += 1
             try:
                 records += decode_records(line, JSON, now) if line.strip() else []
-            except (InvalidCall, Conflict, Denied) as error:
-                raise InvalidCall(f"line {number}: {error}") from None
+            except InvalidCall as error:
+                raise InvalidCall(f"line {line_number}: {error}") from None
         yield records

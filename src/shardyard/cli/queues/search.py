@@ -2,27 +2,31 @@
 
 from typing import Annotated
 
-from shardyard.cli.output import Count, Json, print_json, print_table, say
-from shardyard.cli.queues.options import TIME, Brokers, Text, Topic, ask, checked, shown_time, time_ms
+from shardyard.cli.options import Json, integer_option, value_option
+from shardyard.cli.output import print_json, print_message, print_table
+from shardyard.cli.queues.options import TIME, Brokers, Topic, check_name, format_time, parse_time
+from shardyard.cli.queues.session import request
 from shardyard.model import InvalidCall, InvalidValue
 
 
 def search(
     topic: Topic,
-    record: Annotated[str | None, Text("--id", metavar="ID", help="The record's id.")] = None,
-    key: Annotated[str | None, Text("--key", "-k", metavar="KEY", help="The record's key.")] = None,
-    trace: Annotated[str | None, Text("--trace", metavar="ID", help="The record's trace id.")] = None,
-    tag: Annotated[str | None, Text("--tag", metavar="TAG", help="A tag of the record.")] = None,
+    record_id: Annotated[str | None, value_option("--id", metavar="ID", help="The record's id.")] = None,
+    key: Annotated[str | None, value_option("--key", "-k", metavar="KEY", help="The record's key.")] = None,
+    trace: Annotated[str | None, value_option("--trace", metavar="ID", help="The record's trace id.")] = None,
+    tag: Annotated[str | None, value_option("--tag", metavar="TAG", help="The record's tag.")] = None,
     since: Annotated[
-        str | None, Text("--since", metavar="TIME", help=f"Published then or later, such as {TIME}.")
+        str | None, value_option("--since", metavar="TIME", help=f"Published at this time or later, such as {TIME}.")
     ] = None,
-    until: Annotated[str | None, Text("--until", metavar="TIME", help="Published before.")] = None,
-    partition: Annotated[int | None, Count("--partition", help="Only on this one.")] = None,
-    limit: Annotated[int, Count("--limit", help="The most to find; of more, the newest.")] = 100,
+    until: Annotated[str | None, value_option("--until", metavar="TIME", help="Published before this time.")] = None,
+    partition: Annotated[int | None, integer_option("--partition", help="Search only this partition.")] = None,
+    limit: Annotated[
+        int, integer_option("--limit", help="The maximum number of records; if more match, the newest ones.")
+    ] = 100,
     brokers: Brokers = None,
     json: Json = False,
 ) -> None:
-    """Find the records of a topic that have all of what is named, the newest last.
+    """Find the records of a topic that match all given options, newest last.
 
     Examples:
 
@@ -32,35 +36,35 @@ def search(
 
       shardyard search orders --trace 4bf92f3577b34da6 --json
     """
-    wanted = {
-        "id": record,
+    conditions = {
+        "id": record_id,
         "key": key,
         "trace": trace,
         "tag": tag,
-        "since": (first := time_ms("--since", since)),
-        "until": (end := time_ms("--until", until)),
+        "since": (first := parse_time("--since", since)),
+        "until": (end := parse_time("--until", until)),
     }
-    if all(value is None for value in wanted.values()):
-        raise InvalidCall(f"expected at least one of {', '.join(f'--{name}' for name in wanted)}")
+    if all(value is None for value in conditions.values()):
+        raise InvalidCall(f"expected at least one of {', '.join(f'--{name}' for name in conditions)}")
     if first is not None and end is not None and first >= end:
         raise InvalidValue("--until", until, f"a time after --since, {since}")
-    asked = wanted | {"partition": partition, "limit": limit}
-    found = ask(brokers, "GET", f"/v1/topics/{checked(topic)}/search", **asked)
+    query = conditions | {"partition": partition, "limit": limit}
+    records = request(brokers, "GET", f"/v1/topics/{check_name(topic)}/search", **query)
     if json:
-        print_json(found)
+        print_json(records)
         return
     print_table(
         [
             {
-                "partition": hit["partition"],
-                "offset": hit["offset"],
-                "time": shown_time(hit["timestamp"]),
-                "id": hit["id"],
-                "key": hit.get("key", hit.get("key_base64")),
-                "value": hit.get("value", hit.get("value_base64", "")),
+                "partition": record["partition"],
+                "offset": record["offset"],
+                "time": format_time(record["timestamp"]),
+                "id": record["id"],
+                "key": record.get("key", record.get("key_base64")),
+                "value": record.get("value", record.get("value_base64", "")),
             }
-            for hit in found
+            for record in records
         ]
     )
-    if not found:
-        say("nothing found")
+    if not records:
+        print_message("no records found")

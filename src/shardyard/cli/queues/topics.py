@@ -1,4 +1,4 @@
-"""`shardyard topics`: make, look at, resize, set, delete."""
+"""`shardyard topics`: create, show, resize, configure and delete topics."""
 
 import sys
 from collections.abc import Mapping
@@ -7,25 +7,16 @@ from typing import Annotated, Any
 import typer
 
 from shardyard.cli.help import Command, Rows
-from shardyard.cli.output import Count, Json, print_json, print_table, print_tables, say
-from shardyard.cli.queues.options import (
-    OWN,
-    Brokers,
-    Settings,
-    Text,
-    Topic,
-    ask,
-    changes,
-    checked,
-    print_listed,
-    settings_help,
-    shown_setting,
-)
+from shardyard.cli.options import Json, Partitions, integer_option, value_option
+from shardyard.cli.output import print_json, print_list, print_message, print_table, print_tables
+from shardyard.cli.queues.options import INTERNAL_PREFIX, Brokers, Settings, Topic, check_name
+from shardyard.cli.queues.session import request
+from shardyard.cli.queues.settings import format_setting, parse_settings, settings_help
 from shardyard.model import InvalidValue, TopicInUse, whole_number
 
-app = typer.Typer(name="topics", help="Make topics, look at them, resize, set and delete them.", no_args_is_help=True)
+app = typer.Typer(name="topics", help="Create, show, resize, configure and delete topics.", no_args_is_help=True)
 
-Partitions = Annotated[int, Count("--partitions", "-p", help="How many partitions it is to have.")]
+NewPartitions = Annotated[int, integer_option("--partitions", "-p", help="The new number of partitions.")]
 _PARTITIONERS = "modulus, jump or round_robin"
 _COLUMNS = ("name", "partitions", "receiving", "kind", "partitioner", "hash")
 
@@ -33,12 +24,12 @@ _COLUMNS = ("name", "partitions", "receiving", "kind", "partitioner", "hash")
 @app.command("list")
 def list_topics(
     every: Annotated[
-        bool, typer.Option("--all", help="Also those that Shardyard keeps for itself, for retries and dead letters.")
+        bool, typer.Option("--all", help="Include internal topics, such as those for retries and dead letters.")
     ] = False,
     brokers: Brokers = None,
     json: Json = False,
 ) -> None:
-    """List the topics, but for those that Shardyard keeps for itself.
+    """List topics, without Shardyard's internal ones.
 
     Examples:
 
@@ -46,9 +37,9 @@ def list_topics(
 
       shardyard topics list --all --broker http://10.0.0.5:7400 --json
     """
-    found = ask(brokers, "GET", "/v1/topics")
-    shown = [topic for topic in found if every or not _is_own(topic["name"])]
-    print_listed(shown if json else [_row(topic) for topic in shown], "topics", len(found) - len(shown), json=json)
+    topics = request(brokers, "GET", "/v1/topics")
+    shown = [topic for topic in topics if every or not _is_internal(topic["name"])]
+    print_list(shown if json else [_row(topic) for topic in shown], "topics", len(topics) - len(shown), json=json)
 
 
 @app.command("create")
@@ -56,19 +47,22 @@ def create(
     topic: Topic,
     partitions: Partitions = 12,
     partitioner: Annotated[
-        str, typer.Option("--partitioner", metavar="NAME", help=f"How a key finds its partition: {_PARTITIONERS}.")
+        str, typer.Option("--partitioner", metavar="NAME", help=f"How keys map to partitions: {_PARTITIONERS}.")
     ] = "modulus",
     hash_name: Annotated[
-        str | None, Text("--hash", metavar="NAME", help="Of keys. Default: the partitioner's own.")
+        str | None, value_option("--hash", metavar="NAME", help="The hash of keys. Default: the partitioner's own.")
     ] = None,
-    retention_ms: Annotated[int | None, Count("--retention-ms", help="Drop records that are older, in ms.")] = None,
+    retention_ms: Annotated[
+        int | None, integer_option("--retention-ms", help="Drop records older than this many milliseconds.")
+    ] = None,
     retention_bytes: Annotated[
-        int | None, Count("--retention-bytes", help="Drop the oldest records of a partition that is larger.")
+        int | None,
+        integer_option("--retention-bytes", help="Drop the oldest records of a partition beyond this many bytes."),
     ] = None,
     brokers: Brokers = None,
     json: Json = False,
 ) -> None:
-    """Make a topic.
+    """Create a topic.
 
     Examples:
 
@@ -79,7 +73,7 @@ def create(
     for name, value in (("--retention-ms", retention_ms), ("--retention-bytes", retention_bytes)):
         if value is not None:
             whole_number(name, value, at_least=1)
-    asked = {
+    body = {
         "name": topic,
         "partitions": partitions,
         "partitioner": partitioner,
@@ -87,49 +81,52 @@ def create(
         "retention_ms": retention_ms,
         "retention_bytes": retention_bytes,
     }
-    _print(ask(brokers, "POST", "/v1/topics", asked), json=json)
+    _print(request(brokers, "POST", "/v1/topics", body), json=json)
 
 
 @app.command("show")
 def show(topic: Topic, brokers: Brokers = None, json: Json = False) -> None:
-    """Show a topic, what is set about it, and which offsets its partitions hold.
+    """Show a topic's settings, and the offsets of its partitions.
 
-    Of a topic that is being contracted also the partitions that go, and which groups have how much to read of them yet.
+    For a topic that is being contracted, also shows the partitions that are draining, and how many records each group
+    has left to read on them.
 
     Examples:
 
       shardyard topics show orders
     """
-    _print_whole(ask(brokers, "GET", _path(topic)), json=json)
+    _print_details(request(brokers, "GET", _path(topic)), json=json)
 
 
 @app.command("expand")
-def expand(topic: Topic, partitions: Partitions, brokers: Brokers = None, json: Json = False) -> None:
-    """Raise the number of partitions. Groups share the new ones out by themselves.
+def expand(topic: Topic, partitions: NewPartitions, brokers: Brokers = None, json: Json = False) -> None:
+    """Increase the number of partitions. Groups assign the new ones to their members automatically.
 
-    Keys may live on other partitions from then on; `shardyard pipeline reshard` moves their earlier records too.
+    New records of a key may go to another partition than its earlier ones. To keep the records of a key together and in
+    order, use `shardyard pipeline reshard`.
 
     Examples:
 
       shardyard topics expand orders --partitions 24
     """
-    _print(ask(brokers, "POST", f"{_path(topic)}/expand", {"partitions": partitions}), json=json)
+    _print(request(brokers, "POST", f"{_path(topic)}/expand", {"partitions": partitions}), json=json)
 
 
 @app.command("contract")
-def contract(topic: Topic, partitions: Partitions, brokers: Brokers = None, json: Json = False) -> None:
-    """Lower the number of partitions: those beyond take no more records, and go when all groups are done with them.
+def contract(topic: Topic, partitions: NewPartitions, brokers: Brokers = None, json: Json = False) -> None:
+    """Decrease the number of partitions. The last ones take no more records, and are deleted once all groups
+    have read them.
 
-    What is stored on them goes with them. While no group has read them, they stay.
+    Their records are deleted, too. A partition that no group has read is kept until one has.
 
     Examples:
 
       shardyard topics contract orders --partitions 6
     """
-    told = ask(brokers, "POST", f"{_path(topic)}/contract", {"partitions": partitions})
-    _print(told, json=json)
-    for row in _closing(told):
-        say(f"{row['partition']} goes {row['goes']}")
+    contracted = request(brokers, "POST", f"{_path(topic)}/contract", {"partitions": partitions})
+    _print(contracted, json=json)
+    for row in _draining_rows(contracted):
+        print_message(f"{row['partition']} will be deleted {row['deleted']}")
 
 
 class _Set(Command):
@@ -141,10 +138,10 @@ class _Set(Command):
 
 @app.command("set", cls=_Set)
 def set_topic(topic: Topic, settings: Settings, brokers: Brokers = None, json: Json = False) -> None:
-    """Change settings; those that are not named stay. It takes effect at once.
+    """Change a topic's settings; those not named stay as they are. Takes effect at once.
 
-    token is what publishers must show (- reads it from standard input), records_per_second holds through each broker,
-    retention_bytes for each partition.
+    token is what publishers must send (token=- reads it from standard input). records_per_second limits each broker,
+    retention_bytes each partition.
 
     Examples:
 
@@ -156,28 +153,28 @@ def set_topic(topic: Topic, settings: Settings, brokers: Brokers = None, json: J
     """
     from shardyard.wire.requests import TopicChanges  # noqa: PLC0415 slow to import
 
-    asked = changes(TopicChanges, settings)
-    if asked.get("token") == "-":
-        asked["token"] = sys.stdin.readline().strip()
+    changes = parse_settings(TopicChanges, settings)
+    if changes.get("token") == "-":
+        changes["token"] = sys.stdin.readline().strip()
     try:
-        told = ask(brokers, "PATCH", _path(topic), asked)
-    except InvalidValue as error:  # a broker says how it is written in JSON
+        changed = request(brokers, "PATCH", _path(topic), changes)
+    except InvalidValue as error:  # the broker speaks of JSON's null, which is written none here
         raise InvalidValue(error.name, error.value, error.expected.replace("null", "none")) from None
-    _print_whole(told, json=json)
+    _print_details(changed, json=json)
 
 
 @app.command("delete")
 def delete(
     topic: Topic,
     force: Annotated[
-        bool, typer.Option("--force", help="Also while members subscribe to it, and with dead letters.")
+        bool, typer.Option("--force", help="Delete it even while members subscribe to it, and delete dead letters.")
     ] = False,
     brokers: Brokers = None,
 ) -> None:
-    """Delete a topic with all of its records; refused while somebody subscribes to it, unless by force.
+    """Delete a topic and all of its records. Refused while members subscribe to it, unless forced.
 
-    The retry and dead-letter topics that groups have beside it go with it. Those with dead letters are kept, unless by
-    force.
+    The retry and dead-letter topics that groups have for it are deleted too. Without --force, those that hold dead
+    letters are kept.
 
     Examples:
 
@@ -186,33 +183,35 @@ def delete(
       shardyard topics delete orders --force
     """
     try:
-        told = ask(brokers, "DELETE", _path(topic), force=str(force).lower())
+        deleted = request(brokers, "DELETE", _path(topic), force=str(force).lower())
     except TopicInUse as error:
         groups = ", ".join(error.groups)
-        error.args = (f"topic {topic!r} is subscribed to by {groups}: stop their members, or delete it by --force",)
+        error.args = (f"topic {topic!r} is subscribed to by {groups}: stop their members, or use --force",)
         raise
-    say_deleted(f"topic {topic!r}", told)
+    print_deleted(f"topic {topic!r}", deleted)
 
 
-def say_deleted(what: str, told: dict[str, Any]) -> None:
-    """What is deleted, what went with it, and what was kept."""
-    say(f"{what} is deleted")
-    for name in told["also_deleted"]:
-        say(f"topic {name!r} went with it")
-    for kept in told["kept"]:
+def print_deleted(what: str, deleted: dict[str, Any]) -> None:
+    """Print what was deleted, which companion topics were deleted with it, and which were kept."""
+    print_message(f"{what} is deleted")
+    for name in deleted["also_deleted"]:
+        print_message(f"topic {name!r} went with it")
+    for kept in deleted["kept"]:
         name = kept["topic"]
         records = f" (records: {kept['records']})" if kept["records"] else ""
-        say(f"topic {name!r} is kept: {kept['because']}{records}; `shardyard topics delete {name}` deletes it")
+        print_message(
+            f"topic {name!r} is kept: {kept['because']}{records}; `shardyard topics delete {name}` deletes it"
+        )
 
 
 def _path(topic: str) -> str:
-    return f"/v1/topics/{checked(topic)}"
+    return f"/v1/topics/{check_name(topic)}"
 
 
-def _is_own(name: str) -> bool:
+def _is_internal(name: str) -> bool:
     from shardyard.queues.retry_topics import beside  # noqa: PLC0415 slow to import
 
-    return name.startswith(OWN) or beside(name) is not None
+    return name.startswith(INTERNAL_PREFIX) or beside(name) is not None
 
 
 def _row(topic: dict[str, Any]) -> dict[str, Any]:
@@ -226,32 +225,33 @@ def _print(topic: dict[str, Any], *, json: bool) -> None:
         print_table([_row(topic)])
 
 
-def _print_whole(topic: dict[str, Any], *, json: bool) -> None:
+def _print_details(topic: dict[str, Any], *, json: bool) -> None:
     if json:
         print_json(topic)
         return
     settings = {name: value for name, value in topic.items() if name not in ("spans", "closing")}
     print_tables(
         {
-            "topic": [{"setting": name, "value": shown_setting(value)} for name, value in settings.items()],
+            "topic": [{"setting": name, "value": format_setting(value)} for name, value in settings.items()],
             "offsets": [{"partition": index, **span} for index, span in enumerate(topic["spans"])],
-            "closing": _closing(topic),
+            "draining": _draining_rows(topic),
         }
     )
 
 
-def _closing(topic: dict[str, Any]) -> list[dict[str, str]]:
-    """The partitions that go, and when they do."""
+def _draining_rows(topic: dict[str, Any]) -> list[dict[str, str]]:
+    """The partitions that are draining, and when they will be deleted."""
     return [
-        {"partition": f"{topic['name']}/{closing['partition']}", "goes": _when(closing)} for closing in topic["closing"]
+        {"partition": f"{topic['name']}/{draining['partition']}", "deleted": _deletion_time(draining)}
+        for draining in topic["closing"]
     ]
 
 
-def _when(closing: dict[str, Any]) -> str:
-    if closing["drained"]:
-        return "in a moment"
-    left = [
+def _deletion_time(draining: dict[str, Any]) -> str:
+    if draining["drained"]:
+        return "shortly"
+    waiting_for = [
         f"{group} has read {count} more record{'' if count == 1 else 's'}"
-        for group, count in closing["waiting_for"].items()
+        for group, count in draining["waiting_for"].items()
     ]
-    return f"when {' and '.join(left) or 'a group has read it'}"
+    return f"once {' and '.join(waiting_for) or 'a group has read it'}"

@@ -1,17 +1,18 @@
-"""Sent against delivered: what is lost, what came twice, what came out of order, and how long it took.
+"""Compares what was sent with what was delivered: lost, duplicated and reordered records, and the latency.
 
-The guarantees that are held against the records:
+The guarantees that are checked, by the name of what breaks them:
 
     lost            a record that was acknowledged is delivered
     out of order    records of one key are delivered in the order in which they were sent
-    duplicated      only if exactly once is asked for: no record is delivered twice
-    unexpected      only if exactly once is asked for: nothing is delivered that was not sent
+    duplicated      with exactly-once only: no record is delivered twice
+    unexpected      with exactly-once only: no record is delivered that was not sent
 
-A record is known by its id. Sent or delivered several times, the first time counts: the lowest position; the earliest
-time if it was in several partitions, whose positions can't be compared.
+Records are matched by id. If one was sent or delivered several times, its first occurrence counts: the one with the
+lowest position, or the earliest one if the occurrences are in several partitions, whose positions can't be compared.
 
-Order is compared where there is one: between records with the same key, sent to the same partition and delivered in the
-same one. A key that was sent to several partitions has no order across them.
+Order is defined between records with the same key that were sent to the same partition and delivered in the same
+partition. A key that was sent to several partitions has no order across them. Positions are only compared, so offsets
+with gaps will do.
 """
 
 from datetime import datetime
@@ -41,20 +42,20 @@ SENT = StructType(
         StructField("at", TimestampType()),
     ]
 )
-"""What was sent: where in which partition, and when. Without a key, a record has no order."""
+"""A record that was sent: its partition, its position in it, and the time. A record without a key has no order."""
 DELIVERED = SENT
-"""What was delivered: `position` is the order of delivery within `partition`; over all, if `partition` is null. Without
-a position, a record has no order. `at` may be null."""
+"""A delivery: `position` is its place in the order of deliveries of `partition`, or of all deliveries if that is null.
+A delivery without a position has no order. `at` may be null."""
 
 PERCENTILES = {"p50_ms": 0.5, "p90_ms": 0.9, "p99_ms": 0.99, "p999_ms": 0.999}
 ACCURACY = 100_000
-"""A percentile's rank is right to one part in this many; what is given is a latency that occurred."""
+"""The rank of a percentile is exact to one part in this many. Its value is always a latency that occurred."""
 
 _INTEGERS = ("tinyint", "smallint", "int", "bigint")
 
 
 def sent_from_topic(records: DataFrame) -> DataFrame:
-    """`SENT`, from the records of one topic as the data source `shardyard` reads them."""
+    """The records of one topic, as the data source `shardyard` reads them, as `SENT`."""
     _require(records, "id", "key", "partition", "offset", "timestamp")
     return records.select(
         "id", "key", "partition", F.col("offset").alias("position"), F.col("timestamp").alias("at")
@@ -62,7 +63,7 @@ def sent_from_topic(records: DataFrame) -> DataFrame:
 
 
 def delivered_from_topic(records: DataFrame) -> DataFrame:
-    """`DELIVERED`, from a topic that what was delivered went to, with the ids it had."""
+    """The records of a topic that consumers write what they received to, with the original ids, as `DELIVERED`."""
     return sent_from_topic(records)
 
 
@@ -75,21 +76,21 @@ def delivered_from_table(
     partition: str | None = None,
     at: str | None = None,
 ) -> DataFrame:
-    """`DELIVERED`, from columns of a table with a row for each delivery.
+    """A table with one row per delivery as `DELIVERED`; the arguments name its columns.
 
-    `order` is a whole number or a time that grows with each delivery: within `partition`, or over all if there is none.
-    Rows with the same are not compared. Without it the order is not known, and not judged.
+    `order` is an integer or a timestamp that grows with each delivery of a partition, or with each delivery at all if
+    no `partition` is named. Rows with equal values are not compared. Without `order`, the order is not checked.
     """
     return table.select(
-        _taken(table, "id", id, StringType(), ("string", "binary", *_INTEGERS)),
-        _taken(table, "key", key, BinaryType(), ("string", "binary")),
-        _taken(table, "partition", partition, IntegerType(), _INTEGERS),
-        _taken(table, "position", order, LongType(), (*_INTEGERS, "timestamp")),
-        _taken(table, "at", at, TimestampType(), ("timestamp",)),
+        _column(table, "id", id, StringType(), ("string", "binary", *_INTEGERS)),
+        _column(table, "key", key, BinaryType(), ("string", "binary")),
+        _column(table, "partition", partition, IntegerType(), _INTEGERS),
+        _column(table, "position", order, LongType(), (*_INTEGERS, "timestamp")),
+        _column(table, "at", at, TimestampType(), ("timestamp",)),
     ).to(DELIVERED)
 
 
-def _taken(table: DataFrame, name: str, column: str | None, kind: DataType, types: tuple[str, ...]) -> Column:
+def _column(table: DataFrame, name: str, column: str | None, kind: DataType, types: tuple[str, ...]) -> Column:
     if column is None:
         return F.lit(None).cast(kind).alias(name)
     _require(table, column)
@@ -106,17 +107,17 @@ def _require(frame: DataFrame, *columns: str) -> None:
             raise InvalidValue("column", column, "one of " + ", ".join(frame.columns))
 
 
-def matched(sent: DataFrame, delivered: DataFrame, until: datetime | None = None) -> DataFrame:
-    """A row for each record that was sent or delivered: how it was sent first, and how it was delivered first.
+def match(sent: DataFrame, delivered: DataFrame, until: datetime | None = None) -> DataFrame:
+    """One row for each record that was sent or delivered, with its first sending and its first delivery.
 
-    `times` and `deliveries` say how often; nulls stand for what did not happen. Records sent at `until` or later are
-    left out with their deliveries.
+    `times` and `deliveries` say how often it was sent and delivered; the columns of what did not happen are null.
+    Records that were sent at `until` or later are left out, and so are their deliveries.
     """
     if until is not None and until.tzinfo is None:
-        raise InvalidValue("until", until, "a time with its zone")
-    first_sent = sent.transform(_first).withColumnRenamed("key", "sent_key")
-    first_delivered = delivered.transform(_first).toDF(
-        "id", "delivered_key", "deliveries", "place", "turn", "delivered_at"
+        raise InvalidValue("until", until, "a time with a time zone")
+    first_sent = sent.transform(_first_occurrences).withColumnRenamed("key", "sent_key")
+    first_delivered = delivered.transform(_first_occurrences).toDF(
+        "id", "delivered_key", "deliveries", "delivered_partition", "delivered_position", "delivered_at"
     )
     rows = first_sent.join(first_delivered, "id", "full")
     if until is not None:
@@ -125,59 +126,63 @@ def matched(sent: DataFrame, delivered: DataFrame, until: datetime | None = None
         "id",
         F.when(F.col("times").isNotNull(), F.col("sent_key")).otherwise(F.col("delivered_key")).alias("key"),
         *("partition", "position", "at", F.coalesce("times", F.lit(0)).alias("times")),
-        *("place", "turn", "delivered_at", F.coalesce("deliveries", F.lit(0)).alias("deliveries")),
+        *("delivered_partition", "delivered_position", "delivered_at"),
+        F.coalesce("deliveries", F.lit(0)).alias("deliveries"),
     )
 
 
-def _first(records: DataFrame) -> DataFrame:
-    """A row for each id: its first time, and how many there were."""
+def _first_occurrences(records: DataFrame) -> DataFrame:
+    """One row for each id: its first occurrence, and how many there are."""
     for field in SENT:
         _require(records, field.name)
-    together = F.min("partition").eqNullSafe(F.max("partition"))
+    same_partition = F.min("partition").eqNullSafe(F.max("partition"))
     return (
         records.to(SENT)
-        .repartition(
-            "id"
-        )  # before, not by, the aggregation: hardly any id comes twice, so there is little to add up early
+        .repartition("id")  # hardly any id occurs twice, so aggregating before the shuffle would gain nothing
         .groupBy("id")
         .agg(
             F.any_value("key").alias("key"),
             F.count("*").alias("times"),
-            F.when(together, F.min("partition")).otherwise(F.min_by("partition", "at")).alias("partition"),
-            F.when(together, F.min("position")).otherwise(F.min_by("position", "at")).alias("position"),
+            F.when(same_partition, F.min("partition")).otherwise(F.min_by("partition", "at")).alias("partition"),
+            F.when(same_partition, F.min("position")).otherwise(F.min_by("position", "at")).alias("position"),
             F.min("at").alias("at"),
         )
     )
 
 
 def lost(sent: DataFrame, delivered: DataFrame, until: datetime | None = None) -> DataFrame:
-    """`SENT` of the records that were never delivered."""
-    return matched(sent, delivered, until).where(_verdicts()["lost"]).select(*SENT.names)
+    """The records that were never delivered, as `SENT`."""
+    return match(sent, delivered, until).where(_conditions()["lost"]).select(*SENT.names)
 
 
 def duplicated(delivered: DataFrame) -> DataFrame:
     """`id` and `times` of the records that were delivered more than once."""
-    return delivered.transform(_first).where(F.col("times") > 1).select("id", "times")
+    return delivered.transform(_first_occurrences).where(F.col("times") > 1).select("id", "times")
 
 
 def unexpected(sent: DataFrame, delivered: DataFrame) -> DataFrame:
-    """`DELIVERED` of the records that were never sent, each as it came first."""
-    rows = matched(sent, delivered).where(_verdicts()["unexpected"])
-    return rows.select("id", "key", "place", "turn", "delivered_at").toDF(*DELIVERED.names)
+    """The first deliveries of records that were never sent, as `DELIVERED`."""
+    rows = match(sent, delivered).where(_conditions()["unexpected"])
+    columns = ("id", "key", "delivered_partition", "delivered_position", "delivered_at")
+    return rows.select(*columns).toDF(*DELIVERED.names)
 
 
 def out_of_order(sent: DataFrame, delivered: DataFrame, until: datetime | None = None) -> DataFrame:
-    """`key`, `id` and `after`: the record was sent before `after`, and delivered after it.
+    """`key`, `id` and `after` of each record that was delivered after `after`, although it was sent before it.
 
-    `after` is the last sent of all that were delivered earlier. Records without a key have no order.
+    `after` is, of all records that were delivered earlier, the one that was sent last. Records without a key have no
+    order.
     """
-    rows = matched(sent, delivered, until).transform(_in_line).where(_verdicts()["out_of_order"])
-    return rows.select("key", "id", F.col("ahead.id").alias("after"))
+    rows = match(sent, delivered, until).transform(_with_latest).where(_conditions()["out_of_order"])
+    return rows.select("key", "id", F.col("latest.id").alias("after"))
 
 
 def latency(sent: DataFrame, delivered: DataFrame, until: datetime | None = None) -> DataFrame:
-    """One row: `records` of which both times are known; percentiles and maximum of sent to first delivered, in ms."""
-    return matched(sent, delivered, until).agg(*_latency())
+    """One row with the percentiles and the maximum of the time from sent to first delivered, in ms.
+
+    `records` is the number of records for which both times are known.
+    """
+    return match(sent, delivered, until).agg(*_latency_columns())
 
 
 def audit(
@@ -188,68 +193,74 @@ def audit(
     until: datetime | None = None,
     examples: int = 5,
 ) -> AuditReport:
-    """All of the above at once, with at most `examples` of each: two shuffles and one job, whatever is found."""
-    most = whole_number("examples", examples, at_least=0)
-    verdicts = _verdicts()
-    found = (
-        matched(sent, delivered, until)
-        .transform(_in_line)
+    """All checks in one Spark job with two shuffles, with at most `examples` records for each kind of finding."""
+    limit = whole_number("examples", examples, at_least=0)
+    conditions = _conditions()
+    row = (
+        match(sent, delivered, until)
+        .transform(_with_latest)
         .agg(
             F.coalesce(F.sum("times"), F.lit(0)).alias("sent"),
             F.coalesce(F.sum("deliveries"), F.lit(0)).alias("delivered"),
-            F.count_if(_ordered()).alias("ordered"),
-            *(F.count_if(verdict).alias(name) for name, verdict in verdicts.items()),
-            F.struct(*_latency()).alias("latency"),
-            F.struct(*(_examples(name, verdict, max(most, 1)) for name, verdict in verdicts.items())).alias("examples"),
+            F.count_if(_has_order()).alias("ordered"),
+            *(F.count_if(condition).alias(name) for name, condition in conditions.items()),
+            F.struct(*_latency_columns()).alias("latency"),
+            F.struct(*(_examples(name, c, max(limit, 1)) for name, c in conditions.items())).alias("examples"),
         )
         .collect()[0]
     )
-    times = found["latency"]
+    latency = row["latency"]
     return AuditReport(
         exactly_once=exactly_once,
-        **{name: found[name] for name in ("sent", "delivered", "ordered", *COUNTS)},
-        latency=Latency(**times.asDict()) if times["records"] else None,
-        examples={name: tuple(row.asDict() for row in (found["examples"][name] or [])[:most]) for name in COUNTS},
+        **{name: row[name] for name in ("sent", "delivered", "ordered", *COUNTS)},
+        latency=Latency(**latency.asDict()) if latency["records"] else None,
+        examples={name: tuple(one.asDict() for one in (row["examples"][name] or [])[:limit]) for name in COUNTS},
     )
 
 
-def _in_line(rows: DataFrame) -> DataFrame:
-    """Of `matched` rows: beside each, the last sent one (`position`, `id`) of those delivered up to it, as `ahead`."""
-    line = F.when(_ordered(), F.col("key")).otherwise(F.col("id").cast("binary"))  # else all without a key stand in one
-    turns = Window.partitionBy(line, "partition", "place").orderBy(
-        "turn", "position"
-    )  # in order, where turns are equal
-    so_far = turns.rowsBetween(Window.unboundedPreceding, Window.currentRow)
-    return rows.withColumn("ahead", F.max(F.when(_ordered(), F.struct("position", "id"))).over(so_far))
+def _with_latest(rows: DataFrame) -> DataFrame:
+    """Adds the column `latest` to rows of `match`: position and id of the record that was sent last, among those that
+    were delivered up to this one."""
+    # Records without an order are windowed by id: otherwise one task would get all records without a key.
+    key_or_id = F.when(_has_order(), F.col("key")).otherwise(F.col("id").cast("binary"))
+    window = Window.partitionBy(key_or_id, "partition", "delivered_partition")
+    deliveries = window.orderBy("delivered_position", "position")  # those at equal positions count as in order
+    so_far = deliveries.rowsBetween(Window.unboundedPreceding, Window.currentRow)
+    return rows.withColumn("latest", F.max(F.when(_has_order(), F.struct("position", "id"))).over(so_far))
 
 
-def _ordered() -> Column:
-    return F.col("key").isNotNull() & F.col("position").isNotNull() & F.col("turn").isNotNull()
+def _has_order() -> Column:
+    return F.col("key").isNotNull() & F.col("position").isNotNull() & F.col("delivered_position").isNotNull()
 
 
-def _verdicts() -> dict[str, Column]:
-    """On rows of `matched`, and of `_in_line` for the last; by the names of `COUNTS`."""
+def _conditions() -> dict[str, Column]:
+    """The condition for each of `COUNTS`, on rows of `match`; `out_of_order` needs the column `latest` besides."""
     return {
         "lost": F.col("deliveries") == 0,
         "duplicated": F.col("deliveries") > 1,
         "unexpected": F.col("times") == 0,
-        "out_of_order": _ordered() & (F.col("ahead.position") > F.col("position")),
+        "out_of_order": _has_order() & (F.col("latest.position") > F.col("position")),
     }
 
 
-def _latency() -> list[Column]:
+def _latency_columns() -> list[Column]:
     took = (F.unix_micros("delivered_at") - F.unix_micros("at")) / 1000
     ranks = F.percentile_approx(took, list(PERCENTILES.values()), ACCURACY)
     named = [ranks[i].alias(name) for i, name in enumerate(PERCENTILES)]
     return [F.count(took).alias("records"), *named, F.max(took).alias("max_ms")]
 
 
-def _examples(name: str, verdict: Column, most: int) -> Column:
-    shown = {
+def _examples(name: str, condition: Column, limit: int) -> Column:
+    columns = {
         "lost": ("id", "key", "partition", "position"),
         "duplicated": ("id", "key", F.col("deliveries").alias("times")),
-        "unexpected": ("id", "key", F.col("place").alias("partition"), F.col("turn").alias("position")),
-        "out_of_order": ("key", "id", F.col("ahead.id").alias("after")),
+        "unexpected": (
+            "id",
+            "key",
+            F.col("delivered_partition").alias("partition"),
+            F.col("delivered_position").alias("position"),
+        ),
+        "out_of_order": ("key", "id", F.col("latest.id").alias("after")),
     }[name]
-    first = F.struct("partition", "position", "place", "turn", "id")
-    return F.min_by(F.struct(*shown), F.when(verdict, first), most).alias(name)
+    order = F.struct("partition", "position", "delivered_partition", "delivered_position", "id")
+    return F.min_by(F.struct(*columns), F.when(condition, order), limit).alias(name)

@@ -1,4 +1,4 @@
-"""What an audit found, for people and for programs."""
+"""The result of an audit, for people and for programs."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -9,7 +9,7 @@ COUNTS = ("lost", "duplicated", "unexpected", "out_of_order")
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """From sent to first delivered, over the `records` of which both times are known."""
+    """Time from sent to first delivered, over the `records` for which both times are known."""
 
     records: int
     p50_ms: float
@@ -21,22 +21,22 @@ class Latency:
 
 @dataclass(frozen=True, slots=True)
 class AuditReport:
-    """What an audit found. `lost`, `duplicated`, `unexpected` and `out_of_order` count records, each once."""
+    """The result of an audit. `lost`, `duplicated`, `unexpected` and `out_of_order` are numbers of distinct records."""
 
     exactly_once: bool
-    """Whether it was asked for; at least once otherwise."""
+    """The guarantee that was checked: exactly once, or at least once."""
     sent: int
     delivered: int
-    """Deliveries: a record that came twice counts twice."""
+    """Deliveries: a record that was delivered twice counts twice."""
     lost: int
     duplicated: int
     unexpected: int
     out_of_order: int
     ordered: int
-    """Records that have an order: sent with a key, and delivered at a position."""
+    """Records that have an order: they were sent with a key and delivered at a known position."""
     latency: Latency | None
     examples: Mapping[str, tuple[Mapping[str, Any], ...]]
-    """By the names of the counts: the first ones in the order of partition and position."""
+    """For each of `COUNTS`, the first such records by partition and position."""
 
     @property
     def broken(self) -> list[str]:
@@ -51,7 +51,7 @@ class AuditReport:
         return not self.broken
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data. Keys are text, with backslashes where they are none."""
+        """Plain data. Keys are strings; bytes that are not UTF-8 are escaped with backslashes."""
         return {
             "guarantee": "exactly once" if self.exactly_once else "at least once",
             "ok": self.ok,
@@ -62,7 +62,7 @@ class AuditReport:
         }
 
     def sentence(self) -> str:
-        """For people: what was found, and whether the guarantee holds."""
+        """The result in one sentence: the counts, and whether the guarantee holds."""
         order = f"{_spaced(self.out_of_order)} out of order" if self.ordered else "no order known"
         found = [f"{_spaced(self.lost)} lost", f"{_spaced(self.duplicated)} twice", order]
         if self.unexpected:
@@ -77,7 +77,7 @@ def _spaced(number: int) -> str:
 
 
 def _plain(example: Mapping[str, Any]) -> dict[str, Any]:
-    """Bytes as text."""
+    """The example with bytes as strings."""
     return {
         name: value.decode(errors="backslashreplace") if isinstance(value, bytes | bytearray) else value
         for name, value in example.items()

@@ -1,4 +1,4 @@
-"""What `balance` found, as plain figures."""
+"""The figures of a balance report."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, is_dataclass
@@ -11,21 +11,21 @@ import numpy.typing as npt
 from shardyard.placement import Balance, balance
 
 ACTUAL_NAME = "actual"
-"""The scheme that is no scheme: where the records are."""
+"""The name under which the partitions that the records are in are reported, next to the schemes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """A load over partitions, or over members, and how even it is.
+    """How a load is spread over partitions, or over members.
 
-    Chi-square per degree of freedom compares with 1 only where different keys were counted: records come in heaps, one
-    for each key, and bytes in heaps of whole records.
+    Chi-square per degree of freedom is expected to be near 1 only if distinct keys were counted: all records of a key
+    are on one partition, and so are all bytes of a record, which makes these counts uneven by nature.
     """
 
     total: int
     counts: tuple[int, ...]
     fullest: int
-    """The partition (or the member) with the most, by its number."""
+    """The number of the partition, or of the member, with the highest load."""
     fullest_share: float
     balance: Balance
 
@@ -43,7 +43,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class SchemeLoad:
-    """Records and bytes per partition under one scheme. Bytes are None where they are not known."""
+    """Records and bytes per partition under one scheme. Bytes are None if they are unknown."""
 
     scheme: str
     partitions: int
@@ -53,7 +53,7 @@ class SchemeLoad:
 
 @dataclass(frozen=True, slots=True)
 class WindowLoad:
-    """The same, of the records of one window of time; None is the start of those without a timestamp."""
+    """The loads of one window of time. `start` is None for the records without a timestamp."""
 
     start: datetime | None
     schemes: tuple[SchemeLoad, ...]
@@ -61,7 +61,7 @@ class WindowLoad:
 
 @dataclass(frozen=True, slots=True)
 class KeyPlace:
-    """Where a key is under a scheme, and how much of that partition it is. None if it is on several partitions."""
+    """The partition of a key under a scheme, and the key's share of that partition. None if it is on several."""
 
     scheme: str
     partition: int | None
@@ -71,7 +71,7 @@ class KeyPlace:
 
 @dataclass(frozen=True, slots=True)
 class HotKey:
-    """A key, what it has, and how much of its topic that is."""
+    """A key with its records and bytes, and their share of the topic."""
 
     key: bytes
     records: int
@@ -86,18 +86,18 @@ class HotKey:
 
 @dataclass(frozen=True, slots=True)
 class HotKeys:
-    """The keys with the most records and those with the most bytes, by records. Their counts are exact."""
+    """The keys with the most records and those with the most bytes, sorted by records. Their counts are exact."""
 
     keys: tuple[HotKey, ...]
     others_records: int
-    """No other key has more records than this ..."""
+    """No other key has more records than this."""
     others_bytes: int | None
-    """... or more bytes than this."""
+    """No other key has more bytes than this."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeySpread:
-    """Different keys per partition under one scheme."""
+    """Distinct keys per partition under one scheme."""
 
     scheme: str
     partitions: int
@@ -106,13 +106,13 @@ class KeySpread:
 
 @dataclass(frozen=True, slots=True)
 class KeyCheck:
-    """The CecoChat check over real keys: how evenly the different keys are spread, whatever each of them carries."""
+    """How evenly the distinct keys are spread, however many records each of them has."""
 
     counted: int
     one_in: int
-    """Of so many keys one was counted, chosen by a hash of its own; 1 when all were."""
+    """One key in this many was counted, chosen by an independent hash; 1 if all were."""
     distinct: int
-    """Different keys: exact when all were counted, else an estimate from the sample."""
+    """The number of distinct keys: exact if all were counted, otherwise an estimate from the sample."""
     schemes: tuple[KeySpread, ...]
 
     @property
@@ -122,7 +122,7 @@ class KeyCheck:
 
 @dataclass(frozen=True, slots=True)
 class MemberLoad:
-    """Records and bytes per member, when the partitions of the topic are shared out."""
+    """Records and bytes per member when the partitions of the topic are assigned to members."""
 
     assignor: str
     members: int
@@ -141,9 +141,9 @@ class TopicBalance:
     records: int
     bytes: int | None
     keyless: int
-    """Records without a key; schemes deal them in turn."""
+    """Records without a key; under a scheme these go round-robin."""
     schemes: tuple[SchemeLoad, ...]
-    """Where the records are first, if that is known."""
+    """The partitions that the records are in come first, if these are known."""
     windows: tuple[WindowLoad, ...]
     hot_keys: HotKeys
     key_check: KeyCheck
@@ -153,12 +153,12 @@ class TopicBalance:
 
 @dataclass(frozen=True, slots=True)
 class BalanceReport:
-    """What `balance` found, topic by topic."""
+    """The figures of all topics."""
 
     topics: tuple[TopicBalance, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """Plain dicts, lists, texts and numbers, named as the fields are."""
+        """Plain dicts, lists, strings and numbers, named like the fields."""
         plain: dict[str, Any] = _plain(self)
         return plain
 
@@ -178,7 +178,7 @@ def _plain(value: Any) -> Any:
 
 
 def shown(key: bytes) -> str:
-    """A key as a person reads it: text if it is printable, else its bytes as hex."""
+    """A key for people to read: as a string if it is printable, otherwise as hex."""
     try:
         text = key.decode()
     except UnicodeDecodeError:

@@ -1,7 +1,7 @@
-"""Hot keys, exactly and in bounded memory; how many keys there are; and a fair sample of them.
+"""Exact counts of the hottest keys in bounded memory, an estimate of the number of keys, and an unbiased sample.
 
-The first pass counted records and bytes per bucket of key hashes (`tally`). Only the keys of the heaviest
-buckets can be hot; the second pass, all of it inside Spark's engine, counts these exactly, and with them the sample.
+The first pass (`counting`) counted records and bytes per bucket of key hashes. A hot key makes its bucket heavy, so the
+second pass counts exactly the keys of the heaviest buckets, and those of the sample. It runs without Python.
 """
 
 import math
@@ -13,15 +13,15 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 as everybody calls it
 from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, StructField, StructType
 
-from shardyard.pipeline.balance.blocks import Counted, Counts
-from shardyard.pipeline.balance.tally import BUCKET_BITS, THIN, THINNED_BITS, key_hash
+from shardyard.pipeline.balance.count_blocks import CellCounts, Counts
+from shardyard.pipeline.balance.counting import BUCKET_BITS, THIN, THINNED_BITS, key_hash
 
 HEAVY_BUCKETS = 512
-"""By records, and as many by bytes."""
+"""How many buckets count as heavy by records, and how many by bytes."""
 SAMPLE_KEYS = 1_000_000
-"""Up to so many different keys are all counted."""
-MOST_PER_CELL = 5.0
-"""Keys to a bucket beyond which counting the empty ones tells too little."""
+"""Up to this number of distinct keys, all are counted."""
+MAX_KEYS_PER_BUCKET = 5.0
+"""With more keys per bucket, too few buckets are empty for an estimate."""
 
 KEYS = StructType(
     [
@@ -33,13 +33,13 @@ KEYS = StructType(
         StructField("sampled", IntegerType()),
     ]
 )
-"""One row for each key. The partition is null if it is not known or not the same for all records; sampled is 1 or 0."""
+"""One row for each key. The partition is null if it is unknown or not the same for all records; sampled is 1 or 0."""
 
 
 def distinct_keys(buckets: Counts, thinned: Counts) -> float:
-    """About how many different keys fell into the buckets, by linear counting: from how many are empty."""
+    """An estimate of the number of distinct keys by linear counting, from the number of empty buckets."""
     few = _linear_count(buckets, 2**BUCKET_BITS)
-    if few is not None and few <= MOST_PER_CELL * 2**BUCKET_BITS:
+    if few is not None and few <= MAX_KEYS_PER_BUCKET * 2**BUCKET_BITS:
         return few
     many = _linear_count(thinned, 2**THINNED_BITS)
     return THIN * (many if many is not None else 2**THINNED_BITS * math.log(2**THINNED_BITS))
@@ -51,19 +51,19 @@ def _linear_count(counts: Counts, cells: int) -> float | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """Which keys of a topic to count exactly."""
+class KeySelection:
+    """Which keys of a topic are counted exactly."""
 
     buckets: tuple[int, ...]
     one_in: int
-    """One key in so many is sampled; 1 for all."""
-    left_records: int
-    """No key outside of the buckets has more records ..."""
-    left_bytes: int
-    """... or bytes."""
+    """One key in this many is sampled; 1 for all."""
+    others_records: int
+    """An upper bound of the records of any key outside of the buckets."""
+    others_bytes: int
+    """An upper bound of the bytes of any key outside of the buckets."""
 
     @classmethod
-    def of(cls, buckets: Counted, thinned: Counts) -> "Wanted":
+    def of(cls, buckets: CellCounts, thinned: Counts) -> "KeySelection":
         one_in = max(1, math.ceil(distinct_keys(buckets.records, thinned) / SAMPLE_KEYS))
         if one_in == 1:
             return cls((), 1, 0, 0)
@@ -73,54 +73,53 @@ class Wanted:
             for bucket in np.argpartition(counts, -HEAVY_BUCKETS)[-HEAVY_BUCKETS:]
             if counts[bucket]
         }
-        left = np.ones(len(buckets.records), bool)
-        left[sorted(heavy)] = False
-        rest = [int(counts[left].max(initial=0)) for counts in buckets]
-        return cls(tuple(sorted(heavy)), one_in, rest[0], rest[1])
+        others = np.ones(len(buckets.records), bool)
+        others[sorted(heavy)] = False
+        records, sizes = (int(counts[others].max(initial=0)) for counts in buckets)
+        return cls(tuple(sorted(heavy)), one_in, records, sizes)
 
-    def heavy(self) -> Column:
+    def is_heavy(self) -> Column:
         if self.one_in == 1:
             return F.lit(True)
         return key_hash().bitwiseAND(F.lit(2**BUCKET_BITS - 1)).isin(list(self.buckets))
 
-    def sampled(self) -> Column:
-        """By other bits of the hash than the bucket's, so that hot or not makes no difference."""
+    def is_sampled(self) -> Column:
+        """Uses other bits of the hash than the buckets do, so that hot keys are not preferred."""
         return F.shiftrightunsigned(key_hash(), BUCKET_BITS) % self.one_in == 0
 
 
-def counted_keys(loads: DataFrame, wanted: Mapping[str, Wanted]) -> DataFrame:
-    """The wanted keys and what each has, as `KEYS`."""
-    no = F.lit(False)
-    chosen = sampled = no
-    for topic, of in sorted(wanted.items()):
-        here = F.col("topic") == topic
-        chosen |= here & (of.heavy() | of.sampled())
-        sampled |= here & of.sampled()
-    one = F.min("partition").eqNullSafe(F.max("partition")) & (F.count("partition") == F.count(F.lit(1)))
+def count_keys(loads: DataFrame, selections: Mapping[str, KeySelection]) -> DataFrame:
+    """The records and bytes of each selected key, by topic, as `KEYS`."""
+    selected = sampled = F.lit(False)
+    for topic, selection in sorted(selections.items()):
+        of_topic = F.col("topic") == topic
+        selected |= of_topic & (selection.is_heavy() | selection.is_sampled())
+        sampled |= of_topic & selection.is_sampled()
+    same = F.min("partition").eqNullSafe(F.max("partition")) & (F.count("partition") == F.count(F.lit(1)))
     return (
-        loads.filter(F.col("key").isNotNull() & chosen)
+        loads.filter(F.col("key").isNotNull() & selected)
         .groupBy("topic", "key")
         .agg(
             F.count(F.lit(1)).alias("records"),
             F.coalesce(F.sum("bytes"), F.lit(0)).cast("long").alias("bytes"),
-            F.when(one, F.min("partition")).alias("partition"),
+            F.when(same, F.min("partition")).alias("partition"),
         )
         .withColumn("sampled", sampled.cast("int"))
         .select(*(F.col(field.name).cast(field.dataType) for field in KEYS))
     )
 
 
-def hottest(keys: DataFrame, count: int) -> DataFrame:
-    """Of `KEYS`, for each topic, the `count` keys with the most records and those with the most bytes."""
+def hottest_keys(keys: DataFrame, count: int) -> DataFrame:
+    """For each topic in `KEYS`, the `count` keys with the most records and the `count` keys with the most bytes."""
 
-    def first(column: str) -> DataFrame:
+    def top(column: str) -> DataFrame:
         rank = F.row_number().over(Window.partitionBy("topic").orderBy(F.desc(column), "key"))
         return keys.filter(F.col(column) > 0).withColumn("rank", rank).filter(F.col("rank") <= count).drop("rank")
 
-    return first("records").union(first("bytes")).distinct().select(*KEYS.names)
+    return top("records").union(top("bytes")).distinct().select(*KEYS.names)
 
 
 def as_loads(keys: DataFrame) -> DataFrame:
-    """The sampled keys as loads of one record each: counting these counts keys."""
-    nothing = {"bytes": F.lit(None).cast("long"), "timestamp": F.lit(None).cast("timestamp")}
-    return keys.filter("sampled = 1").withColumns(nothing).select("topic", "partition", "key", "bytes", "timestamp")
+    """The sampled keys as loads of one record each, so that counting records counts keys."""
+    unknown = {"bytes": F.lit(None).cast("long"), "timestamp": F.lit(None).cast("timestamp")}
+    return keys.filter("sampled = 1").withColumns(unknown).select("topic", "partition", "key", "bytes", "timestamp")

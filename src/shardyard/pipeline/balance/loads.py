@@ -1,4 +1,4 @@
-"""Loads: what `balance` looks at, made from a topic or from any table."""
+"""Loads, the input of `balance`: made from a topic or from any other table."""
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 as everybody calls it
@@ -27,14 +27,14 @@ LOADS = StructType(
         StructField("timestamp", TimestampType()),
     ]
 )
-"""One row for each record. Partition, bytes and timestamp are null where unknown, the key where there is none."""
+"""One row for each record. Partition, bytes and timestamp are null if unknown; the key is null if there is none."""
 
 TABLE = "table"
-"""The topic of a table that names none."""
+"""The topic name for a table without a column of topics."""
 
 
 def loads_of_topic(df: DataFrame) -> DataFrame:
-    """The loads of what the data source reads: the bytes of a record are those of its key, value and headers."""
+    """The loads of records that the data source read. The bytes of a record are those of its key, value and headers."""
     for name in ("topic", "partition", "key", "value"):
         _type_of(df, "column", name)
     size = _octets("key") + _octets("value")
@@ -58,10 +58,11 @@ def loads_of_table(
     partition: str | None = None,
     topic: str | None = None,
 ) -> DataFrame:
-    """The loads of any table, one row of it for each record, by the names of its columns.
+    """The loads of a table with one row per record; the arguments name its columns.
 
-    The key is binary, text (its UTF-8) or a whole number (8 little-endian bytes, as `placement` hashes it). `bytes` is
-    a number, or a text or binary column whose length is meant; without it only records are compared.
+    The key is binary, a string (hashed as UTF-8) or an integer (hashed as 8 little-endian bytes, as `placement` does).
+    `bytes` is a column of integers, or a string or binary column whose length is the size; without it, only records are
+    counted.
     """
     return _loads(
         df,
@@ -95,7 +96,7 @@ def _type_of(df: DataFrame, role: str, name: str) -> DataType:
     raise InvalidValue(role, name, "one of the columns " + ", ".join(df.columns))
 
 
-def _refuse(role: str, name: str, kind: DataType, expected: str) -> InvalidValue:
+def _wrong_type(role: str, name: str, kind: DataType, expected: str) -> InvalidValue:
     return InvalidValue(f"type of {role} column {name!r}", kind.simpleString(), expected)
 
 
@@ -110,11 +111,11 @@ def _key(df: DataFrame, name: str) -> Column:
         case IntegralType():
             return _little_endian(_column(name))
         case other:
-            raise _refuse("key", name, other, "binary, string or a whole number of at most 8 bytes")
+            raise _wrong_type("key", name, other, "binary, string or an integer of at most 8 bytes")
 
 
 def _little_endian(number: Column) -> Column:
-    """Without Python, which would see every key once more in each pass."""
+    """The 8 bytes of an integer. Uses Spark's own functions: a Python function would see every key in each pass."""
     digits = F.lpad(F.hex(number.cast("long")), 16, "0")
     return F.unhex(F.concat(*(F.substring(digits, at, 2) for at in range(15, 0, -2))))
 
@@ -127,7 +128,7 @@ def _topic(df: DataFrame, name: str) -> Column:
 def _number(df: DataFrame, role: str, name: str) -> Column:
     kind = _type_of(df, role, name)
     if not isinstance(kind, IntegralType):
-        raise _refuse(role, name, kind, "a whole number")
+        raise _wrong_type(role, name, kind, "an integer")
     return _column(name)
 
 
@@ -136,12 +137,12 @@ def _size(df: DataFrame, name: str) -> Column:
     if isinstance(kind, BinaryType | StringType):
         return _octets(_column(name))
     if not isinstance(kind, IntegralType):
-        raise _refuse("bytes", name, kind, "a whole number, or text or binary, whose length is taken")
+        raise _wrong_type("bytes", name, kind, "an integer, or string or binary, whose length is the size")
     return _column(name)
 
 
 def _time(df: DataFrame, name: str) -> Column:
     kind = _type_of(df, "timestamp", name)
     if not isinstance(kind, TimestampType | TimestampNTZType | DateType):
-        raise _refuse("timestamp", name, kind, "timestamp or date")
+        raise _wrong_type("timestamp", name, kind, "timestamp or date")
     return _column(name)

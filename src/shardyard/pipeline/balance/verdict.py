@@ -1,4 +1,4 @@
-"""What is wrong with a topic and what would help, in one sentence, from its figures. Pure."""
+"""One sentence about a topic, from its figures: what is wrong with it, and what would help."""
 
 from shardyard.pipeline.balance.figures import (
     ACTUAL_NAME,
@@ -11,24 +11,24 @@ from shardyard.pipeline.balance.figures import (
 )
 
 UNEVEN = 1.25
-"""The fullest partition against the mean: from here on it is worth a remedy."""
+"""The fullest partition over the mean, from which on a topic counts as uneven."""
 BAD_CHI2 = 1.5
-"""Chi-square per degree of freedom of the keys ..."""
+"""A hash is reported as bad if three conditions hold. Chi-square per degree of freedom of its keys is above this."""
 BAD_P_VALUE = 1e-4
-"""... that chance does not explain: with few partitions it alone goes above 2 now and then."""
+"""It is less likely than this by chance: with few partitions, chance alone gives a value above 2 now and then."""
 BAD_KEYS = 1.05
-"""Nor is it worth a word while the fullest partition has but so many times its share of the keys."""
+"""The fullest partition has more than this many times its share of the keys."""
 FEW_KEYS = 200
-"""To a partition: below that chance alone makes partitions uneven by a quarter, if there are many of them."""
-SHOWN_CHARACTERS = 60
+"""With fewer keys per partition, and many partitions, chance alone makes partitions uneven by a quarter."""
+MAX_KEY_CHARACTERS = 60
 
 
 def verdict(found: TopicBalance) -> str:
-    """The first thing to know about a topic, judged where its records are, or else by the first scheme."""
+    """The most important finding about a topic: about its own partitions, or about the first scheme if unknown."""
     if not found.records:
         return "no records"
     if not found.schemes:
-        return f"{_number(found.records)} records, and neither partitions nor a scheme to judge them by"
+        return f"{_number(found.records)} records, but neither partitions nor a scheme to judge them by"
     load = found.schemes[0]
     return (
         _few_keys(found, load)
@@ -52,8 +52,10 @@ def _few_keys(found: TopicBalance, load: SchemeLoad) -> str | None:
 
 
 def _hot_key(found: TopicBalance, load: SchemeLoad) -> str | None:
-    """A key that has more than a partition should, and is at least half of what its partition has. More partitions
-    can't help: wherever the key goes, all of it goes."""
+    """A key with more than the mean load of a partition, and with at least half of its own partition's load.
+
+    More partitions can't help, because all records of a key stay on one partition.
+    """
     unit, spread = _measure(load)
     if spread.over_mean < UNEVEN:
         return None
@@ -92,20 +94,22 @@ def _large_records(load: SchemeLoad) -> str | None:
 
 def _bad_hash(found: TopicBalance, load: SchemeLoad) -> str | None:
     here = next((check for check in found.key_check.schemes if check.scheme == load.scheme), None)
-    if here is None or not _badly(here):
+    if here is None or not _is_bad(here):
         return None
-    others = [check for check in found.key_check.schemes if check is not here and not _badly(check)]
+    others = [check for check in found.key_check.schemes if check is not here and not _is_bad(check)]
     best = min(others, key=lambda o: (o.partitions != here.partitions, o.keys.balance.chi2_per_df), default=None)
-    who = "their hash" if load.scheme == ACTUAL_NAME else f"`{load.scheme}`"
-    helps = f"`{best.scheme}` helps ({best.keys.balance.chi2_per_df:.1f})" if best else "none that was tried is better"
+    hash_ = "the hash" if load.scheme == ACTUAL_NAME else f"`{load.scheme}`"
+    helps = "no other scheme that was tried is better"
+    if best:
+        helps = f"`{best.scheme}` helps ({best.keys.balance.chi2_per_df:.1f})"
     return (
-        f"{who} spreads the keys badly "
+        f"{hash_} spreads the keys badly "
         f"(chi-square per degree of freedom {here.keys.balance.chi2_per_df:.1f} instead of 1; "
         f"partition {here.keys.fullest} has {_percent(here.keys.fullest_share)} of the keys): {helps}"
     )
 
 
-def _badly(check: KeySpread) -> bool:
+def _is_bad(check: KeySpread) -> bool:
     found = check.keys.balance
     return found.chi2_per_df > BAD_CHI2 and found.p_value < BAD_P_VALUE and found.max_over_mean > BAD_KEYS
 
@@ -133,11 +137,11 @@ def _uneven(found: TopicBalance, load: SchemeLoad) -> str | None:
     elif found.key_check.distinct < FEW_KEYS * load.partitions:
         cause = f"by chance, since {_number(found.key_check.distinct)} keys are few for {load.partitions} partitions"
     else:
-        cause = "and neither one key nor the hash is to blame"
+        cause = "and neither a single key nor the hash is the cause"
     best = min(found.schemes, key=lambda other: _measure(other)[1].over_mean)
     helps = "fewer partitions even it out"
     if (over := _measure(best)[1].over_mean) < 0.9 * spread.over_mean:
-        helps = f"`{best.scheme}` comes to {_times(over)} the mean"
+        helps = f"`{best.scheme}` has {_times(over)} the mean"
     return f"{_fullest(load, unit, spread)}, {_times(spread.over_mean)} the mean, {cause}: {helps}"
 
 
@@ -149,7 +153,7 @@ def _even(load: SchemeLoad) -> str:
 
 
 def _measure(load: SchemeLoad) -> tuple[str, Spread]:
-    """Bytes or records, whichever is less even."""
+    """Bytes or records, whichever is spread less evenly."""
     if load.bytes is not None and load.bytes.over_mean >= load.records.over_mean:
         return "bytes", load.bytes
     return "records", load.records
@@ -170,7 +174,7 @@ def _fullest(load: SchemeLoad, unit: str, spread: Spread) -> str:
 
 def _short(key: HotKey) -> str:
     text = shown(key.key)
-    return text if len(text) <= SHOWN_CHARACTERS else text[: SHOWN_CHARACTERS - 1] + "…"
+    return text if len(text) <= MAX_KEY_CHARACTERS else text[: MAX_KEY_CHARACTERS - 1] + "…"
 
 
 def _percent(share: float) -> str:

@@ -1,12 +1,12 @@
 """The lake: a folder of Parquet files by topic and day, which any Parquet tool can read.
 
     <lake>/records/topic=orders/day=2026-01-31/*.parquet
-    <lake>/_shardyard/                              what ingest needs: version, checkpoint, files under way
+    <lake>/_shardyard/                              ingest's own: version, checkpoint, unfinished files
 
-A file appears as a whole, by a rename. A batch's files are complete in the staging folder before the first one appears,
-so a batch that was cut off in between is finished, not begun anew: no row is there twice. When small files are merged,
-a reader may for a moment see the merged file beside those it replaces; (topic, epoch, partition, offset) tells a row
-from all others.
+A file is published complete, by a rename. All files of a batch are complete in the staging folder before the first one
+is published, so an interrupted batch is finished and not started again: no row is published twice. While small files
+are merged, a reader may briefly see the merged file together with those that it replaces; (topic, epoch, partition,
+offset) identifies a row.
 """
 
 import contextlib
@@ -21,23 +21,23 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from shardyard.model import Damaged, NotOurs, WrongSchemaVersion
-from shardyard.pipeline.durable import alone, store_json, sync
+from shardyard.pipeline.atomic_files import exclusive_lock, fsync, write_json
 
 SCHEMA_VERSION = 1
 COLUMNS = ("partition", "offset", "epoch", "timestamp", "id", "key", "value", "headers")
-"""Of the files; `topic` and `day` (UTC, of the timestamp) are in their paths."""
+"""The columns of the files. `topic` and `day` (of the timestamp, in UTC) are in the paths."""
 
 
 @dataclass(frozen=True, slots=True)
 class Merge:
-    """Small files of one topic and day, to become one."""
+    """Small files of one topic and day that are to be merged into one."""
 
     folder: Path
     files: tuple[Path, ...]
 
 
 class Lake:
-    """The files of a lake. Nothing here knows about Spark."""
+    """The files of a lake. This class does not use Spark."""
 
     def __init__(self, root: Path | str) -> None:
         self.root = Path(root).absolute()
@@ -48,89 +48,92 @@ class Lake:
     # The lake as a whole
 
     def check(self) -> None:
-        """Complain of what is there but not a lake of this version; do nothing."""
+        """Raise an error if the folder holds anything but a lake of this version. Changes nothing."""
         if not self._own.is_dir():
             if self.root.exists() and (not self.root.is_dir() or any(self.root.iterdir())):
-                raise NotOurs(str(self.root), "a lake, nor an empty folder to make one in")
+                raise NotOurs(str(self.root), "a lake, nor an empty folder to create one in")
             return
         if not (self._own / "lake.json").exists() and not any(self.records.glob("*")):
-            return  # cut off while it was being made
-        known = self._load("lake.json")
-        version = known.get("schema_version")
+            return  # interrupted while it was created
+        stored = self._load("lake.json")
+        version = stored.get("schema_version")
         if version != SCHEMA_VERSION:
             raise WrongSchemaVersion(str(self.root), version if isinstance(version, int) else 0, SCHEMA_VERSION)
-        if "query" in known and self._query() != known["query"]:
+        if "query" in stored and self._query_id() != stored["query"]:
             raise Damaged(
                 str(self.checkpoint),
-                "it is not the checkpoint that this lake was filled with, so what the lake has is unknown",
+                "it is not the checkpoint that this lake was filled with, so it is unknown which records the lake has",
             )
 
     @contextlib.contextmanager
-    def opened(self) -> Iterator[None]:
-        """Alone at work on the lake, which is made if it is not there; what was cut off is finished first."""
+    def exclusive(self) -> Iterator[None]:
+        """Hold the lake's lock; `Busy` if another ingest does. Creates the lake, or finishes an interrupted merge."""
         self.check()
         self._own.mkdir(parents=True, exist_ok=True)
-        with alone(self._own / "lock", f"the lake {self.root}, where another ingest is at work,"):
+        with exclusive_lock(self._own / "lock", f"the lake {self.root} (another ingest is running)"):
             self.records.mkdir(exist_ok=True)
             if not (self._own / "lake.json").exists():
-                store_json(self._own / "lake.json", {"schema_version": SCHEMA_VERSION, "topics": []})
+                write_json(self._own / "lake.json", {"schema_version": SCHEMA_VERSION, "topics": []})
             self._finish_merge()
             self._clear_staging()
             yield
 
     def topics(self) -> list[str]:
-        """The topics that are kept in the lake."""
+        """The topics that are ingested into the lake."""
         if not (self._own / "lake.json").exists():
             return []
         return [str(name) for name in self._load("lake.json")["topics"]]
 
-    def keep(self, topics: Sequence[str]) -> None:
-        """From now on the lake keeps these topics."""
-        store_json(self._own / "lake.json", self._load("lake.json") | {"topics": sorted(topics)})
+    def set_topics(self, topics: Sequence[str]) -> None:
+        """Record which topics are ingested into the lake from now on."""
+        write_json(self._own / "lake.json", self._load("lake.json") | {"topics": sorted(topics)})
 
     # Batches
 
     def new_staging(self) -> Path:
-        """Where files are put together; never the same, since who was cut off may still be writing to his."""
+        """A new folder to write files to. A killed run may still be writing to its own, so no two runs share one."""
         return self._own / "staging" / uuid.uuid4().hex
 
     def is_published(self, batch: int) -> bool:
         return bool(self._load("published.json", {"batch": -1})["batch"] >= batch)
 
     def is_complete(self, batch: int) -> bool:
-        """Whether all files of the batch were put together."""
+        """Whether all files of the batch were written to the staging folder."""
         return bool(self._load("complete.json", {"batch": -1})["batch"] == batch)
 
     def complete(self, batch: int, staged: Path) -> int:
-        """All files of the batch are in `staged`: these will appear, whatever happens. Returns how many rows it has."""
-        known = self._load("lake.json")
-        if "query" not in known:
-            store_json(self._own / "lake.json", known | {"query": self._query()})
+        """Record that all files of the batch are in `staged`, so that exactly these are published, even after a crash.
+
+        Returns how many rows they have.
+        """
+        stored = self._load("lake.json")
+        if "query" not in stored:
+            write_json(self._own / "lake.json", stored | {"query": self._query_id()})
         files = list(staged.glob("topic=*/day=*/*.parquet"))
         for path in files:
-            sync(path)
-        store_json(self._own / "complete.json", {"batch": batch, "staged": staged.name})
-        return rows_in(files)
+            fsync(path)
+        write_json(self._own / "complete.json", {"batch": batch, "staged": staged.name})
+        return count_rows(files)
 
     def publish(self, batch: int) -> None:
-        """Let the files of a batch that is complete appear."""
+        """Move the files of a complete batch to where readers find them."""
         staged = self._own / "staging" / self._load("complete.json")["staged"]
         for path in sorted(staged.glob("topic=*/day=*/*.parquet")):
-            _appear(path, self.records / path.parent.relative_to(staged) / f"batch-{batch:08}-{path.name}")
-        sync(self.records)
-        store_json(self._own / "published.json", {"batch": batch})
+            _publish_file(path, self.records / path.parent.relative_to(staged) / f"batch-{batch:08}-{path.name}")
+        fsync(self.records)
+        write_json(self._own / "published.json", {"batch": batch})
         shutil.rmtree(staged, ignore_errors=True)
 
     # Merging
 
-    def merges(self, target_bytes: int, least_files: int) -> list[Merge]:
-        """Which small files to merge: those of a topic and day below half of `target_bytes`, up to it, if there are
-        `least_files` of them."""
+    def plan_merges(self, target_bytes: int, min_files: int) -> list[Merge]:
+        """Which files to merge, into files of up to `target_bytes`: those of a topic and day that are smaller than half
+        of that, if there are at least `min_files` of them."""
         found = []
         for folder in sorted(self.records.glob("topic=*/day=*")):
             sizes = {path: path.stat().st_size for path in sorted(folder.glob("*.parquet"))}
             small = [path for path, size in sizes.items() if size < target_bytes // 2]
-            if len(small) < least_files:
+            if len(small) < min_files:
                 continue
             part: list[Path] = []
             for path in small:
@@ -142,61 +145,61 @@ class Lake:
                 found.append(Merge(folder, tuple(part)))
         return found
 
-    def replace(self, merge: Merge, staged: Path) -> None:
-        """Let the merged file appear in place of the others. Cut off in between, it is finished by `opened`."""
-        (made,) = staged.glob("*.parquet")
-        sync(made)
-        target = merge.folder / f"merged-{made.name}"
-        moves = {"staged": str(made), "target": str(target), "remove": [str(path) for path in merge.files]}
-        store_json(self._own / "merge.json", moves)
+    def apply_merge(self, merge: Merge, staged: Path) -> None:
+        """Publish the merged file and remove those it replaces. If this is interrupted, `exclusive` finishes it."""
+        (merged,) = staged.glob("*.parquet")
+        fsync(merged)
+        target = merge.folder / f"merged-{merged.name}"
+        steps = {"staged": str(merged), "target": str(target), "remove": [str(path) for path in merge.files]}
+        write_json(self._own / "merge.json", steps)
         self._finish_merge()
 
     def _finish_merge(self) -> None:
-        moves = self._load("merge.json", {})
-        if not moves:
+        steps = self._load("merge.json", {})
+        if not steps:
             return
-        if Path(moves["staged"]).exists():
-            _appear(Path(moves["staged"]), Path(moves["target"]))
-        for path in moves["remove"]:
+        if Path(steps["staged"]).exists():
+            _publish_file(Path(steps["staged"]), Path(steps["target"]))
+        for path in steps["remove"]:
             Path(path).unlink(missing_ok=True)
         (self._own / "merge.json").unlink()
-        shutil.rmtree(Path(moves["staged"]).parent, ignore_errors=True)
+        shutil.rmtree(Path(steps["staged"]).parent, ignore_errors=True)
 
     def _clear_staging(self) -> None:
-        """Remove what was put together in vain."""
+        """Delete staged files that will never be published."""
         pending = self._load("complete.json", {"staged": None})["staged"]
         for path in (self._own / "staging").glob("*"):
             if path.name != pending:
                 shutil.rmtree(path, ignore_errors=True)
 
-    def _query(self) -> str | None:
-        """The id of the streaming query, as its checkpoint has it."""
+    def _query_id(self) -> str | None:
+        """The id of the streaming query, from its checkpoint."""
         try:
             return str(json.loads((self.checkpoint / "metadata").read_text())["id"])
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
-    def _load(self, name: str, otherwise: dict[str, Any] | None = None) -> dict[str, Any]:
+    def _load(self, name: str, default: dict[str, Any] | None = None) -> dict[str, Any]:
         path = self._own / name
         try:
-            found = json.loads(path.read_text())
+            stored = json.loads(path.read_text())
         except FileNotFoundError:
-            if otherwise is None:
+            if default is None:
                 raise NotOurs(str(self.root), "a lake: its version is missing") from None
-            return otherwise
+            return default
         except ValueError as error:
             raise Damaged(str(path), str(error)) from None
-        if not isinstance(found, dict):
-            raise Damaged(str(path), "it is not what was written")
-        return found
+        if not isinstance(stored, dict):
+            raise Damaged(str(path), "it is not a JSON object")
+        return stored
 
 
-def rows_in(files: Iterable[Path]) -> int:
-    """How many rows Parquet files have, by what their ends say."""
+def count_rows(files: Iterable[Path]) -> int:
+    """How many rows Parquet files have, from their footers."""
     return sum(pq.read_metadata(path).num_rows for path in files)
 
 
-def _appear(staged: Path, target: Path) -> None:
+def _publish_file(staged: Path, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     staged.rename(target)
-    sync(target.parent)
+    fsync(target.parent)

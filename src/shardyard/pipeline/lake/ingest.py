@@ -1,4 +1,4 @@
-"""ingest: topics -> lake, exactly once, until all is read or without end."""
+"""ingest: topics -> lake, exactly once, either until the lake is up to date or without end."""
 
 import json
 import os
@@ -14,20 +14,19 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from shardyard.model import Damaged, InvalidValue, UnknownTopic
 from shardyard.pipeline.blocking import blocking
-from shardyard.pipeline.failures import told_plainly
-from shardyard.pipeline.lake.files import COLUMNS, Lake, Merge, rows_in
+from shardyard.pipeline.lake.files import COLUMNS, Lake, Merge, count_rows
 from shardyard.pipeline.source.offsets import Offsets, ranges
 from shardyard.pipeline.source.options import absolute
+from shardyard.pipeline.spark_errors import translate_spark_errors
 
 RECORDS_PER_BATCH = 2_000_000
 EVERY_SECONDS = 5.0
 FILE_BYTES = 128 * 1024 * 1024
-"""What a file is meant to reach: small ones are merged up to it."""
-FEW_FILES = 8
-"""As many small files of a topic and day may stay."""
-MERGE_EVERY = 20
-"""Batches."""
-LOOK_SECONDS = 0.2
+"""The size that small files are merged up to."""
+MIN_MERGE_FILES = 8
+"""Small files of a topic and day are merged when there are this many."""
+MERGE_EVERY_BATCHES = 20
+POLL_SECONDS = 0.2
 DAY_MICROSECONDS = 86_400_000_000
 
 
@@ -36,17 +35,17 @@ Stopped = Callable[[], bool]
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far an ingest is."""
+    """The progress of an ingest."""
 
     records: int
-    """Ingested by this run."""
+    """Records ingested by this run."""
     left: int
-    """Records that are there to be ingested, as of the last look."""
+    """Records that are yet to be ingested: an estimate by offsets, which is too high where these have gaps."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ingested:
-    """What an ingest did."""
+    """The result of an ingest."""
 
     lake: str
     topics: tuple[str, ...]
@@ -68,10 +67,11 @@ def ingest(
     on_progress: Callable[[Progress], None] = lambda _: None,
     stopped: Stopped = lambda: False,
 ) -> Ingested:
-    """Bring the lake up to date with the topics, which it keeps from then on; if `continuous`, `every` so many seconds.
+    """Bring the lake up to date with the topics; if `continuous`, again and again with pauses of `every` seconds.
 
-    A topic that came into the lake before is kept up to date as well: a lake has one checkpoint. `stopped` is asked
-    several times a second whether to end; a batch that is cut off by that is finished by the next ingest.
+    Topics that were ingested into the lake before are brought up to date as well, because a lake has one checkpoint.
+    `stopped` is called several times a second and ends the ingest when it returns True. The next ingest finishes a
+    batch that was interrupted by that.
     """
     if not every >= 0:
         raise InvalidValue("every", every, "seconds, at least 0")
@@ -79,8 +79,8 @@ def ingest(
     target = Lake(lake)
     target.check()
     wanted = _checked_topics(log, topics, target, fail_on_data_loss)
-    with target.opened():
-        target.keep(wanted)
+    with target.exclusive():
+        target.set_topics(wanted)
         stream = (
             spark.readStream.format("shardyard")
             .options(
@@ -92,71 +92,77 @@ def ingest(
             )
             .load()
         )
-        spark.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")  # others do not know Spark's own
-        job = _Batches(spark, target, tasks or os.cpu_count() or 1)
-        writer = stream.transform(by_day).writeStream.foreachBatch(job.put).trigger(availableNow=True)
+        spark.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")  # Spark's own is unknown elsewhere
+        batches = _BatchWriter(spark, target, tasks or os.cpu_count() or 1)
+        writer = stream.transform(by_day).writeStream.foreachBatch(batches.write).trigger(availableNow=True)
         writer = writer.option("checkpointLocation", str(target.checkpoint))
-        with told_plainly():
+        with translate_spark_errors():
             while True:
-                _follow(writer.start(), job, on_progress, stopped)
-                if not continuous or _waited(every, stopped):
+                _run(writer.start(), batches, on_progress, stopped)
+                if not continuous or _pause(every, stopped):
                     break
-            job.merge()
-    return Ingested(str(target.root), tuple(wanted), job.records, job.batches)
+            batches.merge()
+    return Ingested(str(target.root), tuple(wanted), batches.records, batches.batches)
 
 
 def by_day(records: DataFrame) -> DataFrame:
-    """The rows of the lake: the record's columns, with topic and day (UTC, whatever the session's zone) to go by."""
+    """The rows of the lake: the record's columns, and the topic and day to partition by.
+
+    The day is in UTC, whatever the session's time zone.
+    """
     day = F.floor(F.unix_micros("timestamp") / DAY_MICROSECONDS).cast("int")
     return records.withColumn("day", F.date_from_unix_date(day)).select("topic", "day", *COLUMNS)
 
 
 def _checked_topics(log: str, topics: Sequence[str], lake: Lake, fail_on_data_loss: bool) -> list[str]:
-    """Those asked for and those the lake has; the latter may be gone, if data may be lost."""
+    """The requested topics and those that are in the lake already. The latter may be missing if data may be lost."""
     if not topics and not lake.topics():
         raise InvalidValue("topics", list(topics), "at least one")
     with blocking(log) as opened:
-        there = {topic.name for topic in opened.wait(opened.log.topics())}
+        existing = {topic.name for topic in opened.wait(opened.log.topics())}
     for name in topics:
-        if name not in there:
+        if name not in existing:
             raise UnknownTopic(name)
     for name in lake.topics():
-        if name not in there and fail_on_data_loss:
-            raise InvalidValue("topic of the lake", name, "a topic that still exists, or leave to go on without it")
-    return sorted({*topics, *lake.topics()} & there)
+        if name not in existing and fail_on_data_loss:
+            expected = "a topic that still exists; allow data loss to continue without it"
+            raise InvalidValue("topic of the lake", name, expected)
+    return sorted({*topics, *lake.topics()} & existing)
 
 
-def _follow(query: StreamingQuery, job: "_Batches", on_progress: Callable[[Progress], None], stopped: Stopped) -> None:
-    """Wait for the end of the query, or for being stopped."""
+def _run(
+    query: StreamingQuery, batches: "_BatchWriter", on_progress: Callable[[Progress], None], stopped: Stopped
+) -> None:
+    """Wait until the query ends or is to be stopped."""
     try:
-        while not query.awaitTermination(LOOK_SECONDS):  # type: ignore[arg-type]  # it takes parts of a second
+        while not query.awaitTermination(POLL_SECONDS):  # type: ignore[arg-type]  # it takes fractions of a second
             if stopped():
                 return
             if (last := query.lastProgress) is not None:
-                on_progress(Progress(job.records, _left(last.sources[0])))
+                on_progress(Progress(batches.records, _remaining(last.sources[0])))
     finally:
         query.stop()
-    on_progress(Progress(job.records, 0))
+    on_progress(Progress(batches.records, 0))
 
 
-def _waited(seconds: float, stopped: Stopped) -> bool:
-    """Wait a while; whether to stop."""
-    until = time.monotonic() + seconds
-    while not stopped() and time.monotonic() < until:
-        time.sleep(min(LOOK_SECONDS, seconds))
+def _pause(seconds: float, stopped: Stopped) -> bool:
+    """Sleep, but not longer than until the ingest is stopped. Returns whether it is."""
+    deadline = time.monotonic() + seconds
+    while not stopped() and time.monotonic() < deadline:
+        time.sleep(min(POLL_SECONDS, seconds))
     return stopped()
 
 
-def _left(source: SourceProgress) -> int:
-    """Records between where the query is and what the topics hold, as Spark's own progress has them."""
+def _remaining(source: SourceProgress) -> int:
+    """An upper bound of the records that the query has yet to read, from the offsets in Spark's progress report."""
     at, end = (json.loads(text or "null") for text in (source.endOffset, source.latestOffset))
-    if at is None or end is None:  # it has not looked yet
+    if at is None or end is None:  # before the first trigger
         return 0
-    return sum(map(len, ranges(Offsets.from_json(at), Offsets.from_json(end))))
+    return sum(r.max_records for r in ranges(Offsets.from_json(at), Offsets.from_json(end)))
 
 
-class _Batches:
-    """What is done with each batch of the stream."""
+class _BatchWriter:
+    """Writes each batch of the stream to the lake."""
 
     def __init__(self, spark: SparkSession, lake: Lake, tasks: int) -> None:
         self._spark = spark
@@ -164,8 +170,8 @@ class _Batches:
         self._tasks = tasks
         self.batches = self.records = 0
 
-    def put(self, records: DataFrame, batch: int) -> None:
-        """Exactly once: a batch that is replayed is known, or finished as it was begun."""
+    def write(self, records: DataFrame, batch: int) -> None:
+        """Write a batch exactly once: one that Spark replays is skipped if it was published, and finished if not."""
         if self._lake.is_published(batch):
             return
         if not self._lake.is_complete(batch):
@@ -174,22 +180,22 @@ class _Batches:
             self.records += self._lake.complete(batch, staged)
         self._lake.publish(batch)
         self.batches += 1
-        if self.batches % MERGE_EVERY == 0:
+        if self.batches % MERGE_EVERY_BATCHES == 0:
             self.merge()
 
     def merge(self) -> None:
-        """Make few large files of many small ones."""
-        for merge in self._lake.merges(FILE_BYTES, FEW_FILES):
+        """Merge small files into large ones."""
+        for merge in self._lake.plan_merges(FILE_BYTES, MIN_MERGE_FILES):
             staged = self._lake.new_staging()
             files = self._spark.read.parquet(*map(str, merge.files))
             ordered = files.coalesce(1).sortWithinPartitions("partition", "offset")
             ordered.write.parquet(str(staged))
             check_rows(merge, staged)
-            self._lake.replace(merge, staged)
+            self._lake.apply_merge(merge, staged)
 
 
 def check_rows(merge: Merge, staged: Path) -> None:
-    """Never replace files by one that has fewer or more rows."""
-    before, after = rows_in(merge.files), rows_in(staged.glob("*.parquet"))
+    """Raise `Damaged` if the merged file has another number of rows than the files it is to replace."""
+    before, after = count_rows(merge.files), count_rows(staged.glob("*.parquet"))
     if before != after:
         raise Damaged(str(merge.folder), f"{len(merge.files)} files with {before} rows became one with {after}")

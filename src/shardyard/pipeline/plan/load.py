@@ -1,4 +1,4 @@
-"""What a topic carries: measured with Spark, or assumed."""
+"""The load of a topic: measured with Spark, or assumed."""
 
 import math
 from collections.abc import Sequence
@@ -16,23 +16,22 @@ from shardyard.model.checks import settle_whole_number
 from shardyard.pipeline.balance.loads import LOADS
 from shardyard.placement import partitioner_named
 
-MOST_KEYS = 1_000_000
-"""In a sample."""
-MOST_PARTITIONS = 100_000
+MAX_SAMPLED_KEYS = 1_000_000
+MAX_PARTITIONS = 100_000
 
 Bytes = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KeySample:
-    """Some of the keys, and for each the bytes that it stands for: together, all bytes of records with a key."""
+    """Some of the keys, and the bytes that each of them represents: together, those of all records with a key."""
 
     keys: pa.Array
     bytes: Bytes
 
     def __post_init__(self) -> None:
-        if not 1 <= len(self.keys) <= MOST_KEYS:
-            raise InvalidValue("keys in the sample", len(self.keys), f"from 1 to {MOST_KEYS}")
+        if not 1 <= len(self.keys) <= MAX_SAMPLED_KEYS:
+            raise InvalidValue("keys in the sample", len(self.keys), f"from 1 to {MAX_SAMPLED_KEYS}")
         if len(self.bytes) != len(self.keys):
             raise InvalidValue("bytes in the sample", len(self.bytes), f"one for each of {len(self.keys)} keys")
         if not np.isfinite(self.bytes).all() or (self.bytes < 0).any():
@@ -40,14 +39,14 @@ class KeySample:
 
     @classmethod
     def scaled(cls, keys: pa.Array, sizes: npt.ArrayLike, total: int) -> Self:
-        """A sample of keys with their own bytes, to stand for `total` bytes."""
+        """A sample of keys with their own sizes, scaled so that it represents `total` bytes."""
         own = np.asarray(sizes, np.float64)
         return cls(keys, own * (total / own.sum() if own.sum() else 0.0))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Load:
-    """What a topic carries: in all, and by partition where that was measured."""
+    """Records and bytes of a topic: in total, and per partition if they were measured."""
 
     records: int
     bytes: int
@@ -59,11 +58,12 @@ class Load:
     def __post_init__(self) -> None:
         for name in ("records", "bytes"):
             numbers = enumerate(getattr(self, f"partition_{name}"))
-            each = tuple(whole_number(f"{name} of partition {i}", number, at_least=0) for i, number in numbers)
-            object.__setattr__(self, f"partition_{name}", each)
+            per_partition = tuple(whole_number(f"{name} of partition {i}", number, at_least=0) for i, number in numbers)
+            object.__setattr__(self, f"partition_{name}", per_partition)
             settle_whole_number(self, name, at_least=0)
-            if each and sum(each) != getattr(self, name):
-                raise InvalidValue(name, getattr(self, name), f"{sum(each)}, the sum over the partitions")
+            if per_partition and sum(per_partition) != getattr(self, name):
+                expected = f"{sum(per_partition)}, the sum over the partitions"
+                raise InvalidValue(name, getattr(self, name), expected)
         if len(self.partition_bytes) != len(self.partition_records):
             raise InvalidValue("partition_bytes", len(self.partition_bytes), f"{len(self.partition_records)} numbers")
         rate = self.records_per_second
@@ -76,25 +76,25 @@ class Load:
     def measured(
         cls, records: Sequence[int], sizes: Sequence[int], rate: float | None = None, keys: KeySample | None = None
     ) -> Self:
-        """Of a topic whose partitions have so many records and bytes."""
+        """The load of a topic whose partitions have these records and bytes."""
         if not len(records):
             raise InvalidValue("records", list(records), "a number for each of at least one partition")
         return cls(sum(records), sum(sizes), tuple(records), tuple(sizes), rate, keys)
 
     def bytes_on(self, partitions: int, partitioner: str, hash_: str) -> tuple[Bytes, str]:
-        """Bytes of each of so many partitions, and what they rest on: a measurement, the sample, or an even spread."""
+        """The bytes of each of this many partitions, and where they come from: `measured`, `sample` or `even`."""
         if len(self.partition_bytes) == partitions:
             return np.array(self.partition_bytes, np.float64), "measured"
         if self.keys is None:
             return np.full(partitions, self.bytes / partitions), "even"
-        placed = partitioner_named(partitioner, partitions, hash_).place_array(self.keys.keys).to_numpy()
-        held = np.asarray(np.bincount(placed, self.keys.bytes, partitions), np.float64)
+        placement = partitioner_named(partitioner, partitions, hash_).place_array(self.keys.keys).to_numpy()
+        with_key = np.asarray(np.bincount(placement, self.keys.bytes, partitions), np.float64)
         without_key = max(self.bytes - float(self.keys.bytes.sum()), 0.0)
-        return held + without_key / partitions, "sample"
+        return with_key + without_key / partitions, "sample"
 
 
 def partition_totals(loads: DataFrame) -> DataFrame:
-    """Records and bytes of each partition, and in a row with `everything` of all of them together."""
+    """Records and bytes of each partition, and of all partitions in the row with `everything`."""
     return (
         loads.rollup("partition")
         .agg(
@@ -111,45 +111,46 @@ def partition_totals(loads: DataFrame) -> DataFrame:
     )
 
 
-def keys_sampled(loads: DataFrame, one_in: int) -> DataFrame:
-    """About one key in so many with all of its bytes: `key`, `bytes`. Chosen by Spark's own hash of the key, which no
-    partitioner uses."""
-    chosen = F.pmod(F.xxhash64("key"), F.lit(one_in)) == 0
-    return (
-        loads.where(F.col("key").isNotNull() & chosen).groupBy("key").agg(F.sum("bytes").alias("bytes")).orderBy("key")
-    )
+def sample_keys(loads: DataFrame, one_in: int) -> DataFrame:
+    """About one key in `one_in`, with all of its bytes: `key`, `bytes`.
+
+    The keys are selected by Spark's own hash, which no partitioner uses.
+    """
+    selected = F.pmod(F.xxhash64("key"), F.lit(one_in)) == 0
+    keys = loads.where(F.col("key").isNotNull() & selected).groupBy("key")
+    return keys.agg(F.sum("bytes").alias("bytes")).orderBy("key")
 
 
 def load_of(loads: DataFrame, sample: int, *, partitions: int | None = None) -> Load:
-    """The load of the one topic in `loads` (`LOADS`), with a sample of about `sample` keys. Looks at the data twice.
+    """The load of the single topic in `loads` (`LOADS`), with a sample of about `sample` keys. Reads the data twice.
 
-    `partitions` is how many the topic has, where the last ones may be empty. Where no partition is known, the load is
-    an assumed one; where the timestamps span some time, it has a rate.
+    `partitions` is the number of partitions, which is needed if the last ones are empty. If the partitions are unknown,
+    the load has none, like an assumed one. It has a rate if the timestamps span some time.
     """
     if missing := [name for name in LOADS.names if name not in loads.columns]:
         raise InvalidValue("columns", ", ".join(loads.columns), f"{missing[0]!r} among them")
-    if whole_number("sample", sample, at_least=1) > MOST_KEYS // 2:
-        raise InvalidValue("sample", sample, f"at most {MOST_KEYS // 2} keys")
-    if partitions is not None and whole_number("partitions", partitions, at_least=1) > MOST_PARTITIONS:
-        raise InvalidValue("partitions", partitions, f"at most {MOST_PARTITIONS}")
+    if whole_number("sample", sample, at_least=1) > MAX_SAMPLED_KEYS // 2:
+        raise InvalidValue("sample", sample, f"at most {MAX_SAMPLED_KEYS // 2} keys")
+    if partitions is not None and whole_number("partitions", partitions, at_least=1) > MAX_PARTITIONS:
+        raise InvalidValue("partitions", partitions, f"at most {MAX_PARTITIONS}")
     total, parts = _one_topic(loads.transform(partition_totals).collect())
     count = max(parts, default=-1) + 1
     if partitions is not None and count > partitions:
         raise InvalidValue("partitions", partitions, f"at least {count}: there are records in partition {count - 1}")
     count = partitions or count if parts else 0
-    by = {name: tuple(parts[i][name] if i in parts else 0 for i in range(count)) for name in ("records", "bytes")}
+    per = {name: tuple(parts[i][name] if i in parts else 0 for i in range(count)) for name in ("records", "bytes")}
     keys = None
     if total["keys"]:
-        picked = loads.transform(keys_sampled, -(-total["keys"] // sample)).toArrow()
-        if len(picked):
-            arrays = picked.combine_chunks()
+        sampled = loads.transform(sample_keys, -(-total["keys"] // sample)).toArrow()
+        if len(sampled):
+            arrays = sampled.combine_chunks()
             keys = KeySample.scaled(arrays["key"].chunk(0), arrays["bytes"].to_numpy(), total["keyed_bytes"])
     rate = total["records"] / total["seconds"] if total["seconds"] else None
-    return Load(total["records"], total["bytes"], by["records"], by["bytes"], rate, keys)
+    return Load(total["records"], total["bytes"], per["records"], per["bytes"], rate, keys)
 
 
 def _one_topic(rows: Sequence[Row]) -> tuple[Row, dict[int, Row]]:
-    """The row of everything, and that of each partition where they are known."""
+    """The row of all partitions together, and the row of each partition if they are known."""
     by_partition: dict[int | None, Row] = {row["partition"]: row for row in rows if not row["everything"]}
     total = next((row for row in rows if row["everything"]), None)
     if total is None:
@@ -159,6 +160,6 @@ def _one_topic(rows: Sequence[Row]) -> tuple[Row, dict[int, Row]]:
     parts = {i: row for i, row in by_partition.items() if i is not None}
     if parts and None in by_partition:
         raise InvalidValue("partition", None, "known for all records, or for none")
-    if strange := [i for i in parts if not 0 <= i < MOST_PARTITIONS]:
-        raise InvalidValue("partition", strange[0], f"from 0 to {MOST_PARTITIONS - 1}")
+    if invalid := [i for i in parts if not 0 <= i < MAX_PARTITIONS]:
+        raise InvalidValue("partition", invalid[0], f"from 0 to {MAX_PARTITIONS - 1}")
     return total, parts

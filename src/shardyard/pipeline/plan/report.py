@@ -1,4 +1,4 @@
-"""What if: other partition counts, more members. What each would hold, what moves on the way, and what to take."""
+"""What-if plans: the load with other numbers of partitions and members, what moves on the way, and a recommendation."""
 
 import json
 from collections.abc import Sequence
@@ -6,27 +6,27 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from shardyard.model import InvalidValue, whole_number
-from shardyard.pipeline.plan.advice import PartitionCount, recommendation, recommended
 from shardyard.pipeline.plan.load import Bytes, Load
+from shardyard.pipeline.plan.recommendation import PartitionCount, recommend, recommendation
 from shardyard.pipeline.plan.routing_size import ADR_009, TableSize, WorkerMemory, table_size, worker_memory
 from shardyard.pipeline.plan.steps import MemberStep, PartitionStep, member_steps, partition_steps
 from shardyard.placement import ASSIGNORS, DEFAULT_HASH, balance, hash_named
 
-MOST = 1_000_000
-"""Partitions times members of one case."""
-MOST_WORK = 400_000
-"""Partitions and members over all cases, for all assignors: half a minute."""
-MOST_EACH = 100_000
-"""Partitions or members."""
-MOST_COUNTS = 50
-"""Partition counts or member counts in one plan."""
+MAX_PRODUCT = 1_000_000
+"""Limit of partitions times members in one case."""
+MAX_WORK = 400_000
+"""Limit of partitions plus members over all cases and assignors: takes about half a minute."""
+MAX_COUNT = 100_000
+"""Limit of partitions, and of members."""
+MAX_COUNTS = 50
+"""Limit of the number of values for partitions, and for members, in one plan."""
 BY_KEY = {name: hash_ for name, hash_ in DEFAULT_HASH.items() if hash_ is not None}
-"""The partitioners that go by the key, and their default hashes."""
+"""The partitioners that place by key, and their default hashes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """How many of the partitions a member would own."""
+    """How many partitions each member would own."""
 
     partitions: int
     members: int
@@ -50,7 +50,7 @@ class PlanReport:
     worker_memory: tuple[WorkerMemory, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """Plain numbers, texts, lists and dicts, under the names of the fields."""
+        """Plain numbers, strings, lists and dicts, named like the fields."""
         rows = {name: getattr(self, name) for name in self.__slots__}
         plain: dict[str, Any] = json.loads(json.dumps(rows, default=_plain, allow_nan=False))
         return plain
@@ -73,22 +73,22 @@ def make_plan(
     partitioners: Sequence[str] = tuple(BY_KEY),
     hash_: str | None = None,
 ) -> PlanReport:
-    """Every partition count with every member count, one step (N -> N+1) and one doubling (N -> 2N) from each.
+    """A plan for all combinations of `partitions` and `members`, with the steps from N to N+1 and to 2N members.
 
-    The first of the members is what there is today; the first partitioner places a sample of keys. With `hash_` all
-    partitioners use that hash, but for jump, which keeps its own where it has not 64 bits.
+    The first number of members is today's. The first partitioner places the sample of keys. With `hash_`, all
+    partitioners use that hash, except that jump keeps its default if the hash does not have 64 bits.
     """
     _check(partitions, members, assignors, partitioners)
     hashes = {name: _hash_of(name, hash_) for name in partitioners}
     counts, steps = [], []
     for count in partitions:
-        held, basis = load.bytes_on(count, partitioners[0], hashes[partitioners[0]])
-        counts.append(_partition_count(load, held, basis))
+        partition_bytes, basis = load.bytes_on(count, partitioners[0], hashes[partitioners[0]])
+        counts.append(_partition_count(load, partition_bytes, basis))
         for n in members:
-            steps += [step for name in assignors for step in member_steps(held, n, name)]
+            steps += [step for name in assignors for step in member_steps(partition_bytes, n, name)]
     tables = tuple(map(table_size, ADR_009))
     return PlanReport(
-        recommended_partitions=recommended(counts, members).partitions,
+        recommended_partitions=recommend(counts, members).partitions,
         recommendation=recommendation(counts, members, steps),
         load=load,
         partition_counts=tuple(counts),
@@ -103,22 +103,23 @@ def make_plan(
 def _check(
     partitions: Sequence[int], members: Sequence[int], assignors: Sequence[str], partitioners: Sequence[str]
 ) -> None:
-    for name, words, known in (("assignors", assignors, ASSIGNORS), ("partitioners", partitioners, BY_KEY)):
-        if unknown := [word for word in words if word not in known]:
+    for name, values, known in (("assignors", assignors, ASSIGNORS), ("partitioners", partitioners, BY_KEY)):
+        if unknown := [value for value in values if value not in known]:
             raise InvalidValue(name, unknown[0], "some of " + ", ".join(known))
     for name, numbers in (("partitions", partitions), ("members", members)):
         for number in numbers:
-            if whole_number(name, number, at_least=1) > MOST_EACH:
-                raise InvalidValue(name, number, f"at most {MOST_EACH} to plan for")
+            if whole_number(name, number, at_least=1) > MAX_COUNT:
+                raise InvalidValue(name, number, f"at most {MAX_COUNT} to plan for")
     lists = {"partitions": partitions, "members": members, "assignors": assignors, "partitioners": partitioners}
-    for name, asked in lists.items():
-        if not 1 <= len(asked) <= MOST_COUNTS or len(set(asked)) != len(asked):
-            raise InvalidValue(name, list(asked), f"from 1 to {MOST_COUNTS}, each once")
-    if max(partitions) * max(members) > MOST:
-        raise InvalidValue("partitions x members", max(partitions) * max(members), f"at most {MOST} to plan for")
+    for name, given in lists.items():
+        if not 1 <= len(given) <= MAX_COUNTS or len(set(given)) != len(given):
+            raise InvalidValue(name, list(given), f"1 to {MAX_COUNTS} different ones")
+    if max(partitions) * max(members) > MAX_PRODUCT:
+        product = max(partitions) * max(members)
+        raise InvalidValue("partitions x members", product, f"at most {MAX_PRODUCT} to plan for")
     work = len(assignors) * (sum(partitions) * len(members) + sum(members) * len(partitions))
-    if work > MOST_WORK:
-        raise InvalidValue("partitions and members of all cases", work, f"at most {MOST_WORK} to plan for")
+    if work > MAX_WORK:
+        raise InvalidValue("partitions and members of all cases", work, f"at most {MAX_WORK} to plan for")
 
 
 def _hash_of(partitioner: str, hash_: str | None) -> str:
@@ -127,16 +128,16 @@ def _hash_of(partitioner: str, hash_: str | None) -> str:
     return hash_named(hash_).name
 
 
-def _partition_count(load: Load, held: Bytes, basis: str) -> PartitionCount:
+def _partition_count(load: Load, partition_bytes: Bytes, basis: str) -> PartitionCount:
     known = basis != "even"
     rate = load.records_per_second
     return PartitionCount(
-        partitions=len(held),
+        partitions=len(partition_bytes),
         basis=basis,
-        bytes_mean=round(float(held.mean())),
-        bytes_max=round(float(held.max())) if known else None,
-        max_over_mean=balance(held).max_over_mean if known else None,
-        records_per_second=None if rate is None else rate / len(held),
+        bytes_mean=round(float(partition_bytes.mean())),
+        bytes_max=round(float(partition_bytes.max())) if known else None,
+        max_over_mean=balance(partition_bytes).max_over_mean if known else None,
+        records_per_second=None if rate is None else rate / len(partition_bytes),
     )
 
 

@@ -1,9 +1,9 @@
-"""How much memory a routing table takes in each fan-out worker: as ADR-009 states it, by the formula behind that, and
-as flat arrays that are built and measured.
+"""The memory that a routing table takes in each fan-out worker: as ADR-009 states it, by the formula behind that, and
+measured on tables of flat arrays.
 
-The formula keeps every membership of every user online. Ours keeps what fan-out asks for: in which inbox partitions a
-channel has members online, and how many. It does not know the members themselves, nor the channels of a user; and while
-it is built anew after changes, the old and the new arrays are there at once.
+The formula counts every membership of every online user. Our table holds what fan-out needs: in which inbox partitions
+a channel has online members, and how many. It holds neither the members themselves nor the channels of a user. While it
+is rebuilt after changes, the old and the new arrays are both in memory.
 """
 
 from dataclasses import dataclass
@@ -21,18 +21,18 @@ GB = 10**9
 """Bytes."""
 CHANNELS_PER_USER = 200
 MEMBERSHIP_BYTES = 100
-"""Of one membership of one user: what makes ADR-009's first and last row come out."""
+"""Bytes of one membership of one user: with this value the formula gives the first and last row of ADR-009's table."""
 INBOXES = 256
 """Inbox partitions; a user's is fnv1a32(user) % 256."""
 WORKERS = (1, 4, 16, 64)
 ACTIVATE_USERS = 500_000
-"""ADR-009 goes from replicated to partitioned tables above so many users online,"""
+"""ADR-009 switches from replicated to partitioned tables above this number of online users."""
 ACTIVATE_BYTES = 10 * GB
-"""or above this size of the table."""
+"""It also does so above this size of the table in bytes."""
 MEASURED_USERS = 10_000
-"""Users in the table that is built: channels shrink with them, so that a channel keeps its number of members."""
-MOST_CHANNELS = 200_000
-"""In a table that is built: half a gigabyte while counting."""
+"""Users in the table that is measured. Channels are scaled down too, so that a channel keeps its number of members."""
+MAX_CHANNELS = 200_000
+"""In a table that is measured: building it takes half a gigabyte."""
 _SEED = 9
 
 
@@ -52,12 +52,12 @@ ADR_009 = (
     Scale("extreme", 5_000_000, 2_000_000, 40 * GB),
 )
 STATED_IN_TEXT = {"large": 10 * GB}
-"""ADR-009's prose gives 500 000 users about 10 GB, its table about 8 GB."""
+"""For 500 000 users, ADR-009's text says about 10 GB, and its table about 8 GB."""
 
 
 @dataclass(frozen=True, slots=True)
 class StatedShare:
-    """What ADR-009 says one worker holds of a partitioned table."""
+    """The memory of one worker with a partitioned table, as ADR-009 states it."""
 
     scale: str
     workers: int
@@ -69,18 +69,18 @@ STATED_SHARE = StatedShare("extreme", 16, 2_500_000_000)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RoutingTable:
-    """Channel -> inbox partitions with members online, in the form of compressed rows."""
+    """Channel -> inbox partitions with online members, as compressed sparse rows."""
 
     hashes: npt.NDArray[np.uint64]
-    """xxh64 of each channel, ascending."""
+    """The xxh64 of each channel, ascending."""
     starts: npt.NDArray[Any]
-    """Where the entries of each channel start; one more than there are channels."""
+    """Where the entries of each channel start, and where the last ones end."""
     inboxes: npt.NDArray[Any]
     counts: npt.NDArray[Any]
-    """Members online of the channel in that inbox partition."""
+    """How many online members the channel has in that inbox partition."""
 
     def members(self, channel: Key) -> dict[int, int]:
-        """How many members a channel has online in each inbox partition where it has any."""
+        """The number of online members of a channel in each inbox partition that has any."""
         hash_ = np.uint64(hash_named("xxh64")(channel))
         row = int(np.searchsorted(self.hashes, hash_))
         if row == len(self.hashes) or self.hashes[row] != hash_:
@@ -91,7 +91,7 @@ class RoutingTable:
 
 @dataclass(frozen=True, slots=True)
 class TableSize:
-    """The whole table at one scale. Ours is scaled up from a table that was built with fewer channels and users."""
+    """The size of the whole table at one scale. Ours is extrapolated from a table with fewer channels and users."""
 
     scale: str
     channels: int
@@ -100,22 +100,22 @@ class TableSize:
     stated_in_text_bytes: int
     formula_bytes: int
     formula_deviation: float
-    """The formula against the table's figure: 0.25 is 25 % above it."""
+    """How far the formula is above the stated size: 0.25 is 25 %."""
     bytes_per_channel: float
     bytes_per_entry: float
     entries_per_channel: float
     entries_per_channel_at_half: float
-    """Likewise with half the channels and users: near the former, else scaling up would be wrong."""
+    """The same with half the channels and users. It must be about equal, otherwise extrapolating would be wrong."""
     measured_bytes: int
     partitioned_by_formula: bool
-    """Whether ADR-009's thresholds call for partitioned tables, by users online or by the formula's bytes."""
+    """Whether ADR-009's thresholds call for partitioned tables, by online users or by the formula's bytes."""
     partitioned_by_measured_bytes: bool
-    """Whether the size of ours does."""
+    """Whether they call for them by the measured bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerMemory:
-    """The table's share in one worker: all of it when replicated, one of `workers` parts when partitioned."""
+    """The memory of one worker: the whole table if replicated, one of `workers` parts if partitioned."""
 
     scale: str
     mode: str
@@ -137,12 +137,12 @@ def channel_ids(channels: int) -> pa.Array:
 
 
 def memberships(channels: int, users: int, seed: int = _SEED) -> npt.NDArray[np.int64]:
-    """The channels of each user, one row a user, ascending; one that comes twice counts once.
+    """Random channels for each user: one row per user, ascending; a channel that occurs twice in a row counts once.
 
-    The n-th channel is joined about 1/sqrt(n) times as often as the first: at the extreme scale, 180 000 times.
+    The n-th channel has about 1/sqrt(n) times the members of the first one, which has 180 000 at the extreme scale.
     """
-    if whole_number("channels", channels, at_least=1) > MOST_CHANNELS:
-        raise InvalidValue("channels", channels, f"at most {MOST_CHANNELS} to build a table of")
+    if whole_number("channels", channels, at_least=1) > MAX_CHANNELS:
+        raise InvalidValue("channels", channels, f"at most {MAX_CHANNELS} to build a table of")
     drawn = np.random.default_rng(seed).random((whole_number("users", users, at_least=1), CHANNELS_PER_USER))
     joined: npt.NDArray[np.int64] = (drawn**2 * channels).astype(np.int64)
     joined.sort(axis=1)
@@ -150,7 +150,7 @@ def memberships(channels: int, users: int, seed: int = _SEED) -> npt.NDArray[np.
 
 
 def build_table(joined: npt.NDArray[np.int64], channels: int, *, full_users: int = 0) -> RoutingTable:
-    """The routing table of such memberships, in numbers wide enough for it, and for a table of `full_users`."""
+    """The routing table of these memberships. Its integers are wide enough for a table of `full_users` too."""
     users = len(joined)
     inbox = Modulus("fnv1a32", INBOXES).place_array(member_ids(users)).to_numpy()
     hashes = hash_named("xxh64").array(channel_ids(channels))
@@ -163,21 +163,21 @@ def build_table(joined: npt.NDArray[np.int64], channels: int, *, full_users: int
     entries = np.flatnonzero(members)
     counts = members[entries]
     starts = np.searchsorted(entries, np.arange(channels + 1) * INBOXES)
-    # An inbox partition of twice the mean is beyond chance; a count beyond even that still gets its width.
-    most = max(int(counts.max()), 2 * full_users // INBOXES)
+    # Counts in the full table are estimated: no inbox partition has more than twice the mean by chance.
+    highest = max(int(counts.max()), 2 * full_users // INBOXES)
     return RoutingTable(
         hashes=hashes[order],
         starts=starts.astype(np.min_scalar_type(max(full_users * CHANNELS_PER_USER, len(entries)))),
         inboxes=(entries % INBOXES).astype(np.min_scalar_type(INBOXES - 1)),
-        counts=counts.astype(np.min_scalar_type(most)),
+        counts=counts.astype(np.min_scalar_type(highest)),
     )
 
 
 @cache
 def table_size(scale: Scale) -> TableSize:
-    """Stated, by formula and measured."""
-    shrunk = [_measure(scale, users) for users in (MEASURED_USERS, MEASURED_USERS // 2)]
-    (per_channel, per_entry, entries), (_, _, entries_at_half) = shrunk
+    """The size at one scale: stated, by formula and measured."""
+    measurements = [_measure(scale, users) for users in (MEASURED_USERS, MEASURED_USERS // 2)]
+    (per_channel, per_entry, entries), (_, _, entries_at_half) = measurements
     formula = formula_bytes(scale.users)
     measured = round(scale.channels * (per_channel + entries * per_entry))
     return TableSize(
@@ -199,16 +199,16 @@ def table_size(scale: Scale) -> TableSize:
 
 
 def _measure(scale: Scale, users: int) -> tuple[float, float, float]:
-    """Bytes per channel, bytes per entry and entries per channel of a table with so many users."""
+    """Bytes per channel, bytes per entry and entries per channel of a table with this number of users."""
     channels = scale.channels * users // scale.users
     table = build_table(memberships(channels, users), channels, full_users=scale.users)
     entries = len(table.inboxes)
-    heads = table.hashes.nbytes + table.starts.nbytes
-    return heads / channels, (table.inboxes.nbytes + table.counts.nbytes) / entries, entries / channels
+    index_bytes = table.hashes.nbytes + table.starts.nbytes
+    return index_bytes / channels, (table.inboxes.nbytes + table.counts.nbytes) / entries, entries / channels
 
 
 def worker_memory(size: TableSize) -> list[WorkerMemory]:
-    """Replicated and partitioned, for each of `WORKERS`."""
+    """The memory with replicated and with partitioned tables, for each of `WORKERS`."""
     return [
         WorkerMemory(size.scale, mode, n, round(size.formula_bytes / parts), round(size.measured_bytes / parts))
         for mode in ("replicated", "partitioned")

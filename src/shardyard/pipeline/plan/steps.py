@@ -12,12 +12,12 @@ from shardyard.pipeline.plan.load import Bytes, Load
 from shardyard.placement import assign, balance, generate_ids, partitioner_named, plan
 
 GENERATED_KEYS = 200_000
-"""Placed where there is no sample: enough for a fraction to within 0.3 percentage points."""
+"""Placed if there is no sample: enough for fractions that are exact to 0.3 percentage points."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemberStep:
-    """From `before` to `after` members. Bytes moved are those of the partitions that get another owner."""
+    """What moves from `before` to `after` members. Bytes moved are those of the partitions that change their owner."""
 
     assignor: str
     partitions: int
@@ -26,7 +26,7 @@ class MemberStep:
     moves: int
     fraction: float
     ideal_fraction: float
-    """The newcomers' share, of those members that can own a partition at all."""
+    """The fraction that has to move for an even spread: the share of the new members that can own a partition."""
     bytes_moved: int
     most_bytes_before: int
     """On one member."""
@@ -40,7 +40,7 @@ class MemberStep:
 
 @dataclass(frozen=True, slots=True)
 class PartitionStep:
-    """From `before` to `after` partitions: the keys that change theirs, and so the bytes that a reshard rewrites."""
+    """What changes from `before` to `after` partitions: the keys that change theirs, and with them their bytes."""
 
     partitioner: str
     hash: str
@@ -55,26 +55,26 @@ class PartitionStep:
     bytes_fraction: float
 
 
-def member_steps(held: Bytes, members: int, assignor: str) -> list[MemberStep]:
-    """What moves from `members` to one more, and to twice as many, of partitions that hold so many bytes."""
-    partitions = [Partition("topic", i) for i in range(len(held))]
-    everyone = [Member(f"member-{i:06}") for i in range(2 * members)]
-    old = assign(partitions, everyone[:members], assignor=assignor)
-    bytes_before, _ = _on_members(old, held, everyone[:members])
+def member_steps(partition_bytes: Bytes, members: int, assignor: str) -> list[MemberStep]:
+    """What moves from `members` to one more, and to twice as many. `partition_bytes` has one value per partition."""
+    partitions = [Partition("topic", i) for i in range(len(partition_bytes))]
+    all_members = [Member(f"member-{i:06}") for i in range(2 * members)]
+    old = assign(partitions, all_members[:members], assignor=assignor)
+    bytes_before, _ = _on_members(old, partition_bytes, all_members[:members])
     steps = []
     for after in sorted({members + 1, 2 * members}):
-        new = assign(partitions, everyone[:after], old, assignor=assignor)
-        bytes_after, sizes = _on_members(new, held, everyone[:after])
+        new = assign(partitions, all_members[:after], old, assignor=assignor)
+        bytes_after, sizes = _on_members(new, partition_bytes, all_members[:after])
         moved = plan(old, new)
         step = MemberStep(
             assignor=assignor,
-            partitions=len(held),
+            partitions=len(partition_bytes),
             before=members,
             after=after,
             moves=len(moved.moves),
             fraction=moved.fraction,
-            ideal_fraction=1 - min(members, len(held)) / min(after, len(held)),
-            bytes_moved=round(math.fsum(held[move.partition.index] for move in moved.moves)),
+            ideal_fraction=1 - min(members, len(partition_bytes)) / min(after, len(partition_bytes)),
+            bytes_moved=round(math.fsum(partition_bytes[move.partition.index] for move in moved.moves)),
             most_bytes_before=round(float(bytes_before.max())),
             most_bytes_after=round(float(bytes_after.max())),
             max_over_mean_before=balance(bytes_before).max_over_mean,
@@ -87,18 +87,18 @@ def member_steps(held: Bytes, members: int, assignor: str) -> list[MemberStep]:
 
 
 def _on_members(
-    owners: Mapping[Partition, str], held: Bytes, members: Sequence[Member]
+    owners: Mapping[Partition, str], partition_bytes: Bytes, members: Sequence[Member]
 ) -> tuple[Bytes, npt.NDArray[np.int64]]:
     """Bytes and partitions on each member."""
     number = {member.name: i for i, member in enumerate(members)}
     owner = np.fromiter((number[name] for name in owners.values()), np.int64, len(owners))
     index = np.fromiter((partition.index for partition in owners), np.int64, len(owners))
     sizes = np.bincount(owner, minlength=len(members))
-    return np.asarray(np.bincount(owner, held[index], len(members)), np.float64), sizes.astype(np.int64)
+    return np.asarray(np.bincount(owner, partition_bytes[index], len(members)), np.float64), sizes.astype(np.int64)
 
 
 def partition_steps(load: Load, partitions: Iterable[int], hashes: Mapping[str, str]) -> list[PartitionStep]:
-    """What a reshard rewrites from each count to one more, and to twice as many, for each partitioner and its hash."""
+    """What changes from each number of partitions to one more, and to twice as many, for each partitioner and hash."""
     sample = load.keys
     keys = next(generate_ids("text", GENERATED_KEYS)) if sample is None else sample.keys
     sizes = np.full(len(keys), load.bytes / len(keys)) if sample is None else sample.bytes

@@ -1,6 +1,7 @@
-"""Whether two frames have the same records, with the records of each key in the same order."""
+"""Checksums that tell whether two frames hold the same records, with those of each key in the same order."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 as everybody calls it
@@ -8,35 +9,36 @@ from pyspark.sql import functions as F  # noqa: N812 as everybody calls it
 
 @dataclass(frozen=True, slots=True)
 class Checksum:
-    """How many records there are, and a sum over each one's content and its number among those of its key."""
+    """The number of records, and a sum over the hashes of each record's content and its rank within its key."""
 
     count: int
     total: int
+    by_partition: Mapping[int, int] = field(default_factory=dict, compare=False, repr=False)
+    """The number of records in each partition that has any. It does not count for equality."""
 
 
-def numbered_by_key(records: DataFrame) -> DataFrame:
-    """A hash of each record's content, with its number among the records of its key, by partition and offset.
+def ranked_by_key(records: DataFrame) -> DataFrame:
+    """A hash of each record's content, and its rank among the records of its key, by partition and offset.
 
-    A record without a key has no order: its number is 0.
+    A record without a key has no order, so its rank is 0.
     """
     keyless = F.col("key").isNull()
-    apart = F.when(keyless, F.col("offset"))  # else all records without a key would be sorted in one task
-    of_key = Window.partitionBy("key", apart).orderBy("partition", "offset")
-    number = F.when(keyless, F.lit(0)).otherwise(F.row_number().over(of_key))
-    return records.transform(contents).select("content", number.alias("number"))
+    spread = F.when(keyless, F.col("offset"))  # otherwise one task would sort all records without a key
+    of_key = Window.partitionBy("key", spread).orderBy("partition", "offset")
+    rank = F.when(keyless, F.lit(0)).otherwise(F.row_number().over(of_key))
+    return records.transform(content_hashes).select("content", "partition", rank.alias("rank"))
 
 
-def contents(records: DataFrame) -> DataFrame:
-    """What is needed of each record, which is little: a hash of its content, its key and where it is."""
+def content_hashes(records: DataFrame) -> DataFrame:
+    """The hash of each record's content, with its key, partition and offset: all that a checksum needs."""
     content = F.xxhash64("id", "key", "value", "headers", "timestamp")
     return records.select(content.alias("content"), "key", "partition", "offset")
 
 
 def checksum(records: DataFrame, *, ordered: bool = True) -> Checksum:
-    """The checksum of a frame with the columns of the data source; if not `ordered`, of the contents alone."""
-    rows = records.transform(numbered_by_key if ordered else contents)
-    total = F.sum((F.xxhash64("content", "number") if ordered else F.col("content")).cast("decimal(38,0)"))
-    row = rows.agg(F.count("*").alias("count"), total.alias("total")).first()
-    if row is None:
-        return Checksum(0, 0)
-    return Checksum(int(row["count"]), int(row["total"] or 0))
+    """The checksum of a frame with the columns of the data source. If not `ordered`, the order in a key is ignored."""
+    rows = records.transform(ranked_by_key if ordered else content_hashes)
+    total = F.sum((F.xxhash64("content", "rank") if ordered else F.col("content")).cast("decimal(38,0)"))
+    sums = rows.groupBy("partition").agg(F.count("*").alias("count"), total.alias("total")).collect()
+    by_partition = {row["partition"]: row["count"] for row in sums}
+    return Checksum(sum(by_partition.values()), sum(int(row["total"]) for row in sums), by_partition)

@@ -1,6 +1,7 @@
-"""Records as Spark sees them, and the way there from the log's Arrow batches."""
+"""Conversion of records between the log's Arrow batches and Spark's columns."""
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.pandas.types import to_arrow_schema
@@ -32,11 +33,11 @@ COLUMNS = StructType(
         StructField("headers", HEADERS),
     ]
 )
-"""What a read gives. No key is null, no headers an empty list."""
+"""The columns of a read. A record without a key has a null key; one without headers has an empty list of them."""
 
 
-def chosen(schema: StructType) -> StructType:
-    """`schema`, if it is a choice of `COLUMNS`: those that are left out are not even fetched."""
+def check_readable(schema: StructType) -> StructType:
+    """`schema`, if all of its columns are in `COLUMNS`. Columns that it leaves out are not converted."""
     known = {field.name: field.dataType for field in COLUMNS}
     for field in schema:
         if known.get(field.name) != field.dataType:
@@ -45,19 +46,32 @@ def chosen(schema: StructType) -> StructType:
     return schema
 
 
-def to_spark(batch: Batch, schema: StructType) -> list[pa.RecordBatch]:
-    """What was read from the log, with the columns of `schema`."""
+Int64s = npt.NDArray[np.int64]
+
+
+def offsets_of(batch: Batch) -> Int64s:
+    """The offset of each record of a batch, ascending but not always consecutive."""
+    offsets = batch.offsets()
+    if isinstance(offsets, range):  # by far the fastest way to turn a range into an array
+        return np.arange(offsets.start, offsets.stop, dtype=np.int64)
+    return np.asarray(offsets, np.int64)
+
+
+def to_spark(batch: Batch, schema: StructType, end: int) -> list[pa.RecordBatch]:
+    """The records of a batch below the offset `end`, with the columns of `schema`."""
     target = to_arrow_schema(schema, timezone="UTC")
-    first = batch.first
+    offsets = offsets_of(batch)
+    offsets = offsets[: np.searchsorted(offsets, end)]
     parts = []
-    for chunk in batch.data.to_batches():
-        arrays = [_column(field, chunk, batch, first) for field in target]
+    at = 0
+    for chunk in batch.data.slice(0, len(offsets)).to_batches():
+        arrays = [_column(field, chunk, batch, offsets[at : at + len(chunk)]) for field in target]
         parts.append(pa.RecordBatch.from_arrays(arrays, schema=target))
-        first += len(chunk)
+        at += len(chunk)
     return parts
 
 
-def _column(field: pa.Field, chunk: pa.RecordBatch, batch: Batch, first: int) -> pa.Array:  # noqa: PLR0911 a table
+def _column(field: pa.Field, chunk: pa.RecordBatch, batch: Batch, offsets: Int64s) -> pa.Array:  # noqa: PLR0911 a table
     match field.name:
         case "topic":
             return pa.repeat(batch.partition.topic, len(chunk))
@@ -66,7 +80,7 @@ def _column(field: pa.Field, chunk: pa.RecordBatch, batch: Batch, first: int) ->
         case "epoch":
             return pa.repeat(batch.epoch, len(chunk))
         case "offset":
-            return pa.array(np.arange(first, first + len(chunk), dtype=np.int64))
+            return pa.array(offsets)
         case "timestamp":
             return pc.multiply(chunk["timestamp"], 1000).cast(field.type)
         case "headers":
@@ -76,32 +90,32 @@ def _column(field: pa.Field, chunk: pa.RecordBatch, batch: Batch, first: int) ->
 
 
 def _headers_to_spark(headers: pa.MapArray, target: pa.DataType) -> pa.Array:
-    """A list of pairs instead of a map, since names may come twice; an empty one where there are none.
+    """A list of pairs instead of a map, because a name may occur twice; an empty list for a record without headers.
 
-    Null would do, but Spark hands null lists to Python in a time that grows with the square of their number.
+    Null would also do, but the time in which Spark hands null lists to Python grows with the square of their number.
     """
     pairs = pa.StructArray.from_arrays([headers.keys, headers.items], fields=list(target.value_type))
-    return pa.ListArray.from_arrays(_offsets(headers), pairs, type=target)
+    return pa.ListArray.from_arrays(_list_offsets(headers), pairs, type=target)
 
 
-def _offsets(lists: pa.Array) -> pa.Array:
-    """Copied, since Arrow refuses a mask beside the offsets of a slice."""
+def _list_offsets(lists: pa.Array) -> pa.Array:
+    """Where each list starts. It is a copy, because Arrow does not take a mask together with the offsets of a slice."""
     return pa.array(lists.offsets.to_numpy())
 
 
 def check_writable(schema: StructType) -> None:
-    """Refuse a frame that can't be written to a topic."""
+    """Raise `InvalidValue` for a frame that can't be written to a topic."""
     types = {field.name: field.dataType for field in schema}
     if "value" not in types:
         raise InvalidValue("columns", ", ".join(types), f"a column 'value'; {_WRITABLE}")
     for name, kind in types.items():
         if name not in COLUMNS.names:
             raise InvalidValue("column", name, _WRITABLE)
-        if name not in _IGNORED and kind.simpleString() not in _TAKEN[name]:
-            raise InvalidValue(f"type of column {name!r}", kind.simpleString(), " or ".join(_TAKEN[name]))
+        if name not in _IGNORED and kind.simpleString() not in _WRITABLE_TYPES[name]:
+            raise InvalidValue(f"type of column {name!r}", kind.simpleString(), " or ".join(_WRITABLE_TYPES[name]))
 
 
-_TAKEN = {
+_WRITABLE_TYPES = {
     "partition": ("int",),
     "timestamp": ("timestamp",),
     "id": ("string",),
@@ -110,12 +124,14 @@ _TAKEN = {
     "headers": (HEADERS.simpleString(),),
 }
 _IGNORED = ("topic", "offset", "epoch")
-_WRITABLE = f"{', '.join(_TAKEN)}; {', '.join(_IGNORED)} are ignored"
+_WRITABLE = f"{', '.join(_WRITABLE_TYPES)}; {', '.join(_IGNORED)} are ignored"
 
 
 def from_spark(data: pa.RecordBatch, ids: pa.Array) -> pa.RecordBatch:
-    """What a task was given to write, as the log takes it: `ids` where there is no id, and a timestamp of 0, for the
-    log to set, where there is none."""
+    """The rows of a task as records of the log.
+
+    A row without an id gets the one from `ids`; one without a timestamp gets 0, which the log replaces by its own time.
+    """
     count = len(data)
     names = set(data.schema.names)
     id_ = pc.coalesce(data["id"], ids) if "id" in names else ids
@@ -134,4 +150,4 @@ def _headers_to_log(headers: pa.ListArray) -> pa.Array:
     if pc.all(none).as_py():
         return pa.nulls(len(headers), kind)
     names, values = headers.values.field(0), headers.values.field(1)
-    return pa.MapArray.from_arrays(_offsets(headers), names, values, kind, mask=none)
+    return pa.MapArray.from_arrays(_list_offsets(headers), names, values, kind, mask=none)

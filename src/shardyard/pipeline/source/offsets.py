@@ -1,4 +1,9 @@
-"""Which records to read: plain functions on offsets, without Spark and without a log."""
+"""Planning of reads: pure functions on offsets, without Spark and without a log.
+
+Offsets of a partition ascend but may have gaps, for example where Kafka stores transaction markers. A difference of
+offsets is therefore an upper bound of a number of records. It is used here to split work and to limit a trigger, never
+to decide whether everything was read.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,8 +14,8 @@ from shardyard.model import InvalidCall, InvalidValue, Span
 
 
 @dataclass(frozen=True, slots=True)
-class Extent:
-    """What a topic holds: the span of each partition."""
+class TopicSpans:
+    """What a topic holds: the span of each of its partitions."""
 
     epoch: int
     spans: tuple[Span, ...]
@@ -18,7 +23,7 @@ class Extent:
 
 @dataclass(frozen=True, slots=True)
 class TopicOffsets:
-    """An offset for each partition of a topic, in this life of it."""
+    """An offset in each partition of a topic. The epoch tells the topic from a deleted one of the same name."""
 
     epoch: int
     offsets: tuple[int, ...]
@@ -26,12 +31,12 @@ class TopicOffsets:
 
 @dataclass(frozen=True, slots=True)
 class Offsets:
-    """A place in some topics: all records below it are read."""
+    """Where to read next, in each partition of some topics."""
 
     topics: Mapping[str, TopicOffsets]
 
     def to_json(self) -> dict[str, Any]:
-        """As Spark keeps it in a checkpoint."""
+        """The form in which Spark keeps the offsets in a checkpoint."""
         return {name: {"epoch": t.epoch, "offsets": list(t.offsets)} for name, t in self.topics.items()}
 
     @classmethod
@@ -44,7 +49,7 @@ class Offsets:
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Records of one partition, from `start` up to, but without, `end`: the work of one task."""
+    """The records of one partition with offsets from `start` up to, but not including, `end`: the work of one task."""
 
     topic: str
     partition: int
@@ -52,83 +57,85 @@ class Range:
     start: int
     end: int
 
-    def __len__(self) -> int:
+    @property
+    def max_records(self) -> int:
+        """An upper bound of the number of records: there are fewer if the offsets have gaps."""
         return self.end - self.start
 
 
 class DataLost(InvalidCall):
-    """Raised when records that were to be read are gone: trimmed away, or their topic was deleted or made anew."""
+    """Raised when records cannot be read any more: they were trimmed, or their topic was deleted or recreated."""
 
     def __init__(self, what: str) -> None:
-        super().__init__(f"{what}; to go on with what is there, set failOnDataLoss to false")
+        super().__init__(f"{what}; to continue with the records that are left, set failOnDataLoss to false")
 
 
-def earliest(extents: Mapping[str, Extent]) -> Offsets:
-    return _each(extents, lambda _, span: span.first)
+def earliest(spans: Mapping[str, TopicSpans]) -> Offsets:
+    return _map_spans(spans, lambda _, span: span.first)
 
 
-def latest(extents: Mapping[str, Extent]) -> Offsets:
-    return _each(extents, lambda _, span: span.end)
+def latest(spans: Mapping[str, TopicSpans]) -> Offsets:
+    return _map_spans(spans, lambda _, span: span.end)
 
 
 def explicit(
-    extents: Mapping[str, Extent], wanted: Mapping[str, Mapping[int, int | str]], option: str, otherwise: str
+    spans: Mapping[str, TopicSpans], wanted: Mapping[str, Mapping[int, int | str]], option: str, default: str
 ) -> Offsets:
-    """What the option says for a partition ("earliest", "latest" or an offset); `otherwise` for the rest."""
+    """The offsets that the option names for a partition ("earliest", "latest" or a number); `default` for the rest."""
     for topic, partitions in wanted.items():
-        if topic not in extents:
-            raise InvalidValue(f"option {option!r}", topic, "topics that are read: " + ", ".join(sorted(extents)))
+        if topic not in spans:
+            raise InvalidValue(f"option {option!r}", topic, "topics that are read: " + ", ".join(sorted(spans)))
         for partition in partitions:
-            if not 0 <= partition < len(extents[topic].spans):
-                last = len(extents[topic].spans) - 1
+            if not 0 <= partition < len(spans[topic].spans):
+                last = len(spans[topic].spans) - 1
                 raise InvalidValue(f"option {option!r}", partition, f"partitions 0 to {last} of {topic!r}")
 
-    def offset(place: tuple[str, int], span: Span) -> int:
-        topic, partition = place
-        value = wanted.get(topic, {}).get(partition, otherwise)
+    def offset(partition: tuple[str, int], span: Span) -> int:
+        topic, index = partition
+        value = wanted.get(topic, {}).get(index, default)
         if value in ("earliest", "latest"):
             return span.first if value == "earliest" else span.end
         if not span.first <= int(value) <= span.end:
-            there = f"an offset from {span.first} to {span.end}, which is what {topic}/{partition} holds"
-            raise InvalidValue(f"option {option!r}", value, there)
+            expected = f"an offset from {span.first} to {span.end}, which is what {topic}/{index} holds"
+            raise InvalidValue(f"option {option!r}", value, expected)
         return int(value)
 
-    return _each(extents, offset)
+    return _map_spans(spans, offset)
 
 
-def _each(extents: Mapping[str, Extent], offset: Any) -> Offsets:
+def _map_spans(spans: Mapping[str, TopicSpans], offset: Any) -> Offsets:
     return Offsets(
         {
-            topic: TopicOffsets(extent.epoch, tuple(offset((topic, i), span) for i, span in enumerate(extent.spans)))
-            for topic, extent in extents.items()
+            topic: TopicOffsets(has.epoch, tuple(offset((topic, i), span) for i, span in enumerate(has.spans)))
+            for topic, has in spans.items()
         }
     )
 
 
-def reconcile(start: Offsets, extents: Mapping[str, Extent], *, fail: bool) -> Offsets:
-    """`start` as far as the topics still have it.
+def reconcile(start: Offsets, spans: Mapping[str, TopicSpans], *, fail: bool) -> Offsets:
+    """`start`, adjusted to what the topics still hold.
 
-    New topics and partitions begin with their first record. What is gone raises `DataLost` if it is to `fail`; else
-    reading goes on with what is there.
+    New topics and partitions are read from their first record. If records are gone, this raises `DataLost`, or moves on
+    to the next records that exist if `fail` is False.
     """
     topics = {}
-    for name, extent in extents.items():
+    for name, has in spans.items():
         known = start.topics.get(name)
-        if known is not None and known.epoch != extent.epoch:
-            _lost(fail, f"topic {name!r} was deleted and made anew (epoch {known.epoch}, now {extent.epoch})")
+        if known is not None and known.epoch != has.epoch:
+            _lost(fail, f"topic {name!r} was deleted and recreated (epoch {known.epoch}, now {has.epoch})")
             known = None
         offsets = []
-        for i, span in enumerate(extent.spans):
+        for i, span in enumerate(has.spans):
             at = known.offsets[i] if known is not None and i < len(known.offsets) else 0
             if at < span.first:
-                _lost(fail and known is not None, f"offsets {at} to {span.first - 1} of {name}/{i} were trimmed away")
+                _lost(fail and known is not None, f"offsets {at} to {span.first - 1} of {name}/{i} were trimmed")
             if at > span.end:
-                _lost(fail, f"{name}/{i} ends at {span.end}, before offset {at} which was read already")
+                _lost(fail, f"{name}/{i} ends at {span.end}, before offset {at} up to which it was already read")
                 at = span.end
             offsets.append(max(at, span.first))
-        topics[name] = TopicOffsets(extent.epoch, tuple(offsets))
-    for name in start.topics.keys() - extents.keys():
-        _lost(fail, f"topic {name!r} is no longer read or does not exist any more")
+        topics[name] = TopicOffsets(has.epoch, tuple(offsets))
+    for name in start.topics.keys() - spans.keys():
+        _lost(fail, f"topic {name!r} is no longer read or no longer exists")
     return Offsets(topics)
 
 
@@ -137,25 +144,25 @@ def _lost(fail: bool, what: str) -> None:
         raise DataLost(what)
 
 
-def advance(start: Offsets, end: Offsets, most: int | None) -> Offsets:
-    """How far to go from `start` towards `end` with at most `most` records: every partition by its share.
+def advance(start: Offsets, end: Offsets, max_records: int | None) -> Offsets:
+    """How far one trigger reads from `start` towards `end`: at most `max_records`, shared in proportion to the backlog.
 
-    Both are about the same topics and partitions. Whoever has anything left gets ahead, unless there are more such
-    partitions than records to read.
+    Both offsets name the same topics and partitions. Every partition with a backlog makes progress, unless there are
+    more of them than `max_records`. The limit counts offsets, so a trigger reads fewer records where offsets have gaps.
     """
-    left = {
+    backlog = {
         (name, i): to - at
         for name, topic in end.topics.items()
         for i, (at, to) in enumerate(zip(start.topics[name].offsets, topic.offsets, strict=True))
         if to > at
     }
-    total = sum(left.values())
-    if most is None or total <= most:
+    total = sum(backlog.values())
+    if max_records is None or total <= max_records:
         return end
-    take = {place: count * most // total for place, count in left.items()}
-    spare = most - sum(take.values())
-    for place in sorted(left, key=lambda place: (take[place] > 0, -left[place], place))[:spare]:
-        take[place] += 1
+    take = {partition: count * max_records // total for partition, count in backlog.items()}
+    spare = max_records - sum(take.values())
+    for partition in sorted(backlog, key=lambda p: (take[p] > 0, -backlog[p], p))[:spare]:
+        take[partition] += 1
     return Offsets(
         {
             name: TopicOffsets(topic.epoch, tuple(at + take.get((name, i), 0) for i, at in enumerate(topic.offsets)))
@@ -164,32 +171,32 @@ def advance(start: Offsets, end: Offsets, most: int | None) -> Offsets:
     )
 
 
-def capped(end: Offsets, limit: Offsets) -> Offsets:
-    """`end`, but nowhere beyond `limit`; partitions that `limit` does not know are left out of it."""
+def cap(end: Offsets, limit: Offsets) -> Offsets:
+    """`end`, but nowhere beyond `limit`. Nothing is read of partitions that `limit` does not name."""
     topics = {}
     for name, topic in end.topics.items():
         known = limit.topics.get(name)
-        bounds = known.offsets if known is not None and known.epoch == topic.epoch else ()
-        offsets = tuple(min(at, bounds[i] if i < len(bounds) else 0) for i, at in enumerate(topic.offsets))
+        limits = known.offsets if known is not None and known.epoch == topic.epoch else ()
+        offsets = tuple(min(at, limits[i] if i < len(limits) else 0) for i, at in enumerate(topic.offsets))
         topics[name] = TopicOffsets(topic.epoch, offsets)
     return Offsets(topics)
 
 
-def as_far_as(end: Offsets, extents: Mapping[str, Extent]) -> Offsets:
-    """What is still there of what was planned: nothing of topics that are gone or were made anew."""
-    there = {name: t for name, t in end.topics.items() if name in extents and extents[name].epoch == t.epoch}
+def still_available(end: Offsets, spans: Mapping[str, TopicSpans]) -> Offsets:
+    """The part of a planned end that still exists: nothing of topics that were deleted or recreated since."""
+    existing = {name: t for name, t in end.topics.items() if name in spans and spans[name].epoch == t.epoch}
     return Offsets(
         {
             name: TopicOffsets(
-                t.epoch, tuple(min(at, s.end) for at, s in zip(t.offsets, extents[name].spans, strict=False))
+                t.epoch, tuple(min(at, span.end) for at, span in zip(t.offsets, spans[name].spans, strict=False))
             )
-            for name, t in there.items()
+            for name, t in existing.items()
         }
     )
 
 
-def at_least(end: Offsets, start: Offsets) -> Offsets:
-    """`end`, but nowhere before `start`, which is about the same topics and partitions."""
+def not_before(end: Offsets, start: Offsets) -> Offsets:
+    """`end`, but nowhere before `start`, which names the same topics and partitions."""
     return Offsets(
         {
             name: TopicOffsets(t.epoch, tuple(map(max, t.offsets, start.topics[name].offsets)))
@@ -199,24 +206,24 @@ def at_least(end: Offsets, start: Offsets) -> Offsets:
 
 
 def ranges(start: Offsets, end: Offsets) -> list[Range]:
-    """What lies between, by topic and partition. A partition that `start` does not know is read from offset 0."""
+    """What lies between the two, by topic and partition. A partition that `start` does not name starts at offset 0."""
     found = []
     for name, topic in sorted(end.topics.items()):
         known = start.topics.get(name)
         same = known is not None and known.epoch == topic.epoch
-        begins: Sequence[int] = known.offsets if known is not None and same else ()
+        starts: Sequence[int] = known.offsets if known is not None and same else ()
         for i, to in enumerate(topic.offsets):
-            at = begins[i] if i < len(begins) else 0
+            at = starts[i] if i < len(starts) else 0
             if to > at:
                 found.append(Range(name, i, topic.epoch, at, to))
     return found
 
 
-def split(whole: Iterable[Range], most: int) -> list[Range]:
-    """Ranges of at most `most` records, in the same order: large partitions are read by several tasks."""
+def split(whole: Iterable[Range], max_records: int) -> list[Range]:
+    """The same ranges in the same order, cut to at most `max_records` each: several tasks read a large partition."""
     parts = []
     for r in whole:
-        pieces = -(-len(r) // most)
-        edges = [r.start + len(r) * i // pieces for i in range(pieces + 1)]
+        pieces = -(-r.max_records // max_records)
+        edges = [r.start + r.max_records * i // pieces for i in range(pieces + 1)]
         parts += [Range(r.topic, r.partition, r.epoch, a, b) for a, b in pairwise(edges)]
     return parts

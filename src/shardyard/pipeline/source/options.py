@@ -1,4 +1,4 @@
-"""The options of the data source: parsed once, with errors that name the option."""
+"""The options of the data source, parsed once. Errors name the option."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -15,24 +15,25 @@ RECORDS_PER_TASK = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Where:
-    """A place to begin or end: a name, a time (ms), or an offset for some partitions."""
+class ReadBound:
+    """Where a read starts or ends: a name, a timestamp in milliseconds, or explicit offsets for some partitions."""
 
     name: Literal["earliest", "latest"]
-    """Also for the partitions that `explicit` does not have."""
+    """Also holds for the partitions that `explicit` does not name."""
     timestamp: int | None = None
     explicit: Explicit = field(default_factory=dict)
     option: str = ""
+    """The option that `explicit` came from, for error messages."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """`log` and `topics` must be given; the others have defaults."""
+    """Options of a read. `log` and `topics` are required; the others have defaults."""
 
     log: str
     topics: tuple[str, ...]
-    start: Where
-    end: Where
+    start: ReadBound
+    end: ReadBound
     records_per_task: int
     max_records_per_trigger: int | None
     fail_on_data_loss: bool
@@ -40,13 +41,14 @@ class ReadOptions:
 
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
-    """`log` and `topic` must be given; keys are placed as the topic says, if no partitioner is named."""
+    """Options of a write. `log` and `topic` are required; the topic's own partitioner is the default."""
 
     log: str
     topic: str
     partitioner: str | None
     hash: str | None
     by_column: bool
+    """Whether the frame's column `partition` says where each record goes."""
     producer: str | None
     checkpoint: str | None
 
@@ -59,48 +61,48 @@ STREAM_WRITE = (*WRITE, "checkpointLocation")
 
 
 def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
-    given = _Given(options, STREAM if streaming else READ)
+    parser = _OptionParser(options, STREAM if streaming else READ)
     return ReadOptions(
-        log=given.log(),
-        topics=given.topics(),
-        start=given.where("starting", "latest" if streaming else "earliest"),
-        end=given.where("ending", "latest"),
-        records_per_task=given.number("recordsPerTask") or RECORDS_PER_TASK,
-        max_records_per_trigger=given.number("maxRecordsPerTrigger"),
-        fail_on_data_loss=given.flag("failOnDataLoss", default=True),
+        log=parser.log(),
+        topics=parser.topics(),
+        start=parser.bound("starting", "latest" if streaming else "earliest"),
+        end=parser.bound("ending", "latest"),
+        records_per_task=parser.number("recordsPerTask") or RECORDS_PER_TASK,
+        max_records_per_trigger=parser.number("maxRecordsPerTrigger"),
+        fail_on_data_loss=parser.flag("failOnDataLoss", default=True),
     )
 
 
 def write_options(options: Mapping[str, str], *, streaming: bool) -> WriteOptions:
-    given = _Given(options, STREAM_WRITE if streaming else WRITE)
-    partitioner, hash_ = given.text("partitioner"), given.text("hash")
+    parser = _OptionParser(options, STREAM_WRITE if streaming else WRITE)
+    partitioner, hash_ = parser.text("partitioner"), parser.text("hash")
     by_column = partitioner == "column"
     if partitioner is not None and not by_column:
-        from shardyard.placement import partitioner_named  # noqa: PLC0415 half a second, which readers need not spend
+        from shardyard.placement import partitioner_named  # noqa: PLC0415 takes half a second, which a read need not spend
 
-        partitioner_named(partitioner, 1, hash_)  # complains of names that there are not
+        partitioner_named(partitioner, 1, hash_)  # raises for unknown names
     return WriteOptions(
-        log=given.log(),
-        topic=given.required("topic", "the topic to write to"),
+        log=parser.log(),
+        topic=parser.required("topic", "the topic to write to"),
         partitioner=None if by_column else partitioner,
         hash=hash_,
         by_column=by_column,
-        producer=given.text("producer"),
-        checkpoint=given.text("checkpointLocation"),
+        producer=parser.text("producer"),
+        checkpoint=parser.text("checkpointLocation"),
     )
 
 
 def absolute(url: str) -> str:
-    """The URL of an embedded log as seen from any working folder, such as that of a worker."""
+    """The log's URL with an absolute path, so that it works in any working directory, such as a worker's."""
     path = url.removeprefix("sqlite:///")
     return url if path == url else f"sqlite:///{Path(path).absolute()}"
 
 
-class _Given:
-    """What a user gave, whose keys Spark has made lower case."""
+class _OptionParser:
+    """Parses options. Spark passes their names in lower case."""
 
     def __init__(self, options: Mapping[str, str], known: tuple[str, ...]) -> None:
-        self._options = {name.lower(): text for name, text in options.items()}
+        self._options = {name.lower(): value for name, value in options.items()}
         names = {name.lower() for name in known}
         for name in self._options:
             if name not in names:
@@ -125,7 +127,7 @@ class _Given:
         return tuple(sorted(names))
 
     def number(self, name: str) -> int | None:
-        return self._parsed(name, int, "a whole number", lambda n: whole_number(f"option {name!r}", n, at_least=1))
+        return self._parsed(name, int, "an integer", lambda n: whole_number(f"option {name!r}", n, at_least=1))
 
     def flag(self, name: str, *, default: bool) -> bool:
         text = self.text(name)
@@ -135,21 +137,21 @@ class _Given:
             raise InvalidValue(f"option {name!r}", text, "true or false")
         return text.lower() == "true"
 
-    def where(self, prefix: str, default: Literal["earliest", "latest"]) -> Where:
+    def bound(self, prefix: str, default: Literal["earliest", "latest"]) -> ReadBound:
         by_offset, by_time = f"{prefix}Offsets", f"{prefix}Timestamp"
         text = self.text(by_offset)
         if self.text(by_time) is not None:
             if text is not None:
-                raise InvalidValue(f"option {by_time!r}", self.text(by_time), f"no {by_offset!r} beside it")
-            return Where("latest", timestamp=self._parsed(by_time, _milliseconds, _TIME), option=by_time)
+                raise InvalidValue(f"option {by_time!r}", self.text(by_time), f"no {by_offset!r} at the same time")
+            return ReadBound("latest", timestamp=self._parsed(by_time, _milliseconds, _TIME), option=by_time)
         match text:
             case None:
-                return Where(default)
+                return ReadBound(default)
             case "earliest" | "latest":
-                return Where(text)
+                return ReadBound(text)
             case _:
                 wanted = self._parsed(by_offset, _explicit, _OFFSETS)
-                return Where(default, explicit=wanted or {}, option=by_offset)
+                return ReadBound(default, explicit=wanted or {}, option=by_offset)
 
     def _parsed(
         self, name: str, parse: Callable[[str], T], expected: str, check: Callable[[T], T] | None = None

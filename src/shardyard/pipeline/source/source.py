@@ -1,4 +1,4 @@
-"""The data source `shardyard`: topics as frames, batch and streaming. A thin adapter; the work is done elsewhere."""
+"""The data source `shardyard`: topics as frames, batch and streaming. A thin adapter around functions without Spark."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -11,9 +11,9 @@ from pyspark.sql.types import StructType
 
 from shardyard.model import InvalidValue, OffsetBeyondEnd, OffsetTrimmed, Partition, UnknownTopic, WrongEpoch
 from shardyard.pipeline.blocking import BlockingLog, blocking
-from shardyard.pipeline.source import lookup, offsets
-from shardyard.pipeline.source.columns import COLUMNS, check_writable, chosen, to_spark
-from shardyard.pipeline.source.offsets import DataLost, Extent, Offsets, Range
+from shardyard.pipeline.source import offset_lookup, offsets
+from shardyard.pipeline.source.columns import COLUMNS, check_readable, check_writable, to_spark
+from shardyard.pipeline.source.offsets import DataLost, Offsets, Range, TopicSpans
 from shardyard.pipeline.source.options import ReadOptions, read_options, write_options
 
 if TYPE_CHECKING:
@@ -34,13 +34,13 @@ class Shardyard(DataSource):
         return COLUMNS
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        return BatchReader(read_options(self.options, streaming=False), chosen(schema))
+        return BatchReader(read_options(self.options, streaming=False), check_readable(schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 Spark's name
-        return StreamReader(read_options(self.options, streaming=True), chosen(schema))
+        return StreamReader(read_options(self.options, streaming=True), check_readable(schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> "BatchSink":
-        from shardyard.pipeline.source.sink import BatchSink  # noqa: PLC0415 placement takes time, and readers need none
+        from shardyard.pipeline.source.sink import BatchSink  # noqa: PLC0415 slow to import, and a read needs no placement
 
         self._check(schema, overwrite)
         return BatchSink(write_options(self.options, streaming=False))
@@ -55,18 +55,18 @@ class Shardyard(DataSource):
     def _check(schema: StructType, overwrite: bool) -> None:
         check_writable(schema)
         if overwrite:
-            raise InvalidValue("mode", "overwrite", "append: a topic is only ever appended to")
+            raise InvalidValue("mode", "overwrite", "append: records of a topic are never replaced")
 
 
 @dataclass
 class RangePartition(InputPartition):
-    """What one task reads."""
+    """The range of records that one task reads."""
 
     range: Range
 
 
 class BatchReader(DataSourceReader):
-    """What the topics hold between two places, as of the planning."""
+    """Reads the records between two bounds, both of which are fixed when the read is planned."""
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         self._options = options
@@ -74,9 +74,9 @@ class BatchReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         with blocking(self._options.log) as log:
-            known = log.wait(lookup.extents(log.log, self._options.topics))
-            start = log.wait(lookup.locate(log.log, known, self._options.start))
-            end = log.wait(lookup.locate(log.log, known, self._options.end))
+            spans = log.wait(offset_lookup.topic_spans(log.log, self._options.topics))
+            start = log.wait(offset_lookup.resolve(log.log, spans, self._options.start))
+            end = log.wait(offset_lookup.resolve(log.log, spans, self._options.end))
         return _tasks(start, end, self._options)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -84,55 +84,55 @@ class BatchReader(DataSourceReader):
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """The same without an end, trigger by trigger. Lives in one process of the driver for the life of a query."""
+    """Reads without an end, trigger by trigger. One instance lives in a process of the driver as long as the query."""
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         self._options = options
         self._schema = schema
         self._opened: BlockingLog | None = None
-        self._until: Offsets | None = None
+        self._available_now: Offsets | None = None
+        """Where to stop, for a query with the trigger `availableNow`."""
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 Spark's name
         log = self._log()
-        known = log.wait(lookup.extents(log.log, self._options.topics))
-        return log.wait(lookup.locate(log.log, known, self._options.start)).to_json()
+        spans = log.wait(offset_lookup.topic_spans(log.log, self._options.topics))
+        return log.wait(offset_lookup.resolve(log.log, spans, self._options.start)).to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 Spark's name
-        most = self._options.max_records_per_trigger
-        return ReadMaxRows(most) if most is not None else ReadAllAvailable()
+        limit = self._options.max_records_per_trigger
+        return ReadMaxRows(limit) if limit is not None else ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 Spark's name
-        self._until = self._latest()
+        self._available_now = self._latest()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802 Spark's name
-        begin, known = self._reconciled(start)
-        end = offsets.latest(known)
-        if self._until is not None:
-            end = offsets.capped(end, self._until)
-        most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
-        reached = offsets.advance(begin, offsets.at_least(end, begin), most)
-        return reached.to_json()
+        at, spans = self._reconcile(start)
+        end = offsets.latest(spans)
+        if self._available_now is not None:
+            end = offsets.cap(end, self._available_now)
+        max_records = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        return offsets.advance(at, offsets.not_before(end, at), max_records).to_json()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 Spark's name
         return self._latest().to_json()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        begin, known = self._reconciled(start)
+        at, spans = self._reconcile(start)
         planned = Offsets.from_json(end)
         if not self._options.fail_on_data_loss:
-            planned = offsets.as_far_as(planned, known)
-        return _tasks(begin, planned, self._options)
+            planned = offsets.still_available(planned, spans)
+        return _tasks(at, planned, self._options)
 
-    def _reconciled(self, start: dict[str, Any]) -> tuple[Offsets, dict[str, Extent]]:
+    def _reconcile(self, start: dict[str, Any]) -> tuple[Offsets, dict[str, TopicSpans]]:
         log, fail = self._log(), self._options.fail_on_data_loss
-        known = log.wait(lookup.extents(log.log, self._options.topics, fail=fail))
-        return offsets.reconcile(Offsets.from_json(start), known, fail=fail), known
+        spans = log.wait(offset_lookup.topic_spans(log.log, self._options.topics, fail=fail))
+        return offsets.reconcile(Offsets.from_json(start), spans, fail=fail), spans
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return _read(partition, self._options, self._schema)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Nothing: the checkpoint knows how far the query is, and the log keeps what others may want."""
+        """Do nothing: the checkpoint holds the query's offsets, and the log keeps its records for other readers."""
 
     def stop(self) -> None:
         if self._opened is not None:
@@ -141,10 +141,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _latest(self) -> Offsets:
         log = self._log()
         fail = self._options.fail_on_data_loss
-        return offsets.latest(log.wait(lookup.extents(log.log, self._options.topics, fail=fail)))
+        return offsets.latest(log.wait(offset_lookup.topic_spans(log.log, self._options.topics, fail=fail)))
 
     def _log(self) -> BlockingLog:
-        """Opened when first used, since a reader is also sent to the tasks."""
+        """The log, opened on first use: the reader is also pickled and sent to tasks, before that."""
         if self._opened is None:
             self._opened = BlockingLog(self._options.log)
         return self._opened
@@ -155,15 +155,15 @@ def _tasks(start: Offsets, end: Offsets, options: ReadOptions) -> list[InputPart
 
 
 def _read(partition: InputPartition, options: ReadOptions, schema: StructType) -> Iterator[pa.RecordBatch]:
-    if not isinstance(partition, RangePartition):  # Spark's way to say that there is nothing to read
+    if not isinstance(partition, RangePartition):  # what Spark passes if there is nothing to read
         return
     r = partition.range
-    place, at = Partition(r.topic, r.partition), r.start
+    source, at = Partition(r.topic, r.partition), r.start
     with blocking(options.log) as log:
         while at < r.end:
             try:
-                most = min(READ_RECORDS, r.end - at)
-                batch = log.wait(log.log.read(place, at, epoch=r.epoch, max_records=most, max_bytes=READ_BYTES))
+                limit = min(READ_RECORDS, r.end - at)
+                batch = log.wait(log.log.read(source, at, epoch=r.epoch, max_records=limit, max_bytes=READ_BYTES))
             except OffsetTrimmed as error:
                 if options.fail_on_data_loss:
                     raise DataLost(str(error)) from None
@@ -173,7 +173,10 @@ def _read(partition: InputPartition, options: ReadOptions, schema: StructType) -
                 if options.fail_on_data_loss:
                     raise DataLost(str(error)) from None
                 return
-            if not len(batch):  # its end is known from the planning, so it was made anew in between
-                raise DataLost(f"{place} ends at {at}, before {r.end}")
-            yield from to_spark(batch, schema)
+            if batch.end <= at:  # the read reached the end of the partition
+                span = log.wait(log.log.span(source))
+                if span.epoch != r.epoch or span.end < r.end:
+                    raise DataLost(f"{source} ends at {span.end}, but {r.end} was its end when the read was planned")
+                return  # the rest of the range is a gap
+            yield from to_spark(batch, schema, r.end)
             at = batch.end

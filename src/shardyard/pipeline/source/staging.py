@@ -1,9 +1,9 @@
-"""Exactly once into a topic: tasks put records aside, the driver appends them.
+"""Exactly-once writes to a topic: tasks stage records in files, the driver appends them.
 
-A task writes its records to a file, each Arrow batch sorted by partition. The driver names the files of a batch in a
-manifest, durable before anything is appended, and appends them in the order of the tasks, with stamps. A batch that is
-replayed after a crash finds the manifest, and goes on with the files of the first time: what is stored already is known
-by its stamp. A batch that is done is known by its number.
+A task writes its records to a file, with each Arrow batch sorted by partition. The driver lists the files of a batch in
+a manifest, which is durable before anything is appended, and appends them with stamps, in the order of the tasks. A
+batch that is replayed after a crash finds the manifest and continues with the files of the first attempt: the stamps
+tell which records are already stored. A batch that was finished is recognised by its number.
 """
 
 import asyncio
@@ -35,28 +35,28 @@ from shardyard.model import (
 )
 from shardyard.model.batch import SCHEMA, now_ms
 from shardyard.model.limits import Limits, check_batch
-from shardyard.pipeline.durable import store_json, sync
+from shardyard.pipeline.atomic_files import fsync, write_json
 
 APPEND_RECORDS = 20_000
 APPEND_BYTES = 4 * 1024 * 1024
-AT_ONCE = 8
-"""Partitions appended to at the same time."""
-PATIENCE_SECONDS = 60.0
+CONCURRENT_PARTITIONS = 8
+"""Partitions that are appended to at the same time."""
+RETRY_TIMEOUT_SECONDS = 60.0
 RETRY_SECONDS = 0.1
 BATCH_SEQUENCES = 2**20
-"""How many appends to one partition a batch may take."""
+"""How many appends to one partition a batch may need."""
 ORPHAN_SECONDS = 24 * 3600
-"""After this a file that no manifest names was left by a task that failed."""
+"""A file that is older, and that no manifest lists, was left behind by a failed task."""
 _FILE_SCHEMA = pa.schema([*SCHEMA, pa.field("partition", pa.int32(), nullable=False)])
 _NO_LIMIT = Limits(batch_bytes=2**62, batch_records=2**62)
-"""Batches are cut to size when they are appended; a record that is too large is refused at once."""
+"""Batches are cut to size when they are appended; only the size of each record is checked when it is staged."""
 
-Places = npt.NDArray[np.int32]
+PartitionIndexes = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """The files of a batch, in order."""
+    """The files of a batch, in the order in which they are appended."""
 
     producer: str
     batch: int
@@ -64,46 +64,46 @@ class Manifest:
     epoch: int
     files: tuple[str, ...]
     detail: Mapping[str, Any]
-    """What else the job that made it wants to remember."""
+    """Further data of the job that wrote the manifest."""
 
 
-def folder_of(url: str) -> Path:
-    """Where records for this log are put aside: on its own disk, which every worker of an embedded log can reach."""
+def staging_folder(url: str) -> Path:
+    """The folder where records for this log are staged: inside the log's own, which all workers can reach."""
     path = url.removeprefix("sqlite:///")
     if path == url:
-        raise InvalidValue("log", url, "an embedded log, sqlite:///FOLDER: others have a connector of their own")
+        raise InvalidValue("log", url, "an embedded log, sqlite:///FOLDER: other logs have their own connector")
     return Path(path) / "staging"
 
 
 class Staging:
-    """The folder with the files, and for each producer what is pending and what is done."""
+    """The staged files, and for each producer the pending batch and the number of the last finished one."""
 
     def __init__(self, folder: Path) -> None:
         self._files = folder / "files"
         self._producers = folder / "producers"
 
-    def put(self, batches: Iterable[tuple[pa.RecordBatch, Places]]) -> str | None:
-        """Put records with their partitions aside, durably. Returns the file's name; None if there were none."""
+    def write(self, batches: Iterable[tuple[pa.RecordBatch, PartitionIndexes]]) -> str | None:
+        """Stage records with their partitions, durably. Returns the file's name, or None if there were no records."""
         name = f"{uuid.uuid4().hex}.arrow"
         path = self._files / name
         sink = writer = None
-        for data, places in batches:
+        for data, partitions in batches:
             if not len(data):
                 continue
             if sink is None or writer is None:
                 self._files.mkdir(parents=True, exist_ok=True)
                 sink = path.open("wb")
                 writer = pa.ipc.new_file(sink, _FILE_SCHEMA)
-            order = np.argsort(places, kind="stable")
+            order = np.argsort(partitions, kind="stable")
             sorted_ = check_batch(data, _NO_LIMIT, now_ms()).take(pa.array(order))
-            columns = [*sorted_.columns, pa.array(places[order])]
+            columns = [*sorted_.columns, pa.array(partitions[order])]
             writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=_FILE_SCHEMA))
         if sink is None or writer is None:
             return None
         writer.close()
         sink.close()
-        sync(path)
-        sync(self._files)
+        fsync(path)
+        fsync(self._files)
         return name
 
     def discard(self, names: Iterable[str]) -> None:
@@ -111,29 +111,29 @@ class Staging:
             (self._files / name).unlink(missing_ok=True)
 
     def pending(self, producer: str) -> Manifest | None:
-        found = _load(self._producers / producer / "pending.json")
-        return None if found is None else Manifest(**{**found, "files": tuple(found["files"])})
+        stored = _load(self._producers / producer / "pending.json")
+        return None if stored is None else Manifest(**{**stored, "files": tuple(stored["files"])})
 
     def done(self, producer: str) -> int:
-        """The last batch that is done; -1 if none is."""
-        found = _load(self._producers / producer / "done.json")
-        return -1 if found is None else int(found["batch"])
+        """The number of the last finished batch; -1 if there is none."""
+        stored = _load(self._producers / producer / "done.json")
+        return -1 if stored is None else int(stored["batch"])
 
-    def begin(self, manifest: Manifest) -> None:
-        """From now on this is what the batch consists of."""
+    def start(self, manifest: Manifest) -> None:
+        """Record, durably, which files the batch consists of."""
         fields = ("producer", "batch", "topic", "epoch", "detail")
         content = {name: getattr(manifest, name) for name in fields} | {"files": list(manifest.files)}
-        store_json(self._producers / manifest.producer / "pending.json", content)
+        write_json(self._producers / manifest.producer / "pending.json", content)
 
     def finish(self, manifest: Manifest) -> None:
-        """Everything is appended: remember that, and clear away."""
+        """Record, durably, that the batch was appended, and delete its files."""
         home = self._producers / manifest.producer
-        store_json(home / "done.json", {"batch": manifest.batch})
+        write_json(home / "done.json", {"batch": manifest.batch})
         (home / "pending.json").unlink(missing_ok=True)
         self.discard(manifest.files)
 
     def forget(self, producer: str) -> None:
-        """The producer will not come again."""
+        """Delete the state of a producer that will not write again."""
         home = self._producers / producer
         for name in ("pending.json", "done.json"):
             (home / name).unlink(missing_ok=True)
@@ -142,8 +142,8 @@ class Staging:
         self._lock(producer).unlink(missing_ok=True)
 
     @contextlib.contextmanager
-    def alone(self, producer: str) -> Iterator[None]:
-        """Wait for one who was cut off but is not quite dead yet: Spark's workers outlive their driver by a moment."""
+    def exclusive(self, producer: str) -> Iterator[None]:
+        """Hold the producer's lock. A killed driver's Python workers live on for a moment: this waits for them."""
         self._producers.mkdir(parents=True, exist_ok=True)
         with self._lock(producer).open("a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -153,37 +153,37 @@ class Staging:
         return self._producers / f"{producer}.lock"
 
     def clear_orphans(self) -> None:
-        """Remove the files of tasks that failed long ago."""
+        """Delete the files of tasks that failed long ago."""
         if not self._files.is_dir():
             return
-        named = {
+        listed = {
             file for home in self._producers.glob("*/") for m in [self.pending(home.name)] if m for file in m.files
         }
         for path in self._files.iterdir():
             with contextlib.suppress(FileNotFoundError):
-                if path.name not in named and path.stat().st_mtime < time.time() - ORPHAN_SECONDS:
+                if path.name not in listed and path.stat().st_mtime < time.time() - ORPHAN_SECONDS:
                     path.unlink()
 
     def read(self, name: str) -> list[pa.RecordBatch]:
-        """The batches of a file, mapped into memory."""
+        """The batches of a file, memory-mapped."""
         reader = pa.ipc.open_file(pa.memory_map(str(self._files / name)))
         return [reader.get_batch(i) for i in range(reader.num_record_batches)]
 
 
 def _load(path: Path) -> dict[str, Any] | None:
     try:
-        found: dict[str, Any] = json.loads(path.read_text())
+        stored: dict[str, Any] = json.loads(path.read_text())
     except FileNotFoundError:
         return None
-    return found
+    return stored
 
 
 async def commit(log: Log, staging: Staging, manifest: Manifest) -> int:
-    """Append what was put aside, unless the batch is done already. Returns how many records this call was about.
+    """Append a staged batch, unless it was finished before. Returns how many records the batch has, or 0 if it was.
 
-    If the same batch was begun before, it is that one's files that count, and the ones given now are discarded.
+    If an earlier attempt at the same batch was interrupted, its files are used and the given ones are discarded.
     """
-    with staging.alone(manifest.producer):
+    with staging.exclusive(manifest.producer):
         return await _commit(log, staging, manifest)
 
 
@@ -191,16 +191,16 @@ async def _commit(log: Log, staging: Staging, manifest: Manifest) -> int:
     if staging.done(manifest.producer) >= manifest.batch:
         staging.discard(manifest.files)
         return 0
-    begun = staging.pending(manifest.producer)
-    if begun is not None and begun.batch < manifest.batch:
-        await _append(log, staging, begun)
-        staging.finish(begun)
-        begun = None
-    if begun is None:
-        staging.begin(manifest)
+    pending = staging.pending(manifest.producer)
+    if pending is not None and pending.batch < manifest.batch:
+        await _append(log, staging, pending)
+        staging.finish(pending)
+        pending = None
+    if pending is None:
+        staging.start(manifest)
     else:
-        staging.discard(set(manifest.files) - set(begun.files))
-        manifest = begun
+        staging.discard(set(manifest.files) - set(pending.files))
+        manifest = pending
     count = await _append(log, staging, manifest)
     staging.finish(manifest)
     return count
@@ -209,96 +209,92 @@ async def _commit(log: Log, staging: Staging, manifest: Manifest) -> int:
 async def _append(log: Log, staging: Staging, manifest: Manifest) -> int:
     topic = await log.topic(manifest.topic)
     if topic.epoch != manifest.epoch:
-        raise InvalidValue("topic", manifest.topic, "the one the records were put aside for: it was made anew since")
+        raise InvalidValue("topic", manifest.topic, "the one the records were staged for: it was recreated since")
     parts = [batch for name in manifest.files for batch in staging.read(name)]
     first = manifest.batch * BATCH_SEQUENCES
-    refused = await _fill(log, topic, parts, manifest.producer, first)
+    refused = await _append_parts(log, topic, parts, manifest.producer, first)
     while refused:
-        # What the topic, or the partition, has of this batch is settled: the rest goes where it would go now.
-        topic = await successor_of(log, topic)
+        # The rest of the batch can't be stored there any more, so it goes where its keys live now.
+        topic = await current_topic(log, topic)
         placing = manifest.detail.get("placing")
         if placing is None:
             raise Moved(manifest.topic, topic.name)
-        parts = [_placed(data, placing, topic) for data in refused]
-        refused = await _fill(log, topic, parts, f"{manifest.producer}@{topic.name}", first)
+        parts = [_repartition(data, placing, topic) for data in refused]
+        refused = await _append_parts(log, topic, parts, f"{manifest.producer}@{topic.name}", first)
     return sum(len(batch) for name in manifest.files for batch in staging.read(name))
 
 
-async def successor_of(log: Log, topic: Topic) -> Topic:
-    """Where a topic goes on, as of now; itself if it has not moved."""
+async def current_topic(log: Log, topic: Topic) -> Topic:
+    """The topic that takes the records of this one: its last successor, or itself if it has not moved."""
     topic = await log.topic(topic.name)
     while topic.successor is not None:
         topic = await log.topic(topic.successor)
     return topic
 
 
-def _placed(data: pa.RecordBatch, placing: Sequence[str | None], topic: Topic) -> pa.RecordBatch:
-    """Records with the partitions of another topic, sorted by them."""
-    from shardyard.pipeline.placing import Placing  # noqa: PLC0415 placement takes time, and is seldom needed here
+def _repartition(data: pa.RecordBatch, placing: Sequence[str | None], topic: Topic) -> pa.RecordBatch:
+    """The records with their partitions of another topic, sorted by partition."""
+    from shardyard.pipeline.partitioning import PartitionerSpec  # noqa: PLC0415 slow to import, and seldom needed
 
-    places = Placing.of(topic, *placing).places(data["key"], np.arange(len(data)))
-    order = np.argsort(places, kind="stable")
-    columns = [*data.take(pa.array(order)).columns, pa.array(places[order])]
+    partitions = PartitionerSpec.of(topic, *placing).place(data["key"], np.arange(len(data)))
+    order = np.argsort(partitions, kind="stable")
+    columns = [*data.take(pa.array(order)).columns, pa.array(partitions[order])]
     return pa.RecordBatch.from_arrays(columns, schema=_FILE_SCHEMA)
 
 
-async def _fill(
+async def _append_parts(
     log: Log, topic: Topic, parts: Sequence[pa.RecordBatch], producer: str, first: int
 ) -> list[pa.RecordBatch]:
-    """Append batches that are sorted by partition; returns what was refused because the topic has moved, or has fewer
-    partitions now."""
+    """Append batches that are sorted by partition. Returns the records that were refused because the topic has moved or
+    has fewer partitions now."""
     count = max((int(part["partition"][-1].as_py()) + 1 for part in parts if len(part)), default=0)
     edges = [np.searchsorted(part["partition"].to_numpy(), np.arange(count + 1)) for part in parts]
-    turn = asyncio.Semaphore(AT_ONCE)
+    slots = asyncio.Semaphore(CONCURRENT_PARTITIONS)
     refused: dict[int, list[pa.RecordBatch]] = {}
 
-    async def fill(partition: Partition) -> None:
+    async def append_to(partition: Partition) -> None:
         i = partition.index
         slices = (p.slice(e[i], e[i + 1] - e[i]) for p, e in zip(parts, edges, strict=True) if e[i + 1] > e[i])
-        async with turn:
-            for n, data in enumerate(_cut(slices)):
+        async with slots:
+            for n, data in enumerate(_append_batches(slices)):
                 try:
-                    await _patiently(log, partition, data, Stamp(producer, first + n))
+                    await _append_with_retry(log, partition, data, Stamp(producer, first + n))
                 except SequenceTooOld:
-                    pass  # appended in this order, by this producer alone: what is too old to be known was stored
+                    pass  # later appends of this producer were stored, and they are made in order, so this one was too
                 except (Moved, Closing, PartitionOutOfRange):
                     refused.setdefault(i, []).append(data)
 
-    await asyncio.gather(*(fill(Partition(topic.name, index)) for index in range(count)))
+    await asyncio.gather(*(append_to(Partition(topic.name, index)) for index in range(count)))
     return [data for i in sorted(refused) for data in refused[i]]
 
 
-async def _patiently(log: Log, partition: Partition, data: pa.RecordBatch, stamp: Stamp) -> None:
-    """Append, waiting for a while if the log refuses for now: a topic that is being moved is sealed for seconds."""
-    until = time.monotonic() + PATIENCE_SECONDS
+async def _append_with_retry(log: Log, partition: Partition, data: pa.RecordBatch, stamp: Stamp) -> None:
+    """Append, and retry until a timeout if the log can't take records now: a reshard seals a topic for some seconds."""
+    deadline = time.monotonic() + RETRY_TIMEOUT_SECONDS
     while True:
         try:
             await log.append(partition, data, stamp=stamp)
         except RetryLater:
-            if time.monotonic() > until:
+            if time.monotonic() > deadline:
                 raise
             await asyncio.sleep(RETRY_SECONDS)
         else:
             return
 
 
-def _cut(slices: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Batches of a good size to append, always the same for the same slices."""
-    held: list[pa.RecordBatch] = []
+def _append_batches(slices: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Batches of a good size to append. The same slices always give the same batches, so that stamps can be reused."""
+    pending: list[pa.RecordBatch] = []
     count = size = 0
-    for whole in slices:
-        data = whole.select(SCHEMA.names)
+    for sorted_part in slices:
+        data = sorted_part.select(SCHEMA.names)
         step = max(1, min(APPEND_RECORDS, len(data) * APPEND_BYTES // max(data.nbytes, 1)))
         for at in range(0, len(data), step):
             part = data.slice(at, step)
-            if held and (count + len(part) > APPEND_RECORDS or size + part.nbytes > APPEND_BYTES):
-                yield _joined(held)
-                held, count, size = [], 0, 0
-            held.append(part)
+            if pending and (count + len(part) > APPEND_RECORDS or size + part.nbytes > APPEND_BYTES):
+                yield pa.concat_batches(pending)
+                pending, count, size = [], 0, 0
+            pending.append(part)
             count, size = count + len(part), size + part.nbytes
-    if held:
-        yield _joined(held)
-
-
-def _joined(parts: list[pa.RecordBatch]) -> pa.RecordBatch:
-    return pa.concat_batches(parts)
+    if pending:
+        yield pa.concat_batches(pending)

@@ -4,14 +4,14 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
 
-from shardyard.groups import PartitionStatus, To, reset, resolve, status
+from shardyard.groups import PartitionStatus, ResetTarget, reset, resolve_positions, status
 from shardyard.groups.broadcast import groups_of, is_member_group, parent_group
 from shardyard.model import GroupInUse, InvalidCall, Partition, Position, UnknownGroup
 from shardyard.queues import cascade_delete, dead_letters
 from shardyard.queues.broker import Broker
 from shardyard.queues.settings import change_group, forget, group_scope, group_settings, is_joined
 from shardyard.queues.topic_readers import known
-from shardyard.registry import MemberRow, Transaction
+from shardyard.registry import MemberRow, Snapshot, Transaction
 from shardyard.server.auth import Authorised
 from shardyard.server.http import caller_of, read_body, request_body, respond
 from shardyard.server.queues.members import check_group_name
@@ -37,7 +37,7 @@ async def list_groups(broker: Authorised) -> Response:
     return respond(rows)
 
 
-def _members_by_group(tx: Transaction) -> dict[str, int]:
+def _members_by_group(tx: Snapshot) -> dict[str, int]:
     found: dict[str, int] = {}
     for row in tx.groups():
         found[parent_group(row.name)] = found.get(parent_group(row.name), 0) + len(tx.members(row.name))
@@ -149,7 +149,8 @@ def _delete(tx: Transaction, group: str, who: str, *, has_topics: bool) -> None:
 async def reset_group(group: str, request: Request, broker: Authorised) -> Response:
     """Let the group continue elsewhere. Its members keep running."""
     body = await read_body(request, requests.Reset)
-    positions = await resolve(broker.log, body.topic, body.partitions, To(body.to, body.value))
+    target = ResetTarget(body.to, body.value)
+    positions = await resolve_positions(broker.log, body.topic, body.partitions, target)
     await broker.node.transactions.run(lambda tx: _reset(tx, group, positions, caller_of(request)))
     offsets: responses.ResetOffsets = {str(partition): position.offset for partition, position in positions.items()}
     return respond(offsets)

@@ -3,14 +3,14 @@
 import contextlib
 import re
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from fastapi import APIRouter, Request, Response
 
-from shardyard.groups import GroupConfig, configure, protocol
-from shardyard.groups.broadcast import member_group, parent_group
+from shardyard.groups import GroupConfig, protocol
+from shardyard.groups.broadcast import parent_group
 from shardyard.groups.coordinator import JoinRequest, MemberIdentity
-from shardyard.groups.protocol import Grant
+from shardyard.groups.protocol import MemberAssignment
 from shardyard.model import (
     CommitBeyond,
     Fence,
@@ -29,8 +29,7 @@ from shardyard.queues.failures import Failure, Fate, Outcome
 from shardyard.queues.filtering import only_tagged, without_header
 from shardyard.queues.retry_topics import ensure_retry_topics, original, with_retry_topics
 from shardyard.queues.settings import sharing
-from shardyard.registry import Transaction
-from shardyard.registry.change_signal import ChangeSignal
+from shardyard.registry import ChangeSignal, Snapshot
 from shardyard.runtime.metrics import (
     COMMITS,
     DEAD_LETTERS,
@@ -76,10 +75,20 @@ async def join(group: str, request: Request, broker: Authorised) -> Response:
     if not settings.broadcast and manual is None:
         topics = [check_topic_name(topic, Limits()) for topic in with_retry_topics(group, topics)]
         await ensure_retry_topics(broker.log, group, body.topics)  # before joining: their creation would rebalance
-    own_group = member_group(group, name) if settings.broadcast else group
-    candidate = JoinRequest(own_group, name, topics, body.weight, body.static, manual, body.session_timeout)
+    candidate = JoinRequest(
+        group,
+        name,
+        topics,
+        body.weight,
+        body.static,
+        manual,
+        body.session_timeout,
+        body.address,
+        body.metadata,
+        body.prepare_seconds,
+        GroupConfig(**sharing(settings), broadcast=settings.broadcast),
+    )
     member = await broker.node.coordinator.join(candidate, body.since)
-    await broker.node.transactions.run(lambda tx: _apply_settings(tx, own_group, settings))
     JOINS.add()
     reported = responses.ReportedSettings.for_members(settings)
     return respond(responses.Joined(member.group, member.member, member.epoch, reported), 201)
@@ -100,14 +109,6 @@ async def _check_exist(broker: Broker, topics: list[str], manual: Iterable[Parti
             raise PartitionOutOfRange(partition, counts[partition.topic])
 
 
-def _apply_settings(tx: Transaction, group: str, settings: GroupSettings) -> None:
-    """Configure a group that the join created as its settings say."""
-    shared = sharing(settings)
-    row = tx.group(group)
-    if row is not None and any(getattr(row, name) != value for name, value in shared.items()):
-        configure(tx, group, GroupConfig(**shared), who=None)  # the change of the settings was audited
-
-
 def _check_allowed(settings: GroupSettings, group: str, name: str, request: Request) -> None:
     if not settings.admits(name, request.client.host if request.client else ""):
         raise NotAllowed(group, name)
@@ -125,28 +126,41 @@ async def heartbeat(group: str, member: str, request: Request, broker: Authorise
         await broker.node.coordinator.leave(identity)
         raise
     progress = [parse_partition(partition) for partition in body.progress]
-    grants = await broker.node.coordinator.heartbeat(identity, progress)
+    assignment = await broker.node.coordinator.heartbeat(identity, progress)
     HEARTBEATS.add()
     reported = responses.ReportedSettings.for_members(settings)
-    return respond(responses.HeartbeatResponse(_granted(grants), reported))
+    return respond(responses.HeartbeatResponse(_owned(assignment), _incoming(assignment), reported))
 
 
 @router.get("/members/{member}")
 async def show_member(group: str, member: str, epoch: int, broker: Authorised) -> Response:
-    """The partitions that a member owns."""
-    grants = await broker.node.coordinator.look(MemberIdentity(group, member, epoch))
-    return respond(responses.Grants(_granted(grants)))
+    """The partitions that a member owns, and those that it will own."""
+    assignment = await broker.node.coordinator.assignment(MemberIdentity(group, member, epoch))
+    return respond(responses.Assignment(_owned(assignment), _incoming(assignment)))
 
 
-def _granted(grants: Mapping[Partition, Grant]) -> dict[str, responses.GrantedPartition]:
+@router.post("/members/{member}/ready", status_code=204, openapi_extra=request_body(requests.Ready))
+async def ready(group: str, member: str, request: Request, broker: Authorised) -> Response:
+    """Report that incoming partitions are prepared, so that their owners release them."""
+    body = await read_body(request, requests.Ready)
+    partitions = [parse_partition(partition) for partition in body.partitions]
+    await broker.node.coordinator.ready(MemberIdentity(group, member, body.epoch), partitions)
+    return Response(status_code=204)
+
+
+def _owned(assignment: MemberAssignment) -> dict[str, responses.GrantedPartition]:
     return {
         str(partition): responses.GrantedPartition(
             grant.epoch,
             None if grant.committed is None else (grant.committed.epoch, grant.committed.offset),
             grant.revoked,
         )
-        for partition, grant in grants.items()
+        for partition, grant in assignment.owned.items()
     }
+
+
+def _incoming(assignment: MemberAssignment) -> list[str]:
+    return sorted(map(str, assignment.incoming))
 
 
 @router.post("/members/{member}/commit", status_code=204, openapi_extra=request_body(requests.Commit))
@@ -223,7 +237,7 @@ async def wait_for_change(group: str, request: Request, broker: Authorised) -> R
     """
     query = read_query(request, requests.Changes)
     poll = LongPoll(drain_of(request), broker.clock, min(query.wait_seconds, MAX_WAIT_SECONDS))
-    with ChangeSignal(broker.registry, protocol.watch_name(group)) as changed:
+    with ChangeSignal(broker.registry, protocol.watch_name(group), broker.clock) as changed:
         while True:
             version = await broker.node.transactions.read(lambda tx: _version(tx, group))
             if version != query.seen or poll.over:
@@ -231,7 +245,7 @@ async def wait_for_change(group: str, request: Request, broker: Authorised) -> R
             await poll.wait(changed.wait(poll.left))
 
 
-def _version(tx: Transaction, group: str) -> str:
+def _version(tx: Snapshot, group: str) -> str:
     row = tx.group(group)
     return "" if row is None else f"{row.epoch}.{row.inputs}.{row.assigned}.{row.shape}"
 

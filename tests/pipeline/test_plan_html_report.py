@@ -1,4 +1,4 @@
-"""The report stands alone, shows what the plan says, and lets no text become markup."""
+"""The HTML report is self-contained, shows the numbers of the plan, and escapes text."""
 
 import json
 import re
@@ -9,15 +9,15 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from shardyard.pipeline.plan.html_report import render
 from shardyard.pipeline.plan.load import KeySample, Load
-from shardyard.pipeline.plan.page import render
 from shardyard.pipeline.plan.report import PlanReport, make_plan
 
 VOID = {"meta", "br"}
 
 
 class Page(HTMLParser):
-    """Its tags, ids and attributes; complains when one is closed that is not open."""
+    """The tags, ids and attributes of a page. Asserts that only open tags are closed."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ def page(measured: PlanReport) -> str:
     return render(measured, "What if")
 
 
-def test_nothing_is_fetched(page: str) -> None:
+def test_a_page_fetches_nothing(page: str) -> None:
     found = Page(page)
     assert not {"link", "img", "image", "iframe", "object", "embed", "base"} & set(found.tags)
     assert found.tags.count("script") == 1
@@ -70,7 +70,7 @@ def test_nothing_is_fetched(page: str) -> None:
     assert all(target.startswith("#") for target in re.findall(r"url\(([^)]*)\)", page))
 
 
-def test_tags_are_closed_and_ids_are_there_once(page: str) -> None:
+def test_tags_are_closed_and_ids_are_unique(page: str) -> None:
     found = Page(page)
     assert found.open == []
     assert len(found.ids) == len(set(found.ids))
@@ -79,7 +79,7 @@ def test_tags_are_closed_and_ids_are_there_once(page: str) -> None:
     assert wanted <= set(found.ids)
 
 
-def test_the_plan_is_in_it_as_json(page: str, measured: PlanReport) -> None:
+def test_a_page_contains_the_plan_as_json(page: str, measured: PlanReport) -> None:
     script = re.search(r'<script type="application/json" id="plan">(.*?)</script>', page, re.DOTALL)
     assert script is not None
     assert json.loads(script[1]) == measured.to_json()
@@ -97,7 +97,7 @@ def test_the_plan_is_in_it_as_json(page: str, measured: PlanReport) -> None:
         "mean 1.0 GB",
     ],
 )
-def test_it_shows_the_numbers(page: str, text: str) -> None:
+def test_a_page_shows_the_numbers(page: str, text: str) -> None:
     assert text in unescape(page)
 
 
@@ -105,7 +105,7 @@ def test_the_recommendation_comes_first(page: str, measured: PlanReport) -> None
     assert unescape(page).index(measured.recommendation) < page.index("<table>")
 
 
-def test_there_are_four_plots_and_three_where_nothing_was_measured(page: str) -> None:
+def test_there_are_four_plots_or_three_if_nothing_was_measured(page: str) -> None:
     assert page.count("<svg ") == 4
     assumed = render(planned(Load(0, 0)), "Nothing yet")
     assert assumed.count("<svg ") == 3
@@ -121,7 +121,7 @@ def test_plots_take_their_colours_from_the_page(page: str) -> None:
     assert not re.findall(r"(?:fill|stroke): ?#", svgs)
 
 
-def test_a_title_stays_text(measured: PlanReport) -> None:
+def test_a_title_is_escaped(measured: PlanReport) -> None:
     title = "</title><script>alert('1')</script> & \"more\""
     text = render(measured, title)
     assert Page(text).tags.count("script") == 1
@@ -133,7 +133,7 @@ def test_the_same_plan_gives_the_same_page(page: str, measured: PlanReport) -> N
     assert render(measured, "What if") == page
 
 
-def test_very_many_partitions_make_no_huge_page() -> None:
+def test_the_size_of_a_page_does_not_grow_with_the_partitions() -> None:
     rng = np.random.default_rng(1)
     sizes = rng.integers(1, 10**6, 20_000).tolist()
     report = make_plan(Load.measured(sizes, sizes), partitions=[10], members=[2], assignors=["sticky"])

@@ -1,4 +1,4 @@
-"""Where the rows of a frame live: the partitioners, as tasks and as columns use them."""
+"""Partitioners for Spark: as a value that can be sent to tasks, and as a column of a frame."""
 
 from dataclasses import dataclass, replace
 from typing import Self, cast
@@ -17,8 +17,8 @@ from shardyard.placement import DEFAULT_HASH, Partitioner, partitioner_named
 
 
 @dataclass(frozen=True, slots=True)
-class Placing:
-    """A partitioner by its names, to be sent to a task. Records without a key are dealt in turn."""
+class PartitionerSpec:
+    """A partitioner by its names, so that it can be sent to a task and stored. Records without a key go round-robin."""
 
     partitioner: str
     hash: str | None
@@ -26,41 +26,43 @@ class Placing:
 
     @classmethod
     def of(cls, topic: Topic, partitioner: str | None = None, hash_: str | None = None) -> Self:
-        """As the topic says; as the caller says, where it does."""
+        """The topic's own partitioner and hash, unless the caller names others."""
         if partitioner is None and hash_ is None:
             return cls(topic.partitioner, topic.hash, topic.receiving)
         name = partitioner or topic.partitioner
-        partitioner_named(name, topic.receiving, hash_)  # complains of names that there are not
+        partitioner_named(name, topic.receiving, hash_)  # raises for unknown names
         return cls(name, hash_ or DEFAULT_HASH[name], topic.receiving)
 
-    def over(self, partitions: int) -> "Placing":
-        """The same over another number of partitions."""
+    def with_partitions(self, partitions: int) -> "PartitionerSpec":
+        """The same partitioner over another number of partitions."""
         return replace(self, partitions=partitions)
 
     def __str__(self) -> str:
         return f"{self.partitions} partitions by {self.partitioner}" + (f" of {self.hash}" if self.hash else "")
 
-    def rule(self) -> Partitioner:
+    def build(self) -> Partitioner:
         return partitioner_named(self.partitioner, self.partitions, self.hash)
 
-    def places(self, keys: pa.Array, turns: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
-        """The partition of each record: by its key, or by its turn if it has none."""
-        dealt = (turns % self.partitions).astype(np.int32)
+    def place(self, keys: pa.Array, sequence: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
+        """The partition of each record: by its key, or round-robin by its number in `sequence` if it has none."""
+        round_robin = (sequence % self.partitions).astype(np.int32)
         if self.partitioner == "round_robin" or keys.null_count == len(keys):
-            return dealt
-        placed: npt.NDArray[np.int32] = self.rule().place_array(keys).to_numpy()
-        return np.where(pc.is_null(keys).to_numpy(zero_copy_only=False), dealt, placed) if keys.null_count else placed
+            return round_robin
+        by_key: npt.NDArray[np.int32] = self.build().place_array(keys).to_numpy()
+        if not keys.null_count:
+            return by_key
+        return np.where(pc.is_null(keys).to_numpy(zero_copy_only=False), round_robin, by_key)
 
 
 def placement_column(key: Column | str, hash: str | None, partitioner: str, partitions: int) -> Column:  # noqa: A002
-    """The partition of a key column (binary, string or integer), as an int: what `shardyard.placement` gives, bit for
-    bit. A null key is placed like the empty one. Partitioners that go by the key have one: `modulus` and `jump`.
+    """The partition of each key as an int column, bit for bit what `shardyard.placement` computes.
 
-    FNV-1a of 32 bits, modulus, is computed by the JVM; all others by an Arrow function.
+    The key column is binary, string or integer; a null key is placed like an empty one. The partitioner is one that
+    places by key: `modulus` or `jump`. The JVM computes `modulus` of `fnv1a32`; an Arrow function computes the others.
     """
     if partitioner == "round_robin":
-        raise InvalidValue("partitioner", partitioner, "modulus or jump: round_robin does not go by the key")
-    partitioner_named(partitioner, partitions, hash)  # complains here, not in a task
+        raise InvalidValue("partitioner", partitioner, "modulus or jump: round_robin does not place by key")
+    partitioner_named(partitioner, partitions, hash)  # raises here and not in a task
     if (partitioner, hash or DEFAULT_HASH[partitioner]) == ("modulus", "fnv1a32") and has_fnv1a32():
         column = F.col(key) if isinstance(key, str) else key
         return F.pmod(F.call_function(FNV1A32, column), F.lit(partitions)).cast("int")

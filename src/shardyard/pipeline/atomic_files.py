@@ -1,4 +1,4 @@
-"""Small files that are there as a whole or not at all, also after a power cut."""
+"""Small files that are written completely or not at all, even if the power fails."""
 
 import contextlib
 import fcntl
@@ -10,8 +10,8 @@ from pathlib import Path
 from shardyard.model import Busy
 
 
-def store_json(path: Path, content: object) -> None:
-    """Write a file, or replace it."""
+def write_json(path: Path, content: object) -> None:
+    """Write or replace a file. When this returns, the new content is durable."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_suffix(".tmp")
     with draft.open("w") as file:
@@ -19,21 +19,21 @@ def store_json(path: Path, content: object) -> None:
         file.flush()
         os.fsync(file.fileno())
     draft.rename(path)
-    sync(path.parent)
+    fsync(path.parent)
 
 
-def sync(path: Path) -> None:
-    """Make a file's content durable, or a folder's names."""
-    opened = os.open(path, os.O_RDONLY)
+def fsync(path: Path) -> None:
+    """Make the content of a file, or the names in a folder, durable."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(opened)
+        os.fsync(descriptor)
     finally:
-        os.close(opened)
+        os.close(descriptor)
 
 
 @contextlib.contextmanager
-def alone(path: Path, what: str) -> Iterator[None]:
-    """Hold the lock of that file, which ends with the process; `Busy` if somebody has it."""
+def exclusive_lock(path: Path, what: str) -> Iterator[None]:
+    """Hold a lock file. Raises `Busy`, naming `what`, if another process holds it; a lock ends with its process."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as lock:
         try:

@@ -1,4 +1,4 @@
-"""A plan as one HTML file that stands alone: tables, plots and the plan itself as JSON, and nothing to fetch."""
+"""A plan as one self-contained HTML file: tables, plots, and the plan itself as JSON."""
 
 import re
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from shardyard.pipeline.plan.advice import percent, readable
+from shardyard.pipeline.plan.recommendation import format_bytes, format_percent
 from shardyard.pipeline.plan.report import PlanReport
 from shardyard.pipeline.plan.routing_size import (
     ACTIVATE_BYTES,
@@ -25,20 +25,20 @@ from shardyard.pipeline.plan.routing_size import (
     STATED_SHARE,
 )
 
-MOST_STEPS = 8
-"""Groups of bars in a plot; the tables have all."""
-MOST_BARS = 1000
-"""Partitions drawn one by one; beyond, the fullest of every few."""
-WIDE = 7.6
-"""Inches, which the page scales to its width."""
+MAX_STEPS = 8
+"""Groups of bars in a plot; the tables show all steps."""
+MAX_BARS = 1000
+"""Up to this number each partition gets its own bar; beyond it, a bar shows the fullest of several partitions."""
+WIDTH = 7.6
+"""Of a plot in inches. The page scales plots to its own width."""
 
 Row = TypeVar("Row")
 
-# Colours that no plot has otherwise stand for those of the page, which change with its light or dark scheme.
+# Placeholder colours. They are replaced by variables of the page, whose values depend on its light or dark scheme.
 _INK, _FAINT, _MEAN = "#010101", "#010102", "#010103"
 _SERIES = ("#010111", "#010112", "#010113", "#010114")
 _VARIABLES = {_INK: "ink", _FAINT: "faint", _MEAN: "mean"} | {c: f"series-{i}" for i, c in enumerate(_SERIES)}
-_STYLE: Any = {  # matplotlib names each key in a type
+_STYLE: Any = {  # matplotlib has a type with every possible key
     "svg.fonttype": "none",
     "font.family": "sans-serif",
     "font.size": 9,
@@ -61,11 +61,11 @@ _STYLE: Any = {  # matplotlib names each key in a type
 
 
 def render(report: PlanReport, title: str) -> str:
-    """The whole page. The same plan and title give the same text."""
-    page = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    page.filters |= {"bytes": readable, "percent": percent}
-    page.policies["json.dumps_kwargs"] = {"sort_keys": False, "allow_nan": False}
-    template = page.from_string(resources.files(__package__).joinpath("page.html.j2").read_text("utf-8"))
+    """The whole page. The same plan and title always give the same text."""
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.filters |= {"bytes": format_bytes, "percent": format_percent}
+    environment.policies["json.dumps_kwargs"] = {"sort_keys": False, "allow_nan": False}
+    template = environment.from_string(resources.files(__package__).joinpath("report.html.j2").read_text("utf-8"))
     with mpl.rc_context(_STYLE):
         plots = {
             "moves": _svg("moves", _moves(report), "Partitions that move when members are added, for each assignor"),
@@ -96,7 +96,7 @@ def render(report: PlanReport, title: str) -> str:
 
 
 def _grouped(rows: Sequence[Row], *names: str) -> list[list[Row]]:
-    """Rows that agree in those fields, together."""
+    """Groups of the rows that have the same values in these fields."""
 
     def key(row: Row) -> tuple[object, ...]:
         return tuple(getattr(row, name) for name in names)
@@ -106,7 +106,7 @@ def _grouped(rows: Sequence[Row], *names: str) -> list[list[Row]]:
 
 
 def _svg(name: str, figure: Figure, label: str) -> Markup:
-    """The figure as an element of the page, in the colours of the page."""
+    """The figure as an SVG element that uses the colours of the page."""
     out = StringIO()
     with mpl.rc_context({"svg.hashsalt": name}):
         figure.savefig(out, format="svg", transparent=True, metadata={"Date": None})
@@ -117,28 +117,28 @@ def _svg(name: str, figure: Figure, label: str) -> Markup:
         re.sub(r' (xmlns(:\w+)?|width|height|version)="[^"]*"', "", text[: text.index(">")]) + text[text.index(">") :]
     )
     used = set(re.findall(r"#([\w-]+)", text))
-    text = re.sub(r' id="([^"]*)"', lambda m: m[0] if m[1] in used else "", text)  # figure_1 would come once a plot
+    text = re.sub(r' id="([^"]*)"', lambda m: m[0] if m[1] in used else "", text)  # figure_1 would occur in every plot
     for colour, variable in _VARIABLES.items():
         text = text.replace(colour, f"var(--{variable})")
     return Markup("<svg role='img' aria-label='{}'").format(label) + Markup(text.removeprefix("<svg"))  # noqa: S704 ours
 
 
 def _bars(axes: Axes, groups: Sequence[str], series: dict[str, list[float]], ideal: list[float]) -> None:
-    """Bars of percents side by side in groups, each with its number, and a line across a group for its ideal."""
+    """Groups of labelled bars with percentages, and a line across each group for its ideal."""
     width = 0.8 / len(series)
     for i, (name, values) in enumerate(series.items()):
         left = np.arange(len(groups)) - 0.4 + width * (i + 0.5)
         bars = axes.bar(left, np.multiply(values, 100), width * 0.92, color=_SERIES[i % len(_SERIES)], label=name)
-        axes.bar_label(bars, fmt=_short, fontsize=7, padding=1)
+        axes.bar_label(bars, fmt=_label, fontsize=7, padding=1)
     at = np.arange(len(groups))
-    axes.hlines(np.multiply(ideal, 100), at - 0.44, at + 0.44, color=_MEAN, linewidth=1.2, label="the newcomers' share")
+    axes.hlines(np.multiply(ideal, 100), at - 0.44, at + 0.44, color=_MEAN, linewidth=1.2, label="the new ones' share")
     axes.set_xticks(at, groups)
     axes.grid(axis="x", visible=False)
     axes.set_ylim(0, 109)
 
 
-def _short(percents: float) -> str:
-    """With a decimal only where it tells something from nothing or from all."""
+def _label(percents: float) -> str:
+    """With a decimal only for small values and for those just below 100."""
     return f"{percents:.1f}" if 0 < percents < 10 or 99 < percents < 100 else f"{percents:.0f}"
 
 
@@ -148,8 +148,8 @@ def _step(before: int, after: int) -> str:
 
 def _moves(report: PlanReport) -> Figure:
     steps = [s for s in report.member_steps if s.partitions == report.recommended_partitions]
-    rows = _grouped(steps, "before", "after")[:MOST_STEPS]
-    figure = Figure(figsize=(WIDE, 3.0), layout="constrained")
+    rows = _grouped(steps, "before", "after")[:MAX_STEPS]
+    figure = Figure(figsize=(WIDTH, 3.0), layout="constrained")
     axes = figure.subplots()
     series = {step.assignor: [row[i].fraction for row in rows] for i, step in enumerate(rows[0])}
     groups = [_step(row[0].before, row[0].after) for row in rows]
@@ -160,8 +160,8 @@ def _moves(report: PlanReport) -> Figure:
 
 
 def _keys(report: PlanReport) -> Figure:
-    rows = _grouped(report.partition_steps, "before", "after")[:MOST_STEPS]
-    figure = Figure(figsize=(WIDE, 3.0), layout="constrained")
+    rows = _grouped(report.partition_steps, "before", "after")[:MAX_STEPS]
+    figure = Figure(figsize=(WIDTH, 3.0), layout="constrained")
     axes = figure.subplots()
     series = {step.partitioner: [row[i].fraction for row in rows] for i, step in enumerate(rows[0])}
     groups = [_step(row[0].before, row[0].after) for row in rows]
@@ -174,34 +174,36 @@ def _keys(report: PlanReport) -> Figure:
 def _bytes(report: PlanReport) -> Figure:
     sizes = np.array(report.load.partition_bytes, np.float64)
     mean = float(sizes.mean())
-    every = -(-len(sizes) // MOST_BARS)
+    every = -(-len(sizes) // MAX_BARS)
     starts = np.arange(0, len(sizes), every)
-    figure = Figure(figsize=(WIDE, 2.6), layout="constrained")
+    figure = Figure(figsize=(WIDTH, 2.6), layout="constrained")
     axes = figure.subplots()
     edges = np.append(starts, len(sizes)) - 0.5
     axes.stairs(np.maximum.reduceat(sizes, starts), edges, fill=True, color=_SERIES[0], linewidth=0)
-    axes.axhline(mean, color=_MEAN, linewidth=1.2, label=f"mean {readable(mean)}")
+    axes.axhline(mean, color=_MEAN, linewidth=1.2, label=f"mean {format_bytes(mean)}")
     axes.set_xlabel("partition" if every == 1 else f"partition (the fullest of every {every})")
     axes.set_xlim(-0.5, len(sizes) - 0.5)
     axes.set_ylim(0, float(sizes.max()) * 1.08 or 1)
-    axes.yaxis.set_major_formatter(lambda value, _: readable(value))
+    axes.yaxis.set_major_formatter(lambda value, _: format_bytes(value))
     axes.grid(axis="x", visible=False)
     figure.legend(loc="outside upper right")
     return figure
 
 
 def _memory(report: PlanReport) -> Figure:
-    figure = Figure(figsize=(WIDE, 3.2), layout="constrained")
+    figure = Figure(figsize=(WIDTH, 3.2), layout="constrained")
     panels = figure.subplots(1, len(report.tables), sharey=True, squeeze=False)[0]
     for axes, size in zip(panels, report.tables, strict=True):
         rows = [row for row in report.worker_memory if row.scale == size.scale]
         for mode, dashes in (("replicated", "-"), ("partitioned", "--")):
-            there = [row for row in rows if row.mode == mode]
-            at = range(len(there))
+            of_mode = [row for row in rows if row.mode == mode]
+            at = range(len(of_mode))
             for colour, name, label in ((1, "formula_bytes", "ADR-009's formula"), (0, "measured_bytes", "ours")):
-                held = [getattr(row, name) / GB for row in there]
-                axes.plot(at, held, dashes, color=_SERIES[colour], marker="o", markersize=3.5, label=f"{label}, {mode}")
-            axes.set_xticks(at, [str(row.workers) for row in there])
+                sizes = [getattr(row, name) / GB for row in of_mode]
+                axes.plot(
+                    at, sizes, dashes, color=_SERIES[colour], marker="o", markersize=3.5, label=f"{label}, {mode}"
+                )
+            axes.set_xticks(at, [str(row.workers) for row in of_mode])
         axes.plot([0], [size.stated_bytes / GB], "x", color=_MEAN, markersize=7, label="stated in ADR-009")
         axes.set(yscale="log", xlabel="workers", title=f"{size.scale}: {size.users:,} users")
         axes.minorticks_off()

@@ -1,0 +1,132 @@
+"""`SqliteStore`: transactions in a registry's SQLite file."""
+
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import cast
+
+from sqlalchemy import Connection, create_engine
+from sqlalchemy.pool import NullPool
+
+from shardyard.model import Closed
+from shardyard.registry import migrations
+from shardyard.registry.sqlite.file import RegistryFile
+from shardyard.registry.sqlite.watcher import Watcher
+from shardyard.runtime.clock import Clock, SystemClock
+
+_SYSTEM_CLOCK = SystemClock()
+
+_RECORD_TOUCHED = """
+INSERT INTO changes (name, version) VALUES (?, (SELECT coalesce(max(version), 0) + 1 FROM changes))
+ON CONFLICT (name) DO UPDATE SET version = excluded.version
+"""
+
+
+class SqliteStore:
+    """A registry's SQLite file. The file and its folder are created if they do not exist.
+
+    The transactions of one process take turns on one connection, as SQLite has one writer at a time in any case; its
+    snapshots take turns on another. Time is the machine's, which all users of the file share.
+    """
+
+    def __init__(self, path: str | Path, clock: Clock = _SYSTEM_CLOCK, *, busy_wait: float = 10.0) -> None:
+        """`busy_wait`: see `Registry.busy_wait`."""
+        self.busy_wait = busy_wait
+        self._clock = clock
+        self._file = RegistryFile(Path(path).absolute(), busy_wait)
+        self._file.prepare_path()
+        self._watcher = Watcher(self._file)
+        self._writing = _SharedConnection(self._file, _begin_writing)
+        try:
+            with self.begin(busy_wait) as connection:
+                migrations.migrate(connection, str(self._file.path), clock.now(), migrations.MIGRATIONS)
+            self._reading = _SharedConnection(self._file, _begin_reading)
+        except BaseException:
+            self._watcher.close()
+            self._writing.close()
+            raise
+
+    def begin(self, wait: float) -> AbstractContextManager[Connection]:
+        return self._writing.transaction(wait)
+
+    def begin_reading(self) -> AbstractContextManager[Connection]:
+        return self._reading.transaction(self.busy_wait)
+
+    def now(self, _connection: Connection) -> float:
+        return self._clock.now()
+
+    def record_touched(self, connection: Connection, names: set[str]) -> None:
+        connection.exec_driver_sql(_RECORD_TOUCHED, [(name,) for name in names])
+
+    def committed(self, names: set[str]) -> None:
+        self._watcher.wake(names)
+
+    def watch(self, name: str, callback: Callable[[], None]) -> Callable[[], None]:
+        return self._watcher.watch(name, callback)
+
+    def close(self) -> None:
+        self._watcher.close()
+        self._writing.close()
+        self._reading.close()
+
+
+def _begin_writing(connection: sqlite3.Connection) -> None:
+    connection.execute("BEGIN IMMEDIATE")
+
+
+def _begin_reading(connection: sqlite3.Connection) -> None:
+    connection.execute("BEGIN")
+    try:  # SQLite chooses the state that a transaction sees when it first reads
+        connection.execute(f"SELECT version FROM {migrations.VERSION_TABLE}").fetchone()  # noqa: S608 - a constant
+    except BaseException:
+        connection.rollback()
+        raise
+
+
+class _SharedConnection:
+    """A connection for one transaction at a time. The threads of this process wait for each other here, and for other
+    processes in SQLite."""
+
+    def __init__(self, file: RegistryFile, begin: Callable[[sqlite3.Connection], object]) -> None:
+        self._file = file
+        self._begin = begin
+        self._in_use = threading.Lock()
+        self._closed = False
+        with file.translated_errors():
+            self._connection = create_engine("sqlite://", creator=file.open, poolclass=NullPool).connect()
+
+    @contextmanager
+    def transaction(self, wait: float) -> Iterator[Connection]:
+        deadline = time.monotonic() + wait
+        if not self._in_use.acquire(timeout=wait):
+            raise self._file.busy()
+        try:
+            if self._closed:
+                raise Closed("registry")
+            raw = cast(sqlite3.Connection, self._connection.connection.driver_connection)
+            try:
+                with self._file.translated_errors():
+                    self._file.retry_while_locked(lambda: self._begin(raw), deadline)
+                    with self._connection.begin():
+                        yield self._connection
+            finally:
+                if raw.in_transaction:  # interrupted after SQLite's BEGIN and before SQLAlchemy's
+                    raw.rollback()
+        finally:
+            self._in_use.release()
+            self._release_if_closed()
+
+    def close(self) -> None:
+        self._closed = True
+        self._release_if_closed()
+
+    def _release_if_closed(self) -> None:
+        """Either the transaction in progress or `close` closes the connection, whichever ends last."""
+        if self._closed and self._in_use.acquire(blocking=False):
+            try:
+                self._connection.close()
+            finally:
+                self._in_use.release()

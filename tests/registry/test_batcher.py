@@ -1,0 +1,131 @@
+"""`TransactionBatcher`: units of work that wait together are one transaction, or one snapshot."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from shardyard.model import Fenced
+from shardyard.registry import GroupRow, Snapshot, Transaction, TransactionBatcher
+from shardyard.registry.memory import MemoryRegistry
+from shardyard.registry.port import TransactionAborted
+
+PATIENCE = 10.0
+"""Seconds that a test waits for what must come soon."""
+
+
+class RecordingRegistry(MemoryRegistry):
+    """Records which transactions and snapshots were opened, and aborts the next `aborts` transactions at their
+    commit."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.opened: list[str] = []
+        self.aborts = 0
+
+    @contextmanager
+    def _transaction(self, wait: float) -> Iterator[Transaction]:
+        self.opened.append("transaction")
+        with super()._transaction(wait) as tx:
+            yield tx
+            if self.aborts:
+                self.aborts -= 1
+                raise TransactionAborted("the test registry", "serialization failure")
+
+    @contextmanager
+    def _snapshot(self) -> Iterator[Snapshot]:
+        self.opened.append("snapshot")
+        with super()._snapshot() as snapshot:
+            yield snapshot
+
+
+def increment(tx: Transaction) -> int:
+    row = tx.group("billing") or GroupRow("billing")
+    tx.put_group(replace(row, epoch=row.epoch + 1))
+    return row.epoch + 1
+
+
+def epoch(snapshot: Snapshot) -> int:
+    row = snapshot.group("billing")
+    return 0 if row is None else row.epoch
+
+
+def refuse(_snapshot: Snapshot) -> None:
+    raise Fenced("no longer the owner")
+
+
+Calls = Callable[[TransactionBatcher], list[Any]]
+
+
+def outcomes_together(registry: RecordingRegistry, calls: Calls) -> list[Any]:
+    """The outcomes of calls that wait together while an earlier unit is carried out."""
+    started, proceed = threading.Event(), threading.Event()
+
+    def block(_snapshot: Snapshot) -> None:
+        started.set()
+        assert proceed.wait(PATIENCE)
+
+    async def submit(transactions: TransactionBatcher) -> list[Any]:
+        first = asyncio.create_task(transactions.read(block))
+        assert await asyncio.to_thread(started.wait, PATIENCE)
+        waiting = asyncio.gather(*calls(transactions), return_exceptions=True)
+        await asyncio.sleep(0)  # so that all of them are submitted
+        registry.opened.clear()
+        proceed.set()
+        await first
+        return await waiting
+
+    transactions = TransactionBatcher(registry)
+    try:
+        return asyncio.run(submit(transactions))
+    finally:
+        proceed.set()
+        transactions.close()
+
+
+def test_units_that_wait_together_are_one_transaction_and_an_error_of_one_does_not_undo_the_others() -> None:
+    registry = RecordingRegistry()
+    first, refused, read, second = outcomes_together(
+        registry,
+        lambda batcher: [batcher.run(increment), batcher.run(refuse), batcher.read(epoch), batcher.run(increment)],
+    )
+    assert (first, read, second) == (1, 1, 2)
+    assert isinstance(refused, Fenced)
+    assert registry.opened == ["transaction"]
+    assert registry.read(epoch) == 2
+
+
+def test_units_that_only_read_run_on_one_snapshot_without_methods_that_write() -> None:
+    registry = RecordingRegistry()
+    read, refused, writable = outcomes_together(
+        registry,
+        lambda batcher: [batcher.read(epoch), batcher.read(refuse), batcher.read(lambda tx: hasattr(tx, "put_group"))],
+    )
+    assert (read, writable) == (0, False)
+    assert isinstance(refused, Fenced)
+    assert registry.opened == ["snapshot"]
+
+
+def test_all_units_are_run_again_when_their_transaction_is_aborted() -> None:
+    registry = RecordingRegistry()
+    registry.aborts = 2
+    runs: list[str] = []
+
+    def named(name: str, work: Callable[[Transaction], Any]) -> Callable[[Transaction], Any]:
+        def unit(tx: Transaction) -> Any:
+            runs.append(name)
+            return work(tx)
+
+        return unit
+
+    first, refused, second = outcomes_together(
+        registry,
+        lambda batcher: [batcher.run(named("a", increment)), batcher.run(named("b", refuse)), batcher.run(increment)],
+    )
+    assert (first, second) == (1, 2)
+    assert isinstance(refused, Fenced)
+    assert runs == ["a", "b"] * 3
+    assert registry.opened == ["transaction"] * 3
+    assert registry.read(epoch) == 2
