@@ -13,11 +13,14 @@ import pytest
 
 from shardyard.groups import ResetTarget, resolve_positions
 from shardyard.log.memory import MemoryLog
-from shardyard.model import Partition, PartitionOutOfRange, Record, Span
+from shardyard.model import OverQuota, Partition, PartitionOutOfRange, Record, Span
 from shardyard.model.batch import SCHEMA
+from shardyard.queues.broker import SETTINGS_SECONDS, Broker
 from shardyard.queues.delays import GROUP
+from shardyard.queues.settings import TopicSettings, change_topic
 from shardyard.registry import OwnershipRow
 from shardyard.registry.memory import MemoryRegistry
+from shardyard.runtime.clock import ManualClock
 from shardyard.server import http
 from shardyard.server.app import serving
 from shardyard.wire.arrow import encode_arrow
@@ -792,3 +795,27 @@ def test_a_reader_in_json_gets_what_an_owner_reads() -> None:
             }
 
     tell(story)
+
+
+def test_a_broker_goes_by_the_clock_it_is_given() -> None:
+    async def story() -> None:
+        clock = ManualClock()
+        async with MemoryLog() as log:
+            with MemoryRegistry() as registry:
+                async with Broker(log, registry, clock=clock) as broker:
+                    assert broker.node.clock is clock
+                    settings = TopicSettings(records_per_second=10)
+                    broker.take_quota("orders", 10, settings)
+                    with pytest.raises(OverQuota):
+                        broker.take_quota("orders", 10, settings)
+                    await clock.advance(1.0)
+                    broker.take_quota("orders", 10, settings)
+                    assert (await broker.topic_settings("orders")).records_per_second is None
+                    await broker.node.transactions.run(
+                        lambda tx: change_topic(tx, "orders", "ann", {"records_per_second": 7})
+                    )
+                    assert (await broker.topic_settings("orders")).records_per_second is None, "cached"
+                    await clock.advance(SETTINGS_SECONDS)
+                    assert (await broker.topic_settings("orders")).records_per_second == 7
+
+    asyncio.run(story())

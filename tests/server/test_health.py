@@ -65,25 +65,3 @@ def test_metrics_show_what_was_published_delivered_committed_retried_and_refused
         assert value_of(after, "shardyard_requests_in_flight") >= 1
 
     tell(story, token="the broker's")
-
-
-def test_retry_topics_exist_before_the_first_member_joins() -> None:
-    """Their creation would be a second rebalance."""
-
-    async def story(yard: Yard) -> None:
-        await yard.topic(partitions=2)
-        members: list[int] = []
-        create = yard.log.create_topic
-
-        async def watch(name: str, *arguments: object, **options: object) -> object:
-            if name == "billing.orders.retry":
-                with yard.registry.snapshot() as tx:
-                    members.append(len(tx.members("billing")))
-            return await create(name, *arguments, **options)  # type: ignore[arg-type]  # passed on as they are
-
-        yard.log.create_topic = watch  # type: ignore[method-assign,assignment]  # the fixture's own log
-        async with yard.consumer("m1"):
-            await yard.until_shared(2)
-        assert members == [0]
-
-    tell(story)

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 
 from shardyard.groups.broadcast import groups_of, is_member_group, member_group, parent_group
-from shardyard.groups.config import DEFAULT_CONFIG, GroupConfig
+from shardyard.groups.config import DEFAULT_CONFIG, GroupConfig, config_of
 from shardyard.model import (
     CommitBehind,
     Fenced,
@@ -147,7 +147,8 @@ def _group_to_join(tx: Transaction, name: str, member: str, config: GroupConfig)
             tx.put_group(row)
     if row.broadcast:
         own = member_group(name, member)
-        return tx.group(own) or _new_group(tx, own)
+        shared = replace(config_of(row), broadcast=False)
+        return tx.group(own) or replace(_new_group(tx, own), **asdict(shared))
     return row
 
 
