@@ -54,7 +54,7 @@ def test_records_are_handled_in_parallel_and_those_of_a_key_one_after_the_other(
     tell(story, tmp_path if engine == "sqlite" else None)
 
 
-def test_only_what_is_done_from_the_front_on_is_committed_and_the_rest_comes_again() -> None:
+def test_only_the_done_prefix_of_a_batch_is_committed_and_the_rest_is_redelivered() -> None:
     async def story(yard: Yard) -> None:
         await yard.topic(partitions=1)
         await yard.publish(*[f"{i}" for i in range(10)])
@@ -80,7 +80,7 @@ def test_only_what_is_done_from_the_front_on_is_committed_and_the_rest_comes_aga
     tell(story)
 
 
-def test_what_is_done_is_committed_also_when_the_block_ends_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_done_is_committed_when_the_block_ends_during_a_commit(monkeypatch: pytest.MonkeyPatch) -> None:
     async def story(yard: Yard) -> None:
         await yard.topic(partitions=1)
         await yard.do("POST", RECORDS, {"records": [{"value": value, "key": "k"} for value in "ab"]})
@@ -95,10 +95,10 @@ def test_what_is_done_is_committed_also_when_the_block_ends_meanwhile(monkeypatc
             coordinator = consumer._host.coordinator
             commit, committing = coordinator.commit, asyncio.Event()
 
-            async def slow_commit(*told: Any) -> None:
+            async def slow_commit(*arguments: Any) -> None:
                 committing.set()
                 await asyncio.sleep(0.05)
-                await commit(*told)
+                await commit(*arguments)
 
             monkeypatch.setattr(coordinator, "commit", slow_commit)
             work = asyncio.create_task(consumer.run(handle))
@@ -110,7 +110,7 @@ def test_what_is_done_is_committed_also_when_the_block_ends_meanwhile(monkeypatc
     tell(story)
 
 
-def test_a_part_of_a_batch_is_committed_while_it_is_worked_on() -> None:
+def test_a_part_of_a_batch_is_committed_while_the_rest_is_in_flight() -> None:
     async def story(yard: Yard) -> None:
         await yard.topic(partitions=1)
         await yard.publish(*[f"{i}" for i in range(20)])
@@ -140,7 +140,7 @@ class Mute(Exception):
         raise RuntimeError("no words")
 
 
-def test_a_failing_record_holds_up_nobody_whatever_its_handler_does() -> None:
+def test_a_failing_record_does_not_hold_up_others_whatever_its_handler_raises() -> None:
     async def story(yard: Yard) -> None:
         await yard.topic(partitions=1)
         await yard.set(backoff=[])
@@ -183,7 +183,7 @@ def test_a_failing_record_holds_up_nobody_whatever_its_handler_does() -> None:
     tell(story)
 
 
-def test_a_plain_handler_runs_in_threads_as_many_as_are_set() -> None:
+def test_a_plain_handler_runs_in_as_many_threads_as_the_concurrency_of_the_group() -> None:
     async def story(yard: Yard) -> None:
         await yard.topic(partitions=1)
         await yard.set(concurrency=12, backoff=[])
@@ -250,7 +250,7 @@ def test_a_process_ends_although_a_plain_handler_hangs() -> None:
     tell(story)
 
 
-def test_a_call_that_took_too_long_gives_its_thread_back_when_it_ends() -> None:
+def test_the_thread_of_a_handler_that_timed_out_is_reused_when_it_ends() -> None:
     async def story(yard: Yard) -> None:
         await yard.topic(partitions=1)
         await yard.set(concurrency=1, backoff=[], handler_seconds=0.2)
@@ -278,7 +278,7 @@ def test_a_call_that_took_too_long_gives_its_thread_back_when_it_ends() -> None:
     tell(story)
 
 
-def test_a_handler_may_be_anything_that_can_be_called() -> None:
+def test_a_handler_can_be_any_callable() -> None:
     async def story(yard: Yard) -> None:
         await yard.topic(partitions=1)
         seen: list[str] = []
@@ -295,7 +295,7 @@ def test_a_handler_may_be_anything_that_can_be_called() -> None:
     tell(story)
 
 
-def test_whole_batches_can_be_taken_and_committed_by_hand() -> None:
+def test_whole_batches_can_be_iterated_and_committed_by_the_caller() -> None:
     async def story(yard: Yard) -> None:
         await yard.topic(partitions=1)
         await yard.publish("a", "b", "c")
@@ -314,7 +314,7 @@ def test_whole_batches_can_be_taken_and_committed_by_hand() -> None:
     tell(story)
 
 
-def test_a_consumer_that_leaves_gives_its_partitions_up_at_once() -> None:
+def test_a_consumer_that_leaves_releases_its_partitions_at_once() -> None:
     async def story(yard: Yard) -> None:
         await yard.topic(partitions=4)
         async with yard.consumer("m1", session_timeout=60.0):
@@ -328,7 +328,7 @@ def test_a_consumer_that_leaves_gives_its_partitions_up_at_once() -> None:
     tell(story)
 
 
-def test_latest_begins_with_what_comes_after_it() -> None:
+def test_latest_starts_with_records_published_after_the_join() -> None:
     async def story(yard: Yard) -> None:
         await yard.topic(partitions=1)
         await yard.publish("before")
@@ -342,7 +342,7 @@ def test_latest_begins_with_what_comes_after_it() -> None:
 
 
 @pytest.mark.parametrize("engine", ["memory", "sqlite"])
-def test_consumers_go_on_with_another_broker_when_theirs_goes(engine: str, tmp_path: Path) -> None:
+def test_consumers_fail_over_to_another_broker_when_theirs_stops(engine: str, tmp_path: Path) -> None:
     async def story(yard: Yard) -> None:
         await yard.topic(partitions=4)
         handled = Handled()
@@ -364,7 +364,7 @@ def test_consumers_go_on_with_another_broker_when_theirs_goes(engine: str, tmp_p
     tell(story, tmp_path if engine == "sqlite" else None, brokers=2)
 
 
-def test_what_is_wrong_is_said_before_anything_begins() -> None:
+def test_invalid_arguments_are_refused_before_anything_starts() -> None:
     async def story(yard: Yard) -> None:
         await yard.topic(partitions=1)
         for options, error in (
@@ -386,7 +386,7 @@ def test_what_is_wrong_is_said_before_anything_begins() -> None:
     tell(story)
 
 
-def test_the_blocking_form_iterates_and_runs() -> None:
+def test_a_blocking_consumer_iterates_and_runs() -> None:
     def program(url: str, seen: list[str]) -> None:
         with BlockingConsumer(url, "billing", ["orders"], session_timeout=2.0) as consumer:
             for batch in consumer:
@@ -436,7 +436,7 @@ with BlockingConsumer(sys.argv[1], "billing", ["orders"]) as consumer:
 """
 
 
-def test_an_interrupt_ends_the_blocking_form_which_commits_and_leaves() -> None:
+def test_an_interrupted_blocking_consumer_commits_and_leaves() -> None:
     async def story(yard: Yard) -> None:
         await yard.topic(partitions=1)
         await yard.do("POST", RECORDS, {"records": [{"value": value, "key": "k"} for value in "ab"]})
@@ -462,7 +462,7 @@ def test_an_interrupt_ends_the_blocking_form_which_commits_and_leaves() -> None:
     tell(story)
 
 
-def test_a_consumer_that_nobody_hears_leaving_says_when_others_get_its_partitions(
+def test_a_consumer_that_cannot_leave_warns_when_its_partitions_get_other_owners(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def story(yard: Yard) -> None:
@@ -486,7 +486,7 @@ def _listens(url: str) -> bool:
     return False
 
 
-def test_slots_hold_through_cancelled_waits_and_new_counts() -> None:
+def test_slots_keep_their_limit_when_waits_are_cancelled_and_the_limit_changes() -> None:
     async def story() -> None:
         slots = Slots(1)
         inside: list[Any] = []
@@ -517,7 +517,7 @@ def test_slots_hold_through_cancelled_waits_and_new_counts() -> None:
     asyncio.run(story())
 
 
-def test_a_handler_hears_where_a_record_was_published_also_when_it_is_tried_again() -> None:
+def test_a_message_knows_where_it_was_published_also_on_a_retry() -> None:
     async def story(yard: Yard) -> None:
         await yard.topic(partitions=1)
         await yard.set(backoff=[0.1])

@@ -32,7 +32,7 @@ def dead_address() -> str:
         return f"http://127.0.0.1:{free.getsockname()[1]}"
 
 
-def test_records_of_a_key_are_stored_in_the_order_of_the_calls_and_go_together() -> None:
+def test_records_of_a_key_are_stored_in_the_order_of_the_calls_and_sent_in_batches() -> None:
     async def story(yard: Yard) -> None:
         await yard.topic(partitions=3)
         async with yard.producer() as producer:
@@ -52,7 +52,7 @@ def test_records_of_a_key_are_stored_in_the_order_of_the_calls_and_go_together()
     tell(story)
 
 
-def test_a_batch_says_where_it_is_and_may_be_pinned() -> None:
+def test_publish_returns_where_a_batch_was_stored_and_takes_a_partition() -> None:
     async def story(yard: Yard) -> None:
         await yard.topic(partitions=3)
         async with yard.producer() as producer:
@@ -68,7 +68,7 @@ def test_a_batch_says_where_it_is_and_may_be_pinned() -> None:
     tell(story)
 
 
-def test_a_delayed_record_comes_later() -> None:
+def test_a_delayed_record_is_stored_when_it_is_due() -> None:
     async def story(yard: Yard) -> None:
         await yard.topic(partitions=1)
         async with yard.producer() as producer:
@@ -87,7 +87,7 @@ def test_a_delayed_record_comes_later() -> None:
     tell(story)
 
 
-def test_what_is_wrong_is_refused_as_the_broker_said_it_and_the_rest_goes_on() -> None:
+def test_errors_of_the_broker_are_raised_by_the_call_and_other_calls_succeed() -> None:
     async def story(yard: Yard) -> None:
         await yard.topic(partitions=1)
         async with yard.producer() as producer:
@@ -113,7 +113,7 @@ def test_what_is_wrong_is_refused_as_the_broker_said_it_and_the_rest_goes_on() -
     tell(story)
 
 
-def test_closing_sends_what_was_given_and_an_error_gives_it_up() -> None:
+def test_closing_sends_what_is_waiting_unless_the_block_ends_with_an_error() -> None:
     async def story(yard: Yard) -> None:
         await yard.topic(partitions=1)
         async with yard.producer(linger=0.2) as producer:
@@ -133,7 +133,7 @@ def test_closing_sends_what_was_given_and_an_error_gives_it_up() -> None:
     tell(story)
 
 
-def test_one_of_several_brokers_may_be_dead_and_all_of_them_only_for_a_while() -> None:
+def test_a_producer_fails_over_from_dead_brokers_and_raises_when_all_are_dead() -> None:
     async def story(yard: Yard) -> None:
         await yard.topic(partitions=1)
         for _ in range(4):  # it begins with any of them
@@ -147,7 +147,9 @@ def test_one_of_several_brokers_may_be_dead_and_all_of_them_only_for_a_while() -
     tell(story)
 
 
-def test_a_broker_that_is_silent_is_soon_turned_away_from_if_there_is_another(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calls_fail_over_soon_from_a_broker_that_does_not_respond_if_there_is_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("shardyard.client.brokers.FAILOVER_SECONDS", 0.3)
 
     async def story(yard: Yard) -> None:
@@ -167,7 +169,7 @@ def test_a_broker_that_is_silent_is_soon_turned_away_from_if_there_is_another(mo
     tell(story)
 
 
-def test_who_waits_long_for_a_broker_turns_away_with_the_others() -> None:
+def test_long_polls_fail_over_together_with_other_calls() -> None:
     async def story(yard: Yard) -> None:
         await yard.topic(partitions=1)
         with socket.create_server(("127.0.0.1", 0)) as silent:
@@ -183,7 +185,7 @@ def test_who_waits_long_for_a_broker_turns_away_with_the_others() -> None:
     tell(story)
 
 
-def test_a_batch_whose_answer_was_lost_is_stored_once() -> None:
+def test_a_batch_whose_response_was_lost_is_stored_once() -> None:
     class Losing(Brokers):
         """Loses the first answer to each publish."""
 
@@ -208,7 +210,7 @@ def test_a_batch_whose_answer_was_lost_is_stored_once() -> None:
     tell(story, brokers=2)
 
 
-def test_a_batch_that_is_held_up_is_not_left_so_far_behind_that_it_could_not_be_tried_again() -> None:
+def test_sequences_stay_within_the_window_of_the_oldest_batch_in_flight() -> None:
     class Slow(Brokers):
         """The first publish is answered last."""
 
@@ -241,7 +243,7 @@ def test_a_batch_that_is_held_up_is_not_left_so_far_behind_that_it_could_not_be_
     tell(story)
 
 
-def test_the_blocking_form_does_the_same_from_any_thread() -> None:
+def test_a_blocking_producer_can_be_used_from_any_thread() -> None:
     def program(url: str) -> list[str]:
         with BlockingProducer(url) as producer:
             ids = [producer.send("orders", f"{i}", key="k") for i in range(5)]
@@ -262,29 +264,29 @@ def test_the_blocking_form_does_the_same_from_any_thread() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "urls"),
+    ("given", "urls"),
     [
         ("localhost:7400", ["http://localhost:7400"]),
         (["127.0.0.1:7400/", "https://b/"], ["http://127.0.0.1:7400", "https://b"]),
         ("[::1]:7400", ["http://[::1]:7400"]),
     ],
 )
-def test_a_broker_is_named_by_an_address_or_by_host_and_port(told: str | list[str], urls: list[str]) -> None:
+def test_a_broker_is_given_as_a_url_or_as_host_and_port(given: str | list[str], urls: list[str]) -> None:
     async def story() -> None:
-        assert Brokers(told).urls == urls
+        assert Brokers(given).urls == urls
 
     asyncio.run(story())
 
 
 @pytest.mark.parametrize("wrong", ["localhost", "", "http://", "ftp://b:1", "b:1/path", "http://b:99999", "b:0", 7400])
-def test_of_several_addresses_the_wrong_one_is_named(wrong: Any) -> None:
+def test_an_invalid_address_among_several_is_named_in_the_error(wrong: Any) -> None:
     with pytest.raises(InvalidValue, match=f"broker is {re.escape(repr(wrong))}: expected an address such as"):
         Brokers(["http://127.0.0.1:7400", wrong])
     with pytest.raises(InvalidValue, match="at least one address"):
         Brokers([])
 
 
-def test_why_no_broker_is_reached_is_said_in_few_words() -> None:
+def test_the_error_says_why_no_broker_could_be_reached() -> None:
     async def story() -> None:
         for url, why in ((dead_address(), "connection refused"), ("nowhere.invalid:1", "unknown host")):
             async with Brokers(url) as brokers:

@@ -238,7 +238,7 @@ BAD: list[tuple[str, str, Any, dict[str, Any], int, str]] = [
 
 
 @pytest.mark.parametrize("engine", ["memory", "sqlite"])
-def test_what_is_wrong_is_refused_with_a_code_and_a_sentence_and_nothing_is_stored(engine: str, tmp_path: Path) -> None:
+def test_invalid_requests_get_a_code_and_a_message_and_change_nothing(engine: str, tmp_path: Path) -> None:
     async def story(yard: Yard) -> None:
         await yard.topic()
         await yard.publish("one", partition=0)
@@ -250,10 +250,10 @@ def test_what_is_wrong_is_refused_with_a_code_and_a_sentence_and_nothing_is_stor
             before = await everything(yard)
             for method, path, content, query, status, code in BAD:
                 media, body = content if isinstance(content, tuple) else (JSON, None)
-                asked = None if isinstance(content, tuple) else content
-                told = await yard.ask(method, path, asked, body=body, media=media, **query)
-                what = f"{method} {path} {str(content)[:200]} {str(query)[:100]}: {told.body[:300]!r}"
-                assert (told.status, told.code) == (status, code), what
+                request = None if isinstance(content, tuple) else content
+                response = await yard.ask(method, path, request, body=body, media=media, **query)
+                what = f"{method} {path} {str(content)[:200]} {str(query)[:100]}: {response.body[:300]!r}"
+                assert (response.status, response.code) == (status, code), what
                 assert await everything(yard) == before, what
 
     tell(story, tmp_path if engine == "sqlite" else None)
@@ -299,8 +299,8 @@ def test_a_body_that_is_too_large_is_refused_before_it_is_read(monkeypatch: pyte
     async def story(yard: Yard) -> None:
         await yard.topic()
         before = await yard.count()
-        told = await yard.ask("POST", RECORDS, {"value": "x" * 200_000})
-        assert (told.status, told.code) == (413, "too_large")
+        response = await yard.ask("POST", RECORDS, {"value": "x" * 200_000})
+        assert (response.status, response.code) == (413, "too_large")
 
         async def endless() -> Any:  # without a length
             for _ in range(30):
@@ -315,16 +315,16 @@ def test_a_body_that_is_too_large_is_refused_before_it_is_read(monkeypatch: pyte
     tell(story)
 
 
-def test_a_body_of_many_megabytes_gets_its_answer_and_not_a_broken_connection() -> None:
+def test_a_body_of_many_megabytes_gets_a_response_and_not_a_broken_connection() -> None:
     async def story(yard: Yard) -> None:
         await yard.topic()
-        told = await yard.ask("POST", RECORDS, body=b" " * (MAX_BODY_BYTES + 1))
-        assert (told.status, told.code) == (413, "too_large")
+        response = await yard.ask("POST", RECORDS, body=b" " * (MAX_BODY_BYTES + 1))
+        assert (response.status, response.code) == (413, "too_large")
 
     tell(story)
 
 
-def test_without_the_brokers_token_only_its_health_is_told_and_publishers_may_have_one_of_their_own() -> None:
+def test_only_health_checks_work_without_the_token_and_a_topic_can_have_a_token_for_publishers() -> None:
     async def story(yard: Yard) -> None:
         for method, path in (
             ("GET", "/v1/topics"),
@@ -336,9 +336,9 @@ def test_without_the_brokers_token_only_its_health_is_told_and_publishers_may_ha
             ("POST", "/v1/groups/g/members"),
         ):
             for wrong in (None, "another token"):
-                told = await yard.ask(method, path, {"value": "x"} if method == "POST" else None, token=wrong)
-                assert (told.status, told.code) == (401, "wrong_token"), path
-                assert told.headers["WWW-Authenticate"] == "Bearer"
+                response = await yard.ask(method, path, {"value": "x"} if method == "POST" else None, token=wrong)
+                assert (response.status, response.code) == (401, "wrong_token"), path
+                assert response.headers["WWW-Authenticate"] == "Bearer"
         assert (await yard.get("/healthz")) == {"alive": True}
         assert (await yard.get("/readyz"))["ready"] is True
 
@@ -350,8 +350,8 @@ def test_without_the_brokers_token_only_its_health_is_told_and_publishers_may_ha
         assert described["token"] is True
         assert "of-publishers" not in str(described)
         for wrong in (None, "the broker's", "of publisher"):
-            told = await yard.ask("POST", RECORDS, {"value": "x"}, token=wrong)
-            assert (told.status, told.code) == (401, "wrong_token")
+            response = await yard.ask("POST", RECORDS, {"value": "x"}, token=wrong)
+            assert (response.status, response.code) == (401, "wrong_token")
         await yard.do("POST", RECORDS, {"value": "by a publisher"}, token="of-publishers")
         assert (await yard.ask("GET", RECORDS, token="of-publishers")).status == 401
         await yard.do("PATCH", "/v1/topics/orders", {"token": None}, **admin)
@@ -364,13 +364,13 @@ def test_without_the_brokers_token_only_its_health_is_told_and_publishers_may_ha
 
 
 @pytest.mark.parametrize("engine", ["memory", "sqlite"])
-def test_a_topic_is_made_described_expanded_set_and_deleted(engine: str, tmp_path: Path) -> None:
+def test_a_topic_is_created_described_expanded_configured_and_deleted(engine: str, tmp_path: Path) -> None:
     async def story(yard: Yard) -> None:
         await yard.topic(partitions=2, retention_ms=60_000)
         await yard.publish("a", "b", "c", partition=1)
-        told = await yard.get("/v1/topics/orders")
-        assert (told["partitions"], told["receiving"], told["retention_ms"]) == (2, 2, 60_000)
-        assert told["spans"] == [{"first": 0, "end": 0}, {"first": 0, "end": 3}]
+        response = await yard.get("/v1/topics/orders")
+        assert (response["partitions"], response["receiving"], response["retention_ms"]) == (2, 2, 60_000)
+        assert response["spans"] == [{"first": 0, "end": 0}, {"first": 0, "end": 3}]
         assert "orders" in [topic["name"] for topic in await yard.get("/v1/topics")]
         assert (await yard.do("POST", "/v1/topics/orders/expand", {"partitions": 5}))["partitions"] == 5
         await yard.publish("d", partition=4)
@@ -392,7 +392,7 @@ def test_a_topic_is_made_described_expanded_set_and_deleted(engine: str, tmp_pat
 
 
 @pytest.mark.parametrize("engine", ["memory", "sqlite"])
-def test_a_contracted_topic_takes_records_on_what_stays_and_what_goes_is_drained_first(
+def test_a_contracted_topic_takes_records_on_the_remaining_partitions_and_drains_the_others(
     engine: str, tmp_path: Path
 ) -> None:
     async def story(yard: Yard) -> None:
@@ -401,8 +401,8 @@ def test_a_contracted_topic_takes_records_on_what_stays_and_what_goes_is_drained
         sent = [f"{i}" for i in range(200)]
         async with yard.producer() as producer:
             await asyncio.gather(*(producer.send("orders", value, key=value) for value in sent[:100]))
-            told = await yard.do("POST", "/v1/topics/orders/contract", {"partitions": 2})
-            assert (told["partitions"], told["receiving"]) == (6, 2)
+            response = await yard.do("POST", "/v1/topics/orders/contract", {"partitions": 2})
+            assert (response["partitions"], response["receiving"]) == (6, 2)
             await asyncio.sleep(2.2)  # longer than it takes to look for what is drained
             assert (await yard.get("/v1/topics/orders"))["partitions"] == 6, "nobody has read it"
             refused = await yard.ask("POST", RECORDS, {"value": "x"}, partition=5)
@@ -423,9 +423,7 @@ def test_a_contracted_topic_takes_records_on_what_stays_and_what_goes_is_drained
 
 
 @pytest.mark.parametrize("engine", ["memory", "sqlite"])
-def test_a_group_that_is_offline_gets_what_was_published_to_a_partition_that_is_contracted_away(
-    engine: str, tmp_path: Path
-) -> None:
+def test_a_draining_partition_waits_for_a_group_that_is_offline(engine: str, tmp_path: Path) -> None:
     async def story(yard: Yard) -> None:
         await yard.topic(partitions=2)
         on, off = Handled(), Handled()
@@ -435,9 +433,9 @@ def test_a_group_that_is_offline_gets_what_was_published_to_a_partition_that_is_
         await yard.do("POST", "/v1/topics/orders/expand", {"partitions": 3})
         await yard.publish("b", "c", partition=2)
         async with on.at_work(yard.consumer("m1", "on")):
-            told = await yard.do("POST", "/v1/topics/orders/contract", {"partitions": 2})
-            assert [row["partition"] for row in told["closing"]] == [2]
-            assert told["closing"][0]["waiting_for"]["off"] == 2
+            response = await yard.do("POST", "/v1/topics/orders/contract", {"partitions": 2})
+            assert [row["partition"] for row in response["closing"]] == [2]
+            assert response["closing"][0]["waiting_for"]["off"] == 2
             await yard.until_done("on")
             await asyncio.sleep(2.2)  # longer than it takes to look for what is drained
             shown = await yard.get("/v1/topics/orders")
@@ -459,7 +457,7 @@ def test_a_group_that_is_offline_gets_what_was_published_to_a_partition_that_is_
     tell(story, tmp_path if engine == "sqlite" else None)
 
 
-def test_a_reset_lets_a_partition_go_where_the_group_never_was() -> None:
+def test_a_reset_to_the_end_lets_a_draining_partition_be_dropped() -> None:
     async def story(yard: Yard) -> None:
         await yard.topic(partitions=1)
         async with Handled().at_work(yard.consumer("m1")):
@@ -467,10 +465,10 @@ def test_a_reset_lets_a_partition_go_where_the_group_never_was() -> None:
             await yard.until_done()
         await yard.do("POST", "/v1/topics/orders/expand", {"partitions": 2})
         await yard.publish("b", partition=1)
-        told = await yard.do("POST", "/v1/topics/orders/contract", {"partitions": 1})
-        assert told["closing"] == [{"partition": 1, "records": 1, "waiting_for": {"billing": 1}, "drained": False}]
-        asked = {"topic": "orders", "to": "latest", "partitions": [1]}
-        assert await yard.do("POST", "/v1/groups/billing/reset", asked) == {"orders/1": 1}
+        response = await yard.do("POST", "/v1/topics/orders/contract", {"partitions": 1})
+        assert response["closing"] == [{"partition": 1, "records": 1, "waiting_for": {"billing": 1}, "drained": False}]
+        request = {"topic": "orders", "to": "latest", "partitions": [1]}
+        assert await yard.do("POST", "/v1/groups/billing/reset", request) == {"orders/1": 1}
 
         async def gone() -> bool:
             return bool((await yard.get("/v1/topics/orders"))["partitions"] == 1)
@@ -480,7 +478,7 @@ def test_a_reset_lets_a_partition_go_where_the_group_never_was() -> None:
     tell(story)
 
 
-def test_groups_are_listed_also_with_positions_on_partitions_and_topics_that_are_gone() -> None:
+def test_groups_with_positions_on_deleted_partitions_and_topics_are_listed() -> None:
     async def story(yard: Yard) -> None:
         await yard.topic(partitions=4)
         await yard.topic("mails", partitions=1)
@@ -507,7 +505,7 @@ def test_groups_are_listed_also_with_positions_on_partitions_and_topics_that_are
     tell(story)
 
 
-def test_a_reset_of_a_whole_topic_leaves_out_what_goes_meanwhile() -> None:
+def test_a_reset_of_a_topic_skips_partitions_that_are_dropped_meanwhile() -> None:
     class Dropping(MemoryLog):
         """The closing partitions are dropped when one of them is looked at."""
 
@@ -527,7 +525,7 @@ def test_a_reset_of_a_whole_topic_leaves_out_what_goes_meanwhile() -> None:
         asyncio.run(resolved([1]))
 
 
-def test_a_topic_is_not_deleted_under_its_subscribers_unless_by_force_and_they_live_on() -> None:
+def test_a_topic_with_subscribers_is_deleted_only_by_force_and_they_survive_it() -> None:
     async def story(yard: Yard) -> None:
         await yard.topic(partitions=2)
         handled = Handled()
@@ -547,7 +545,7 @@ def test_a_topic_is_not_deleted_under_its_subscribers_unless_by_force_and_they_l
     tell(story)
 
 
-def test_a_topic_is_in_use_by_those_who_named_one_that_moved_there() -> None:
+def test_a_topic_is_in_use_by_subscribers_of_a_topic_that_moved_there() -> None:
     async def story(yard: Yard) -> None:
         for name in ("orders", "orders-2", "orders-3", "other"):
             await yard.topic(name, partitions=1)
@@ -566,7 +564,7 @@ def test_a_topic_is_in_use_by_those_who_named_one_that_moved_there() -> None:
 @pytest.mark.parametrize(
     ("trusted", "who"), [((), "127.0.0.1"), (("10.0.0.9",), "127.0.0.1"), (("10.0.0.9", "127.0.0.1"), "10.0.0.7")]
 )
-def test_only_trusted_proxies_say_where_a_caller_is(trusted: tuple[str, ...], who: str) -> None:
+def test_only_trusted_proxies_can_set_the_address_of_a_caller(trusted: tuple[str, ...], who: str) -> None:
     async def story() -> None:
         async with MemoryLog() as log:
             with MemoryRegistry() as registry:
@@ -645,13 +643,13 @@ def test_a_group_shows_the_seeds_table_and_its_members() -> None:
             async for batch in consumer:
                 await batch.commit()
                 break
-            told = await yard.get("/v1/groups/billing")
-            (row,) = [r for r in told["partitions"] if (r["topic"], r["partition"]) == ("orders", 0)]
+            response = await yard.get("/v1/groups/billing")
+            (row,) = [r for r in response["partitions"] if (r["topic"], r["partition"]) == ("orders", 0)]
             shown = {name: row[name] for name in ("group", "owner", "next_owner", "committed", "end", "lag")}
             expected = {"group": "billing", "owner": "m1", "next_owner": None, "committed": 1, "end": 3, "lag": 2}
             assert shown == expected
             assert row["epoch"] > 0
-            (member,) = told["members"]
+            (member,) = response["members"]
             assert (member["member"], member["standby"], member["session_timeout"]) == ("m1", False, 2.0)
             assert member["topics"] == ["billing.orders.retry", "orders"]
             (listed,) = [g for g in await yard.get("/v1/groups") if g["group"] == "billing"]
@@ -665,21 +663,21 @@ def test_a_group_shows_the_seeds_table_and_its_members() -> None:
     tell(story)
 
 
-def test_whoever_waits_for_a_change_in_a_group_hears_of_it_at_once() -> None:
+def test_a_long_poll_for_changes_of_a_group_returns_at_once_when_it_changes() -> None:
     async def story(yard: Yard) -> None:
         await yard.topic(partitions=1)
         async with yard.consumer("m1"):
             await yard.until_shared(1)
             seen, before = "", None
             while seen != before:  # until the first member's share is settled
-                before, told = seen, await yard.get("/v1/groups/billing/changes", seen=seen, wait_seconds=0.5)
-                seen = told["version"]
+                before, response = seen, await yard.get("/v1/groups/billing/changes", seen=seen, wait_seconds=0.5)
+                seen = response["version"]
             waiting = asyncio.create_task(yard.get("/v1/groups/billing/changes", seen=seen, wait_seconds=15))
             await asyncio.sleep(0.1)
             assert not waiting.done()
             async with yard.consumer("m2"):
-                told = await asyncio.wait_for(waiting, 5)
-                assert told["version"] != seen
+                response = await asyncio.wait_for(waiting, 5)
+                assert response["version"] != seen
 
     tell(story)
 
@@ -688,7 +686,7 @@ def test_whoever_waits_for_a_change_in_a_group_hears_of_it_at_once() -> None:
 
 
 @pytest.mark.parametrize("engine", ["memory", "sqlite"])
-def test_records_can_be_looked_at_and_searched_without_being_a_member(engine: str, tmp_path: Path) -> None:
+def test_records_can_be_inspected_and_searched_without_being_a_member(engine: str, tmp_path: Path) -> None:
     async def story(yard: Yard) -> None:
         await yard.topic(partitions=2)
         records = [
@@ -705,14 +703,14 @@ def test_records_can_be_looked_at_and_searched_without_being_a_member(engine: st
             {"value": "three", "id": "r3", "key_base64": "/g==", "timestamp": 30},
         ]
         await yard.do("POST", RECORDS, {"records": records}, partition=1)
-        told = await yard.get(RECORDS, partition=1)
+        response = await yard.get(RECORDS, partition=1)
         shown = [
             {name: value for name, value in record.items() if name not in ("partition", "offset")}
-            for record in told["records"]
+            for record in response["records"]
         ]
         assert shown == records
-        assert [(r["partition"], r["offset"]) for r in told["records"]] == [("orders/1", i) for i in range(3)]
-        assert (told["first"], told["end"]) == (0, 3)
+        assert [(r["partition"], r["offset"]) for r in response["records"]] == [("orders/1", i) for i in range(3)]
+        assert (response["first"], response["end"]) == (0, 3)
         assert [r["id"] for r in (await yard.get(RECORDS, partition=1, limit=2))["records"]] == ["r2", "r3"]
         assert [r["id"] for r in (await yard.get(RECORDS, partition=1, offset=1, limit=1))["records"]] == ["r2"]
         assert (await yard.get(RECORDS, partition=0))["records"] == []
@@ -732,15 +730,15 @@ def test_records_can_be_looked_at_and_searched_without_being_a_member(engine: st
     tell(story, tmp_path if engine == "sqlite" else None)
 
 
-def test_the_description_of_the_api_is_whole() -> None:
+def test_the_description_of_the_api_is_complete() -> None:
     async def story(yard: Yard) -> None:
-        told = await yard.get("/openapi.json")
-        text = msgspec.json.encode(told).decode()
+        response = await yard.get("/openapi.json")
+        text = msgspec.json.encode(response).decode()
         refs = set(re.findall(r'"\$ref":"#/components/schemas/([^"]+)"', text))
         assert refs
-        assert refs <= set(told["components"]["schemas"])
+        assert refs <= set(response["components"]["schemas"])
         assert len(re.findall(r'"\$ref"', text)) == len(re.findall(r'"\$ref":"#/components/schemas/', text))
-        paths = told["paths"]
+        paths = response["paths"]
         for path, calls in paths.items():
             for method, call in calls.items():
                 assert call["description"], f"{method} {path}"
@@ -755,7 +753,7 @@ def test_the_description_of_the_api_is_whole() -> None:
     tell(story)
 
 
-def test_a_broker_that_stops_answers_those_who_wait_at_once() -> None:
+def test_a_broker_that_stops_answers_waiting_reads_at_once() -> None:
     async def story(yard: Yard) -> None:
         await yard.topic(partitions=1)
         async with yard.consumer("m1") as consumer:
@@ -767,9 +765,9 @@ def test_a_broker_that_stops_answers_those_who_wait_at_once() -> None:
             assert not waiting.done()
             began = asyncio.get_running_loop().time()
             yard.stop(0)
-            told = await waiting
-            assert told.status == 200
-            assert told.json["records"] == []
+            response = await waiting
+            assert response.status == 200
+            assert response.json["records"] == []
             assert asyncio.get_running_loop().time() - began < 4
 
     tell(story)
@@ -782,8 +780,8 @@ def test_a_reader_in_json_gets_what_an_owner_reads() -> None:
         async with running(yard.consumer("m1"), lambda _: None):
             await yard.until_done()
             owner = (await yard.rows())[0]["epoch"]
-            told = await yard.get("/v1/groups/billing/partitions/orders/0/records", offset=0, owner=owner)
-            (record,) = told["records"]
+            response = await yard.get("/v1/groups/billing/partitions/orders/0/records", offset=0, owner=owner)
+            (record,) = response["records"]
             assert record == {
                 "id": "a",
                 "key_base64": "/w==",

@@ -226,13 +226,13 @@ def test_brokers_behind_nginx_are_killed_under_load_and_nothing_is_lost(nginx: s
         (["a:1"], "7480 ssl", "listen is '7480 ssl'"),
     ],
 )
-def test_what_is_no_address_is_refused(brokers: list[str], listen: str, says: str) -> None:
+def test_an_invalid_address_is_refused(brokers: list[str], listen: str, says: str) -> None:
     with pytest.raises(InvalidValue) as error:
         nginx_config(brokers, listen)
     assert says in str(error.value)
 
 
-def test_nginx_listens_where_it_is_told_to() -> None:
+def test_nginx_listens_on_the_given_host_and_port() -> None:
     config = nginx_config(["[::1]:7400", "b.example.org:7401"], "[::]:7480")
     assert "listen [::]:7480;" in config
     assert "server [::1]:7400 " in config

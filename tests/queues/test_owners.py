@@ -21,7 +21,7 @@ from tests.queues.setup import Handled, Yard, running, tell
 P0 = Partition("orders", 0)
 
 
-def test_a_stranger_is_refused_and_the_owner_goes_on() -> None:
+def test_a_member_that_owns_nothing_is_refused_and_the_owner_continues() -> None:
     async def story(yard: Yard) -> None:
         await yard.topic(partitions=1)
         await yard.publish("a")
@@ -33,7 +33,7 @@ def test_a_stranger_is_refused_and_the_owner_goes_on() -> None:
             owned = "/v1/groups/billing/partitions/orders/0"
             failure = {"partition": "orders/0", "epoch": high, "offset": 0, "reason": "no"}
             before = await yard.count()
-            for group, told in (
+            for group, response in (
                 ("billing", await yard.ask("POST", f"{owned}/fence", {"epoch": high})),
                 ("nobody", await yard.ask("POST", "/v1/groups/nobody/partitions/nosuch/7/fence", {"epoch": 1})),
                 ("billing", await yard.ask("GET", f"{owned}/records", offset=0, owner=high)),
@@ -46,7 +46,7 @@ def test_a_stranger_is_refused_and_the_owner_goes_on() -> None:
                     ),
                 ),
             ):
-                assert (told.status, told.code) == (409, "fenced"), (group, told.body)
+                assert (response.status, response.code) == (409, "fenced"), (group, response.body)
             assert await yard.count() == before
             await yard.publish("b")
             await yard.until(lambda: handled.values == ["a", "b"])
@@ -63,23 +63,25 @@ def test_an_owner_cannot_delay_what_it_publishes_as_the_owner() -> None:
             epoch = (await yard.rows())[0]["epoch"]
             records = {"records": [{"value": "now"}, {"value": "later", "delay": 60}]}
             before = await yard.count()
-            told = await yard.ask("POST", "/v1/topics/orders/records", records, fence="billing/orders/0", owner=epoch)
-            assert (told.status, told.code) == (400, "invalid_value")
+            response = await yard.ask(
+                "POST", "/v1/topics/orders/records", records, fence="billing/orders/0", owner=epoch
+            )
+            assert (response.status, response.code) == (400, "invalid_value")
             assert await yard.count() == before
 
     tell(story)
 
 
-def test_a_commit_with_an_epoch_that_never_was_is_refused_and_the_owner_goes_on() -> None:
+def test_a_commit_with_an_unknown_epoch_is_refused_and_the_owner_continues() -> None:
     async def story(yard: Yard) -> None:
         await yard.topic(partitions=1)
         handled = Handled()
         async with handled.at_work(yard.consumer("m1")) as consumer:
             await yard.until_shared(1)
-            seat, epoch = consumer.member.identity, (await yard.rows())[0]["epoch"]
-            asked = {"epoch": seat.epoch, "positions": {"orders/0": [epoch, 2**61, 10**12]}}
-            told = await yard.ask("POST", "/v1/groups/billing/members/m1/commit", asked)
-            assert (told.status, told.code) == (409, "wrong_epoch")
+            member, epoch = consumer.member.identity, (await yard.rows())[0]["epoch"]
+            request = {"epoch": member.epoch, "positions": {"orders/0": [epoch, 2**61, 10**12]}}
+            response = await yard.ask("POST", "/v1/groups/billing/members/m1/commit", request)
+            assert (response.status, response.code) == (409, "wrong_epoch")
             await yard.publish("a")
             await yard.until_done()
             assert handled.values == ["a"]
@@ -87,7 +89,7 @@ def test_a_commit_with_an_epoch_that_never_was_is_refused_and_the_owner_goes_on(
     tell(story)
 
 
-def test_what_fails_for_a_member_with_partitions_of_its_own_is_dead_at_once_since_nobody_would_retry_it() -> None:
+def test_a_failure_of_a_member_with_manual_partitions_is_a_dead_letter_at_once_since_no_member_reads_retries() -> None:
     async def story(yard: Yard) -> None:
         await yard.topic(partitions=2)
         await yard.publish("a", partition=0)
@@ -110,8 +112,8 @@ def test_dead_letters_of_a_broadcast_group_stay_where_they_are() -> None:
     async def story(yard: Yard) -> None:
         await yard.topic(partitions=1)
         await yard.set(broadcast=True)
-        told = await yard.ask("POST", "/v1/groups/billing/dead/redrive", {"topic": "orders"})
-        assert (told.status, told.code) == (400, "invalid_call")
+        response = await yard.ask("POST", "/v1/groups/billing/dead/redrive", {"topic": "orders"})
+        assert (response.status, response.code) == (400, "invalid_call")
 
     tell(story)
 
@@ -122,8 +124,8 @@ def test_an_arrow_body_with_odd_columns_and_a_stamp_is_refused() -> None:
         rows = from_records([Record("a", None, b"x")], 1)
         twice = rows.append_column("key", rows["key"])
         body = encode_arrow(twice)
-        told = await yard.ask("POST", "/v1/topics/orders/records", body=body, media=ARROW, producer="p", sequence=1)
-        assert (told.status, told.code) == (400, "invalid_value")
+        response = await yard.ask("POST", "/v1/topics/orders/records", body=body, media=ARROW, producer="p", sequence=1)
+        assert (response.status, response.code) == (400, "invalid_value")
 
     tell(story)
 
@@ -136,7 +138,7 @@ def place(key: bytes, partitions: int) -> int:
 
 
 @pytest.mark.parametrize("again", [False, True])
-def test_a_stamped_batch_that_is_dealt_anew_in_the_middle_loses_nothing(again: bool) -> None:
+def test_a_stamped_batch_that_is_redistributed_in_the_middle_loses_nothing(again: bool) -> None:
     """The part that was stored goes, under the new number of partitions, where another one is stored by then."""
 
     async def story() -> None:
@@ -167,7 +169,7 @@ def test_a_stamped_batch_that_is_dealt_anew_in_the_middle_loses_nothing(again: b
     asyncio.run(story())
 
 
-def test_single_records_refused_at_once_find_their_way() -> None:
+def test_single_records_are_stored_although_the_first_append_is_refused() -> None:
     async def story() -> None:
         async with MemoryLog() as log:
             await log.create_topic("orders", 4)

@@ -44,7 +44,7 @@ def same(left: Batch, right: Batch) -> bool:
     )
 
 
-def test_a_batch_is_the_same_behind_the_wire_also_filtered_and_empty() -> None:
+def test_a_batch_is_the_same_after_encoding_and_decoding_also_filtered_and_empty() -> None:
     whole = batch(RECORDS)
     for one in (whole, only_tagged(whole, ["blue"]), only_tagged(whole, ["none"]), whole.emptied()):
         assert same(decode_batch(P, encode_batch(one, ARROW)), one)
@@ -81,14 +81,14 @@ def test_records_are_the_same_in_all_media() -> None:
     assert len({p.record.id for p in many}) == 2, "those without an id are given one"
 
 
-def test_a_record_for_people_is_text_where_it_is_text() -> None:
+def test_a_record_in_json_is_text_where_it_is_utf8() -> None:
     shown = json_record(Record("a", b"\xff", b"text", (("trace", b"t"), ("x", b"\xff")), 5), P, 9)
     assert (shown.value, shown.value_base64, shown.key, shown.key_base64) == ("text", None, None, "/w==")
     assert (shown.trace, shown.partition, shown.offset) == ("t", "orders/3", 9)
     assert (shown.headers, shown.headers_base64) == ({}, {"x": "/w=="})
 
 
-def test_a_record_for_people_can_be_published_as_it_is_also_with_headers_that_are_no_text() -> None:
+def test_a_record_in_json_can_be_published_as_it_is_also_with_binary_headers() -> None:
     record = Record("a", None, b"v", (("tag", b"red"), ("y", b""), ("x", b"\xff"), ("trace", b"\xfe")), 5)
     shown = msgspec.to_builtins(json_record(record, P, 9))
     (posted,) = decode_records(msgspec.json.encode(shown), JSON, 0)
@@ -131,7 +131,7 @@ def test_an_arrow_body_with_dictionaries_is_refused() -> None:
         decode_records(bytes(sink.getvalue()), ARROW, 0)
 
 
-def test_a_damaged_arrow_body_is_refused_or_sound_and_never_breaks_anything() -> None:
+def test_a_damaged_arrow_body_is_refused_or_valid_and_never_crashes() -> None:
     """Bytes that anybody sends reach C++ here."""
     command = [sys.executable, "-m", "tests.wire.damage", "5", "4000"]
     told = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
@@ -161,12 +161,12 @@ def odd_bodies() -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("name", odd_bodies())
-def test_columns_of_odd_types_are_refused_before_anything_is_done_with_them(name: str) -> None:
+def test_columns_of_unexpected_types_are_refused_before_they_are_used(name: str) -> None:
     with pytest.raises(InvalidValue):
         check_batch(cast(pa.RecordBatch, decode_records(odd_bodies()[name], ARROW, 0)), Limits(), 1)
 
 
-def test_errors_are_the_same_behind_the_wire() -> None:
+def test_errors_are_the_same_after_encoding_and_decoding() -> None:
     for error in (
         PartitionOutOfRange(P, 2),
         InvalidValue("delay", -1, "seconds"),
@@ -198,7 +198,7 @@ def test_a_partitions_name_has_a_topic_and_an_index(text: str) -> None:
     assert parse_partition("orders/3") == P
 
 
-def test_what_can_not_be_read_is_said_where_it_is_wrong() -> None:
+def test_the_error_of_a_malformed_body_says_where_it_is_wrong() -> None:
     with pytest.raises(Malformed, match=r"`records\[1\]\.value"):
         decode_records(b'{"records": [{"value": "x"}, {"value": 1}]}', JSON, 0)
     with pytest.raises(Malformed):

@@ -17,13 +17,13 @@ KINDS = [kind for kind in vars(requests).values() if isinstance(kind, type) and 
 
 
 @pytest.mark.parametrize("kind", [*KINDS, GroupSettings, TopicSettings])
-def test_there_are_words_for_all_that_can_be_asked_for_and_set(kind: type[Struct]) -> None:
+def test_every_field_of_requests_and_settings_can_be_described(kind: type[Struct]) -> None:
     for field in structs.fields(kind):
         assert "`" not in in_words(field.type)
 
 
 @pytest.mark.parametrize(
-    ("kind", "told", "says"),
+    ("kind", "value", "says"),
     [
         (requests.NewTopic, {"name": "a", "partitions": "4"}, "partitions is '4': expected an integer"),
         (requests.NewTopic, {"name": "a"}, "partitions is None: expected an integer"),
@@ -51,13 +51,13 @@ def test_there_are_words_for_all_that_can_be_asked_for_and_set(kind: type[Struct
         (dict[str, Any], [1], "body is [1]: expected an object of names, each with any value"),
     ],
 )
-def test_a_refusal_names_what_is_wrong(kind: Any, told: object, says: str) -> None:
+def test_a_validation_error_names_what_is_wrong_and_what_was_expected(kind: Any, value: object, says: str) -> None:
     with pytest.raises(Malformed):  # it is wrong
-        decode(json.encode(told), kind)
-    assert str(validation_error(kind, told)) == says
+        decode(json.encode(value), kind)
+    assert str(validation_error(kind, value)) == says
 
 
-def test_what_is_long_is_told_in_part() -> None:
+def test_long_values_are_shortened_in_errors() -> None:
     assert len(str(validation_error(requests.Resize, {"partitions": "x" * 10_000_000}))) < 300
     assert len(str(validation_error(requests.Resize, {"x" * 10_000_000: 1}))) < 300
     assert len(str(validation_error(requests.Resize, ["x"] * 100_000))) < 300
@@ -85,11 +85,11 @@ def test_what_is_long_is_told_in_part() -> None:
         ("GET", "/v1/groups/billing/partitions/orders/0/records?offset=1", None, "owner is None: expected an integer"),
     ],
 )
-def test_a_wrong_body_or_query_is_answered_in_words(method: str, path: str, body: bytes | None, says: str) -> None:
+def test_an_invalid_body_or_query_gets_a_plain_message(method: str, path: str, body: bytes | None, says: str) -> None:
     async def story(yard: Yard) -> None:
         await yard.topic(partitions=2)
-        told = await yard.ask(method, path, body=body)
-        assert told.status == 400
-        assert told.json["error"]["message"].startswith(says)
+        response = await yard.ask(method, path, body=body)
+        assert response.status == 400
+        assert response.json["error"]["message"].startswith(says)
 
     tell(story)

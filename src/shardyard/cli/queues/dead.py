@@ -9,6 +9,7 @@ from shardyard.cli.output import print_json, print_list, print_table
 from shardyard.cli.queues.options import Brokers, Group, Topic, check_name, format_time
 from shardyard.cli.queues.session import request
 from shardyard.model import InvalidCall, InvalidValue
+from shardyard.wire.requests import Redrive
 
 app = typer.Typer(
     name="dead",
@@ -92,7 +93,7 @@ def redrive(
     """
     if bool(record_ids) == every:
         raise InvalidCall("expected either ids of dead letters, or --all")
-    body = {"topic": topic, "ids": None if every else record_ids}
+    body = Redrive(topic, None if every else record_ids)
     response = request(brokers, "POST", f"/v1/groups/{check_name(group)}/dead/redrive", body)
     if json:
         print_json(response)

@@ -13,6 +13,7 @@ from shardyard.cli.queues.options import INTERNAL_PREFIX, Brokers, Settings, Top
 from shardyard.cli.queues.session import request
 from shardyard.cli.queues.settings import format_setting, parse_settings, settings_help
 from shardyard.model import InvalidValue, TopicInUse, whole_number
+from shardyard.wire.requests import NewTopic, Resize, TopicChanges
 
 app = typer.Typer(name="topics", help="Create, show, resize, configure and delete topics.", no_args_is_help=True)
 
@@ -73,14 +74,7 @@ def create(
     for name, value in (("--retention-ms", retention_ms), ("--retention-bytes", retention_bytes)):
         if value is not None:
             whole_number(name, value, at_least=1)
-    body = {
-        "name": topic,
-        "partitions": partitions,
-        "partitioner": partitioner,
-        "hash": hash_name,
-        "retention_ms": retention_ms,
-        "retention_bytes": retention_bytes,
-    }
+    body = NewTopic(topic, partitions, partitioner, hash_name, retention_ms, retention_bytes)
     _print(request(brokers, "POST", "/v1/topics", body), json=json)
 
 
@@ -109,7 +103,7 @@ def expand(topic: Topic, partitions: NewPartitions, brokers: Brokers = None, jso
 
       shardyard topics expand orders --partitions 24
     """
-    _print(request(brokers, "POST", f"{_path(topic)}/expand", {"partitions": partitions}), json=json)
+    _print(request(brokers, "POST", f"{_path(topic)}/expand", Resize(partitions)), json=json)
 
 
 @app.command("contract")
@@ -123,7 +117,7 @@ def contract(topic: Topic, partitions: NewPartitions, brokers: Brokers = None, j
 
       shardyard topics contract orders --partitions 6
     """
-    contracted = request(brokers, "POST", f"{_path(topic)}/contract", {"partitions": partitions})
+    contracted = request(brokers, "POST", f"{_path(topic)}/contract", Resize(partitions))
     _print(contracted, json=json)
     for row in _draining_rows(contracted):
         print_message(f"{row['partition']} will be deleted {row['deleted']}")
@@ -131,8 +125,6 @@ def contract(topic: Topic, partitions: NewPartitions, brokers: Brokers = None, j
 
 class _Set(Command):
     def sections(self) -> Mapping[str, Rows]:
-        from shardyard.wire.requests import TopicChanges  # noqa: PLC0415 slow to import
-
         return {"Settings": settings_help(TopicChanges)}
 
 
@@ -151,8 +143,6 @@ def set_topic(topic: Topic, settings: Settings, brokers: Brokers = None, json: J
 
       shardyard topics set orders token=none
     """
-    from shardyard.wire.requests import TopicChanges  # noqa: PLC0415 slow to import
-
     changes = parse_settings(TopicChanges, settings)
     if changes.get("token") == "-":
         changes["token"] = sys.stdin.readline().strip()
