@@ -5,12 +5,13 @@ import contextlib
 import re
 import uuid
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from msgspec import structs
 
-from shardyard.groups import GroupConfig, configure, protocol
+from shardyard.groups import configure, protocol
 from shardyard.groups.broadcast import member_group, parent_group
 from shardyard.groups.coordinator import JoinRequest, MemberIdentity
 from shardyard.groups.protocol import Grant
@@ -30,8 +31,8 @@ from shardyard.model.limits import Limits, check_topic_name
 from shardyard.queues.broker import SETTINGS_SECONDS, Broker
 from shardyard.queues.failures import Failure
 from shardyard.queues.filtering import only_tagged, without_header
-from shardyard.queues.retry_topics import ensure_retry_topics, original, with_retry_topics
-from shardyard.queues.settings import sharing
+from shardyard.queues.retry_topics import ensure_retry_topics, original_topic, with_retry_topics
+from shardyard.queues.settings import initial_config
 from shardyard.registry import Transaction
 from shardyard.registry.change_signal import ChangeSignal
 from shardyard.server.http import Authorised, Index, answer, authorised, queried, takes, told, wants_arrow
@@ -66,8 +67,10 @@ async def join(group: str, request: Request, broker: Authorised) -> Response:
         topics = [check_topic_name(topic, Limits()) for topic in with_retry_topics(group, topics)]
     seat_group = group if not settings.broadcast else member_group(group, name)
     asks_for = JoinRequest(seat_group, name, topics, asked.weight, asked.static, named, asked.session_timeout)
+    is_new = await broker.node.transactions.read(lambda tx: tx.group(seat_group) is None)
     seat = await broker.node.coordinator.join(asks_for, asked.since)
-    await broker.node.transactions.run(lambda tx: _configured(tx, seat_group, settings))
+    if is_new:
+        await broker.node.transactions.run(lambda tx: _configure(tx, seat_group, settings))
     if shares:
         await ensure_retry_topics(broker.log, group, asked.topics)
     heard = _for_members(settings)
@@ -89,12 +92,12 @@ async def _check_there(broker: Broker, topics: list[str], named: Iterable[Partit
             raise PartitionOutOfRange(partition, counts[partition.topic])
 
 
-def _configured(tx: Transaction, group: str, settings: GroupSettings) -> None:
-    """A new group begins as its settings say."""
-    shared = sharing(settings)
+def _configure(tx: Transaction, group: str, settings: GroupSettings) -> None:
+    """Configure a new group, unless that was done since."""
     row = tx.group(group)
-    if row is not None and any(getattr(row, name) != value for name, value in shared.items()):
-        configure(tx, group, GroupConfig(**shared), who=None)  # who set it was audited then
+    config = replace(initial_config(settings), broadcast=False)  # of a broadcast group, it is the member's own group
+    if row is not None and protocol.config_of(row) == protocol.DEFAULT_CONFIG != config:
+        configure(tx, group, config, who=None)  # the change of a setting was audited before
 
 
 def _for_members(settings: GroupSettings) -> GroupSettings:
@@ -287,7 +290,7 @@ class _Reading:
 
     def _handed_out(self, batch: Batch) -> Batch:
         """Without the time of publishing that a record which is tried again bears: it is kept for when it dies."""
-        is_retry = original(self._group, batch.partition.topic) != batch.partition.topic
+        is_retry = original_topic(self._group, batch.partition.topic) != batch.partition.topic
         return without_header(batch, PUBLISHED) if is_retry else batch
 
     async def _read(self, offset: int, wait: float, most: int) -> Batch:
