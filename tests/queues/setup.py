@@ -153,9 +153,9 @@ class Cluster:
 
         async def shared() -> bool:
             rows = (await self.rows(group, topic)).values()
-            held = Counter(row["owner"] for row in rows)
+            owned = Counter(row["owner"] for row in rows)
             still = all(row["next_owner"] is None for row in rows)
-            return still and sorted(held.values()) == sorted(sizes) and None not in held
+            return still and sorted(owned.values()) == sorted(sizes) and None not in owned
 
         await self.until(shared)
         return await self.owners(group, topic)

@@ -9,6 +9,7 @@ import pytest
 from shardyard.cli.queues import groups as group_commands
 from shardyard.cli.queues import topics as topic_commands
 from shardyard.client import Consumer, Message
+from shardyard.log import Log
 from shardyard.log.memory import MemoryLog
 from shardyard.model import Partition, Record, Span, TopicKind
 from shardyard.queues.cascade_delete import Companions, KeptTopic, companions_of_group
@@ -46,6 +47,10 @@ async def visit(cluster: Cluster, group: str) -> None:
 
 async def exist(cluster: Cluster, *names: str) -> bool:
     return set(names) <= {topic.name for topic in await cluster.log.topics()}
+
+
+async def trim_all(log: Log, partition: Partition) -> None:
+    await log.trim(partition, (await log.span(partition)).end)
 
 
 async def names(cluster: Cluster) -> set[str]:
@@ -113,7 +118,7 @@ def test_trimmed_dead_letter_topics_of_a_broadcast_group_are_deleted() -> None:
             await cluster.publish("a")
             await cluster.until(lambda: exist(cluster, DEAD))
             await cluster.until(lambda: cluster.get("/v1/groups/billing/dead", topic="orders"))
-        await cluster.log.trim(Partition(DEAD, 0), 1)
+        await trim_all(cluster.log, Partition(DEAD, 0))
         assert await delete(cluster, "groups/billing") == ([DEAD], [])
 
     run(scenario)
@@ -128,7 +133,7 @@ def test_topics_that_a_user_created_or_that_have_another_name_are_kept(path: str
             await cluster.topic(name, partitions=1)
         await cluster.publish("mine", topic="the.orders.dead")
         await cluster.publish("mine", topic="billing.walking.dead")
-        await cluster.log.trim(Partition("the.orders.dead", 0), 1)
+        await trim_all(cluster.log, Partition("the.orders.dead", 0))
         other = {"a.b.orders.retry", "billing-2.orders-2.retry", "billingx.ordersx.retry"}
         for name in other:
             await cluster.log.create_topic(name, 1, kind=TopicKind.RETRY)
@@ -158,7 +163,7 @@ def test_a_dead_letter_topic_with_subscribers_is_deleted_only_by_force_together_
     async def scenario(cluster: Cluster) -> None:
         await cluster.topic(partitions=1)
         await fail(cluster, "a")
-        await cluster.log.trim(Partition(DEAD, 0), 1)
+        await trim_all(cluster.log, Partition(DEAD, 0))
         nested = f"repair.{DEAD}.retry"
         async with Consumer(cluster.urls, "repair", [DEAD]):
             await cluster.until(lambda: exist(cluster, nested))
@@ -297,7 +302,7 @@ def test_partitions_that_are_dropped_meanwhile_do_no_harm() -> None:
                 await log.create_topic(name, 2, kind=kind)
                 await log.append(Partition(name, 0), [Record.new(b"")])
                 await log.contract_topic(name, 1)
-            await log.trim(Partition(DEAD, 0), 1)
+            await trim_all(log, Partition(DEAD, 0))
             companions = await companions_of_group(log, TopicReaders({}, {}, frozenset()), "billing", force=False)
             assert companions == Companions((DEAD,), (KeptTopic(RETRY, 1, WAITING),))
 

@@ -336,8 +336,8 @@ def test_schedulers_share_the_rungs_and_take_over_when_one_ends(run: Callable[[S
             await env.delays.put(TOPIC, records(*dues), list(dues.values()))
             async with env.scheduler():
                 rows = await status(env.log, env.registry, GROUP)
-                held = [row.owner for row in rows]
-                assert sorted(held.count(owner) for owner in set(held)) == [3, 3]
+                owners = [row.owner for row in rows]
+                assert sorted(owners.count(owner) for owner in set(owners)) == [3, 3]
                 await env.delivered(20)
             found = await env.delivered(len(dues))
         assert {record.id for record in found} == set(dues)

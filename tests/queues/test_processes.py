@@ -308,7 +308,7 @@ def check_order(handled: Iterable[Event]) -> None:
     offsets: defaultdict[tuple[str, str, int, str], list[int]] = defaultdict(list)
     for event in handled:
         offsets[event.member, event.partition, event.epoch, event.key].append(event.offset)
-    assert {who: found for who, found in offsets.items() if found != sorted(set(found))} == {}
+    assert {owner: found for owner, found in offsets.items() if found != sorted(set(found))} == {}
 
 
 Start = Callable[..., ConsumerProcess]
@@ -338,9 +338,7 @@ def test_two_consumers_then_three_then_two_share_six_partitions(cluster: Cluster
         handled = handled_by(*working)
         check_all_handled(handled, load.acknowledged)
         check_order(handled)
-        assert max(Counter(event.id for event in handled).values()) == 1, (
-            "a leaving consumer commits what it handled"
-        )
+        assert max(Counter(event.id for event in handled).values()) == 1, "a leaving consumer commits what it handled"
 
     run(cluster, scenario)
 
@@ -370,9 +368,7 @@ def test_others_take_over_from_a_consumer_killed_in_the_middle_of_a_batch_and_no
             victim.signal(signal.SIGKILL)
         killed_at = time.monotonic_ns()
         for group, (victim, *others) in working.items():
-            assert len({event.id for event in victim.events("handled")}) < 200, (
-                "it was killed outside of a batch"
-            )
+            assert len({event.id for event in victim.events("handled")}) < 200, "it was killed outside of a batch"
             await shared_by(brokers, group, "killed", {other.name: 3 for other in others}, seconds=SESSION_SECONDS + 5)
             await done(brokers, group, "killed", *others)
             handled = handled_by(victim, *others)
@@ -384,9 +380,7 @@ def test_others_take_over_from_a_consumer_killed_in_the_middle_of_a_batch_and_no
             for first, *again in by_id.values():
                 assert len(again) <= 1
                 assert not again or (first.member == victim.name != again[0].member and again[0].at > killed_at)
-        assert check_ownerships(handled_by(*working["killed-batches"])) > 0, (
-            "it was killed outside of a batch"
-        )
+        assert check_ownerships(handled_by(*working["killed-batches"])) > 0, "it was killed outside of a batch"
 
     run(cluster, scenario)
 

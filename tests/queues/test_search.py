@@ -213,14 +213,14 @@ def test_a_topic_that_is_recreated_meanwhile_is_not_mixed_with_the_old_one(
         await log.append(P0, [Record("old", b"k", b"")])
         span = log.span
 
-        async def anew(partition: Partition) -> Any:
+        async def recreating(partition: Partition) -> Any:
             before = await span(partition)
             await log.delete_topic(TOPIC)
             await log.create_topic(TOPIC, 3)
             await log.append(P0, [Record("new", b"k", b"")])
             return before
 
-        monkeypatch.setattr(log, "span", anew)
+        monkeypatch.setattr(log, "span", recreating)
         with pytest.raises(WrongEpoch):
             await search(log, TOPIC, key=b"k")
 

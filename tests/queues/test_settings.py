@@ -28,6 +28,7 @@ from shardyard.wire.headers import PUBLISHED
 from shardyard.wire.settings import GroupSettings
 from tests.queues.engines import BROKERS
 from tests.queues.setup import Cluster, Handled, run, running
+from tests.queues.stored import offsets
 
 RECORDS = "/v1/topics/orders/records"
 
@@ -239,7 +240,7 @@ def test_only_records_with_the_tags_of_the_group_are_delivered_and_commits_skip_
         async with handled.at_work(cluster.consumer("m1")):
             await cluster.until_done()
             assert handled.values == ["1red", "4blue"]
-            assert (await cluster.rows())[0]["committed"] == 7
+            assert (await cluster.rows())[0]["committed"] == (await cluster.log.span(Partition("orders", 0))).end
             await cluster.do("POST", RECORDS, {"value": "alone", "tag": "green"})
             await cluster.until_done()
             await cluster.set(tags=[])
@@ -493,7 +494,8 @@ def test_a_reset_takes_effect_while_consumers_run() -> None:
                 return [value for value in handled.values if value != "end"]
 
             assert await again(to="earliest") == [f"{i}" for i in range(10)]
-            assert await again(to="offset", value=7, partitions=[0]) == ["7", "8", "9"]
+            seventh = (await offsets(cluster.log, Partition("orders", 0)))[7]
+            assert await again(to="offset", value=seventh, partitions=[0]) == ["7", "8", "9"]
             assert await again(to="time", value=1004) == [f"{i}" for i in range(4, 10)]
             assert await again(to="latest") == []
 

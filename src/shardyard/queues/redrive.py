@@ -35,7 +35,7 @@ async def redrive(
 
     They are durable on the retry topic before they are removed here: if the call is interrupted, or two run at once,
     some are delivered twice. Nothing is redriven on `InvalidValue`, if there is no dead letter with one of the ids, and
-    on `UnknownTopic`, if nobody could read them.
+    on `UnknownTopic`, if no group could read them.
     """
     if isinstance(ids, str):
         raise InvalidValue("ids", ids, "a list of ids, or None for all")

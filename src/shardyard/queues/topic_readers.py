@@ -53,7 +53,7 @@ def topic_readers(tx: Transaction) -> TopicReaders:
 
 
 def with_predecessors(name: str, topics: Iterable[Topic]) -> set[str]:
-    """The topic and all topics that have moved to it: who subscribes to one of these reads it."""
+    """The topic and all topics that have moved to it: a group that subscribes to one of these reads it."""
     found: set[str] = set()
     more = {name}
     while more:
