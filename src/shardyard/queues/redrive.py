@@ -56,7 +56,7 @@ async def _check_ids(log: Log, found: Topic | None, ids: frozenset[str], see: st
             missing -= {record.id async for _, record in records_backwards(log, partition)}
     if missing:
         few = sorted(missing)[:MAX_NAMED_IDS]
-        raise InvalidValue("ids", few, f"ids of dead letters; {len(missing)} of the given ids do not exist: see {see}")
+        raise InvalidValue("ids", few, f"ids of existing dead letters ({len(missing)} missing): see {see}")
 
 
 async def _ensure_retry_topic(log: Log, group: str, home: str, found: Topic) -> str:
