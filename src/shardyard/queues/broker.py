@@ -57,8 +57,8 @@ class Broker:
         holder = self.node.name
         for name, work in (
             ("delays", Scheduler(self.node).run),
-            ("alarms", Alarms(self.log, self.registry, holder=holder).run),
-            ("retiring", Janitor(self.log, self.registry, holder=holder).run),
+            ("alarms", Alarms(self.log, self.registry, self.node.transactions, holder=holder).run),
+            ("janitor", Janitor(self.log, self.node.transactions, holder=holder).run),
         ):
             self._stack.push_async_callback(_ended, asyncio.create_task(_kept_up(name, work), name=name))
         return self

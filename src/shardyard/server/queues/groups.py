@@ -8,10 +8,10 @@ from shardyard.groups import PartitionStatus, ResetTarget, reset, resolve_positi
 from shardyard.groups.broadcast import groups_of, is_member_group, parent_group
 from shardyard.model import GroupInUse, InvalidCall, Partition, Position, UnknownGroup
 from shardyard.queues import cascade_delete
-from shardyard.queues.dead_letters import dead, letters_topic
-from shardyard.queues.dead_letters import redrive as drive_again
-from shardyard.queues.settings import change_group, forget, group_scope, group_settings, is_joined
-from shardyard.queues.topic_readers import known
+from shardyard.queues.dead_letters import find_dead_topic, list_dead_letters
+from shardyard.queues.redrive import redrive as redrive_letters
+from shardyard.queues.settings import change_group, delete_settings, group_scope, group_settings, is_joined
+from shardyard.queues.topic_readers import topic_readers
 from shardyard.registry import MemberRow, Snapshot, Transaction
 from shardyard.server.http import Authorised, answer, caller, takes, told
 from shardyard.server.queues.members import check_group_name
@@ -118,12 +118,14 @@ async def delete_group(group: str, request: Request, broker: Authorised, force: 
     Its retry and dead-letter topics go with it. Those with records that wait to be tried again, or with dead letters,
     are kept, unless by force; asked again by force, they go.
     """
-    left = await cascade_delete.beside_group(broker.log, await broker.node.transactions.read(known), group, force=force)
+    left = await cascade_delete.companions_of_group(
+        broker.log, await broker.node.transactions.read(topic_readers), group, force=force
+    )
     who = caller(request)
-    await broker.node.transactions.run(lambda tx: _forget(tx, group, who, is_left=bool(left.going or left.kept)))
+    await broker.node.transactions.run(lambda tx: _forget(tx, group, who, is_left=bool(left.deleted or left.kept)))
     broker.forget_settings()
-    now = await broker.node.transactions.read(known)  # somebody may have joined at once
-    going = [topic for topic in left.going if not now.subscribing([topic])]
+    now = await broker.node.transactions.read(topic_readers)  # somebody may have joined at once
+    going = [topic for topic in left.deleted if not now.subscribed_groups([topic])]
     await delete_topics(broker, going, who, {"with": f"group {group}"})
     return answer({"group": group, "also_deleted": going, "kept": left.kept})
 
@@ -139,7 +141,7 @@ def _forget(tx: Transaction, group: str, who: str, *, is_left: bool) -> None:
         raise GroupInUse(group, member.name)
     for part in those:
         tx.delete_group(part)
-    forget(tx, group_scope(group))
+    delete_settings(tx, group_scope(group))
     tx.audit(who, "group deleted", group)
 
 
@@ -166,9 +168,9 @@ def _reset(tx: Transaction, group: str, positions: dict[Partition, Position], wh
 @router.get("/groups/{group}/dead")
 async def list_dead(group: str, topic: str, broker: Authorised, limit: Limit = 100) -> Response:
     """Dead letters of a topic, the newest first; also of a group or topic that is gone, as far as they were kept."""
-    if await letters_topic(broker.log, group, topic) is None and not await _parts(broker, group):
+    if await find_dead_topic(broker.log, group, topic) is None and not await _parts(broker, group):
         raise UnknownGroup(group)
-    found = await dead(broker.log, group, topic, limit=limit)
+    found = await list_dead_letters(broker.log, group, topic, limit=limit)
     return answer(
         [
             {
@@ -192,7 +194,7 @@ async def redrive(group: str, request: Request, broker: Authorised) -> Response:
         raise UnknownGroup(group)
     if (await broker.group_settings(group)).broadcast:
         raise InvalidCall(f"group {group!r} is a broadcast group: publish its dead letters anew for all of its members")
-    count = await drive_again(broker.log, group, asked.topic, ids=asked.ids)
+    count = await redrive_letters(broker.log, group, asked.topic, ids=asked.ids)
     who = caller(request)
     detail = {"topic": asked.topic, "records": count}
     await broker.node.transactions.run(lambda tx: tx.audit(who, "dead letters re-driven", group, detail))

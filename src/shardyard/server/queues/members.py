@@ -10,7 +10,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from msgspec import structs
 
-from shardyard.groups import GroupConfig, protocol
+from shardyard.groups import protocol
 from shardyard.groups.broadcast import parent_group
 from shardyard.groups.coordinator import JoinRequest, MemberIdentity
 from shardyard.groups.protocol import MemberAssignment
@@ -30,8 +30,8 @@ from shardyard.model.limits import Limits, check_topic_name
 from shardyard.queues.broker import SETTINGS_SECONDS, Broker
 from shardyard.queues.failures import Failure
 from shardyard.queues.filtering import only_tagged, without_header
-from shardyard.queues.retry_topics import ensure_retry_topics, original, with_retry_topics
-from shardyard.queues.settings import sharing
+from shardyard.queues.retry_topics import ensure_retry_topics, original_topic, with_retry_topics
+from shardyard.queues.settings import initial_config
 from shardyard.registry import Snapshot
 from shardyard.registry.change_signal import ChangeSignal
 from shardyard.server.http import Authorised, Index, answer, authorised, queried, takes, told, wants_arrow
@@ -77,7 +77,7 @@ async def join(group: str, request: Request, broker: Authorised) -> Response:
         asked.address,
         asked.metadata,
         asked.prepare_seconds,
-        GroupConfig(**sharing(settings), broadcast=settings.broadcast),
+        initial_config(settings),
     )
     seat = await broker.node.coordinator.join(joining, asked.since)
     heard = _for_members(settings)
@@ -298,7 +298,7 @@ class _Reading:
 
     def _handed_out(self, batch: Batch) -> Batch:
         """Without the time of publishing that a record which is tried again bears: it is kept for when it dies."""
-        is_retry = original(self._group, batch.partition.topic) != batch.partition.topic
+        is_retry = original_topic(self._group, batch.partition.topic) != batch.partition.topic
         return without_header(batch, PUBLISHED) if is_retry else batch
 
     async def _read(self, offset: int, wait: float, most: int) -> Batch:

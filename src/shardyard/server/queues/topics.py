@@ -10,9 +10,10 @@ from msgspec import UNSET, structs
 from shardyard.model import Partition, Retention, Topic, TopicInUse, UnknownTopic
 from shardyard.queues import cascade_delete
 from shardyard.queues.broker import Broker
-from shardyard.queues.draining import closing, spans
-from shardyard.queues.settings import change_topic, check_topic, forget, topic_scope
-from shardyard.queues.topic_readers import known, leading_to
+from shardyard.queues.draining import draining_partitions
+from shardyard.queues.partition_spans import spans
+from shardyard.queues.settings import change_topic, check_topic, delete_settings, topic_scope
+from shardyard.queues.topic_readers import topic_readers, with_predecessors
 from shardyard.registry import Transaction
 from shardyard.server.http import Authorised, Index, answer, caller, takes, told
 from shardyard.wire import requests
@@ -78,7 +79,8 @@ async def _resized(broker: Broker, topic: Topic) -> dict[str, Any]:
     """A topic as JSON, with its closing partitions."""
     if topic.open_partitions is None:
         return {**shown(topic), "closing": []}
-    return {**shown(topic), "closing": await closing(broker.log, await broker.node.transactions.read(known), topic)}
+    readers = await broker.node.transactions.read(topic_readers)
+    return {**shown(topic), "closing": await draining_partitions(broker.log, readers, topic)}
 
 
 @router.get("/{name}/partitions/{index}")
@@ -133,16 +135,16 @@ async def delete_topic(name: str, request: Request, broker: Authorised, force: b
     force.
     """
     topic = await broker.log.topic(name)
-    names = leading_to(name, await broker.log.topics())
-    readers = await broker.node.transactions.read(known)
-    if not force and (groups := readers.subscribing(names)):
+    names = with_predecessors(name, await broker.log.topics())
+    readers = await broker.node.transactions.read(topic_readers)
+    if not force and (groups := readers.subscribed_groups(names)):
         raise TopicInUse(name, groups)
-    left = await cascade_delete.beside_topic(broker.log, readers, topic, force=force)
+    left = await cascade_delete.companions_of_topic(broker.log, readers, topic, force=force)
     who = caller(request)
-    await delete_topics(broker, left.going, who, {"with": f"topic {name}"})  # first, so that it can be done again
+    await delete_topics(broker, left.deleted, who, {"with": f"topic {name}"})  # first, so that it can be done again
     await broker.log.delete_topic(name)
     await _deleted(broker, name, who, {"force": force})
-    return answer({"topic": name, "also_deleted": left.going, "kept": left.kept})
+    return answer({"topic": name, "also_deleted": left.deleted, "kept": left.kept})
 
 
 async def delete_topics(broker: Broker, names: Sequence[str], who: str, detail: object) -> None:
@@ -155,7 +157,7 @@ async def delete_topics(broker: Broker, names: Sequence[str], who: str, detail: 
 
 async def _deleted(broker: Broker, name: str, who: str, detail: object) -> None:
     def note(tx: Transaction) -> None:
-        forget(tx, topic_scope(name))
+        delete_settings(tx, topic_scope(name))
         tx.audit(who, "topic deleted", name, detail)
 
     await broker.node.transactions.run(note)
