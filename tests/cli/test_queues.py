@@ -376,7 +376,7 @@ def test_a_record_on_which_the_command_fails_is_retried_then_dead_then_redriven(
     assert row["published"].endswith("Z")
 
     assert shell.run("dead", "redrive", group, topic, "another") == (2, "")
-    assert "expected ids of dead letters that are there" in shell.err
+    assert "expected ids of existing dead letters" in shell.err
     assert shell.json("dead", "redrive", group, topic, record_id) == {"redriven": 1}
     assert [row["value"] for row in shell.lines("consume", group, topic, "--count", "1")] == ["bad"]
     assert shell.json("dead", "list", group, topic) == []
@@ -557,7 +557,7 @@ INVALID = [
     ("topics set there retention_ms=0", "retention_ms is '0': expected an integer from 1 to 46116860"),
     (
         "topics set there token=short",
-        "token is '***': expected at least 8 ASCII characters without spaces, or none to ask for none",
+        "token is '***': expected at least 8 ASCII characters without spaces, or none to require none",
     ),
     ("topics delete nope", "topic 'nope' does not exist"),
     ("publish nope a", "topic 'nope' does not exist"),

@@ -20,15 +20,15 @@ from shardyard.groups import OwnedBatch
 from shardyard.model import InvalidCall, InvalidValue, Partition, Record, UnknownTopic
 from shardyard.runtime.clock import ManualClock
 from tests.client.test_producer import dead_address
-from tests.queues.setup import Handled, Yard, running, tell
+from tests.queues.setup import Cluster, Handled, run, running
 
 RECORDS = "/v1/topics/orders/records"
 
 
 @pytest.mark.parametrize("engine", ["memory", "sqlite"])
 def test_records_are_handled_in_parallel_and_those_of_a_key_one_after_the_other(engine: str, tmp_path: Path) -> None:
-    async def story(yard: Yard) -> None:
-        await yard.topic(partitions=2)
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.topic(partitions=2)
         spans: defaultdict[bytes, list[tuple[int, float, float]]] = defaultdict(list)
         at_once = most = 0
 
@@ -42,22 +42,22 @@ def test_records_are_handled_in_parallel_and_those_of_a_key_one_after_the_other(
             at_once -= 1
 
         records = [{"value": f"{i}", "key": f"k{i % 8}"} for i in range(80)]
-        await yard.do("POST", RECORDS, {"records": records})
-        async with running(yard.consumer("m1"), handle):
-            await yard.until_done()
+        await cluster.do("POST", RECORDS, {"records": records})
+        async with running(cluster.consumer("m1"), handle):
+            await cluster.until_done()
         assert most > 4
         assert sum(map(len, spans.values())) == 80
         for handled in spans.values():
             assert [number for number, _, _ in handled] == sorted(number for number, _, _ in handled)
             assert all(end <= start for (_, _, end), (_, start, _) in itertools.pairwise(handled))
 
-    tell(story, tmp_path if engine == "sqlite" else None)
+    run(scenario, tmp_path if engine == "sqlite" else None)
 
 
 def test_only_the_done_prefix_of_a_batch_is_committed_and_the_rest_is_redelivered() -> None:
-    async def story(yard: Yard) -> None:
-        await yard.topic(partitions=1)
-        await yard.publish(*[f"{i}" for i in range(10)])
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.topic(partitions=1)
+        await cluster.publish(*[f"{i}" for i in range(10)])
         done: list[str] = []
 
         async def handle(message: Message) -> None:
@@ -65,25 +65,25 @@ def test_only_the_done_prefix_of_a_batch_is_committed_and_the_rest_is_redelivere
                 await asyncio.Event().wait()
             done.append(message.value.decode())
 
-        first = yard.consumer("m1", session_timeout=1.0)
+        first = cluster.consumer("m1", session_timeout=1.0)
         async with first:
             work = asyncio.create_task(first.run(handle))
-            await yard.until(lambda: len(done) == 9)
+            await cluster.until(lambda: len(done) == 9)
             work.cancel()  # what is done is committed when it is told to stop
             await asyncio.gather(work, return_exceptions=True)
-            assert (await yard.rows())[0]["committed"] == 4
+            assert (await cluster.rows())[0]["committed"] == 4
         handled = Handled()
-        async with handled.at_work(yard.consumer("m2")):
-            await yard.until_done()
+        async with handled.at_work(cluster.consumer("m2")):
+            await cluster.until_done()
         assert sorted(handled.values) == [f"{i}" for i in range(4, 10)]
 
-    tell(story)
+    run(scenario)
 
 
 def test_what_is_done_is_committed_when_the_block_ends_during_a_commit(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def story(yard: Yard) -> None:
-        await yard.topic(partitions=1)
-        await yard.do("POST", RECORDS, {"records": [{"value": value, "key": "k"} for value in "ab"]})
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.topic(partitions=1)
+        await cluster.do("POST", RECORDS, {"records": [{"value": value, "key": "k"} for value in "ab"]})
         begun: list[bytes] = []
 
         async def handle(message: Message) -> None:
@@ -91,7 +91,7 @@ def test_what_is_done_is_committed_when_the_block_ends_during_a_commit(monkeypat
             if message.value == b"b":
                 await asyncio.Event().wait()
 
-        async with yard.consumer("m1") as consumer:
+        async with cluster.consumer("m1") as consumer:
             coordinator = consumer._host.coordinator
             commit, committing = coordinator.commit, asyncio.Event()
 
@@ -102,18 +102,18 @@ def test_what_is_done_is_committed_when_the_block_ends_during_a_commit(monkeypat
 
             monkeypatch.setattr(coordinator, "commit", slow_commit)
             work = asyncio.create_task(consumer.run(handle))
-            await yard.until(lambda: begun == [b"a", b"b"])
+            await cluster.until(lambda: begun == [b"a", b"b"])
             work.cancel()
             await committing.wait()
-        assert (await yard.rows())[0]["committed"] == 1
+        assert (await cluster.rows())[0]["committed"] == 1
 
-    tell(story)
+    run(scenario)
 
 
 def test_a_part_of_a_batch_is_committed_while_the_rest_is_in_flight() -> None:
-    async def story(yard: Yard) -> None:
-        await yard.topic(partitions=1)
-        await yard.publish(*[f"{i}" for i in range(20)])
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.topic(partitions=1)
+        await cluster.publish(*[f"{i}" for i in range(20)])
         go_on = asyncio.Event()
 
         async def handle(message: Message) -> None:
@@ -121,16 +121,16 @@ def test_a_part_of_a_batch_is_committed_while_the_rest_is_in_flight() -> None:
             if message.value == b"15":
                 await go_on.wait()
 
-        async with running(yard.consumer("m1"), handle, concurrency=1):
+        async with running(cluster.consumer("m1"), handle, concurrency=1):
 
             async def part() -> bool:
-                return 3 < ((await yard.rows())[0]["committed"] or 0) <= 15
+                return 3 < ((await cluster.rows())[0]["committed"] or 0) <= 15
 
-            await yard.until(part)
+            await cluster.until(part)
             go_on.set()
-            await yard.until_done()
+            await cluster.until_done()
 
-    tell(story)
+    run(scenario)
 
 
 class Mute(Exception):
@@ -141,9 +141,9 @@ class Mute(Exception):
 
 
 def test_a_failing_record_does_not_hold_up_others_whatever_its_handler_raises() -> None:
-    async def story(yard: Yard) -> None:
-        await yard.topic(partitions=1)
-        await yard.set(backoff=[])
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.topic(partitions=1)
+        await cluster.set(backoff=[])
         handled: list[str] = []
 
         async def handle(message: Message) -> None:
@@ -165,10 +165,10 @@ def test_a_failing_record_does_not_hold_up_others_whatever_its_handler_raises() 
             handled.append(text)
 
         values = ["a", "cancel", "b", "time", "stop", "bad", "surrogate", "mute", "endless", "c"]
-        await yard.publish(*values)
-        async with running(yard.consumer("m1"), handle):
-            await yard.until_done()
-            letters = await yard.get("/v1/groups/billing/dead", topic="orders")
+        await cluster.publish(*values)
+        async with running(cluster.consumer("m1"), handle):
+            await cluster.until_done()
+            letters = await cluster.get("/v1/groups/billing/dead", topic="orders")
             reasons = {letter["record"]["value"]: letter["reason"] for letter in letters}
             assert sorted(handled) == ["a", "b", "c"]
             assert reasons["cancel"] == "the handler was cancelled"
@@ -180,13 +180,13 @@ def test_a_failing_record_does_not_hold_up_others_whatever_its_handler_raises() 
             assert reasons["endless"] == ("ValueError: " + "x" * 1000)[:1000]
             assert len(reasons) == 7
 
-    tell(story)
+    run(scenario)
 
 
 def test_a_plain_handler_runs_in_as_many_threads_as_the_concurrency_of_the_group() -> None:
-    async def story(yard: Yard) -> None:
-        await yard.topic(partitions=1)
-        await yard.set(concurrency=12, backoff=[])
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.topic(partitions=1)
+        await cluster.set(concurrency=12, backoff=[])
         together = threading.Barrier(12)
         threads: set[str] = set()
 
@@ -196,16 +196,16 @@ def test_a_plain_handler_runs_in_as_many_threads_as_the_concurrency_of_the_group
                 next(iter(()))
             together.wait(10)
 
-        await yard.publish(*["x"] * 12, "stop")
-        async with running(yard.consumer("m1"), handle):
-            await yard.until_done()
-            (letter,) = await yard.get("/v1/groups/billing/dead", topic="orders")
+        await cluster.publish(*["x"] * 12, "stop")
+        async with running(cluster.consumer("m1"), handle):
+            await cluster.until_done()
+            (letter,) = await cluster.get("/v1/groups/billing/dead", topic="orders")
             assert letter["reason"] == "RuntimeError: the handler raised StopIteration"
         assert len(threads) >= 12
         assert not together.broken
         assert threading.current_thread().name not in threads
 
-    tell(story)
+    run(scenario)
 
 
 HANGING = """
@@ -231,11 +231,11 @@ asyncio.run(main())
 
 
 def test_a_process_ends_although_a_plain_handler_hangs() -> None:
-    async def story(yard: Yard) -> None:
-        await yard.topic(partitions=1)
-        await yard.publish("a")
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.topic(partitions=1)
+        await cluster.publish("a")
         program = await asyncio.create_subprocess_exec(
-            sys.executable, "-c", HANGING, yard.urls[0], stdout=asyncio.subprocess.PIPE
+            sys.executable, "-c", HANGING, cluster.urls[0], stdout=asyncio.subprocess.PIPE
         )
         try:
             assert program.stdout is not None
@@ -247,13 +247,13 @@ def test_a_process_ends_although_a_plain_handler_hangs() -> None:
                 program.kill()
             await program.wait()
 
-    tell(story)
+    run(scenario)
 
 
 def test_the_thread_of_a_handler_that_timed_out_is_reused_when_it_ends() -> None:
-    async def story(yard: Yard) -> None:
-        await yard.topic(partitions=1)
-        await yard.set(concurrency=1, backoff=[], handler_seconds=0.2)
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.topic(partitions=1)
+        await cluster.set(concurrency=1, backoff=[], handler_seconds=0.2)
         go_on = threading.Event()
         threads: list[str] = []
 
@@ -262,25 +262,25 @@ def test_the_thread_of_a_handler_that_timed_out_is_reused_when_it_ends() -> None
             if message.value == b"slow":
                 go_on.wait(10)
 
-        await yard.publish("slow", "a")
-        async with running(yard.consumer("m1"), handle):
-            await yard.until_done()
-            (letter,) = await yard.get("/v1/groups/billing/dead", topic="orders")
+        await cluster.publish("slow", "a")
+        async with running(cluster.consumer("m1"), handle):
+            await cluster.until_done()
+            (letter,) = await cluster.get("/v1/groups/billing/dead", topic="orders")
             assert letter["reason"] == "not done after 0.2 s"
             slow, other = threads
             assert slow != other
             go_on.set()
             while slow not in threads[2:]:
-                await yard.publish("b", "c")
-                await yard.until_done()
+                await cluster.publish("b", "c")
+                await cluster.until_done()
             assert set(threads) == {slow, other}
 
-    tell(story)
+    run(scenario)
 
 
 def test_a_handler_can_be_any_callable() -> None:
-    async def story(yard: Yard) -> None:
-        await yard.topic(partitions=1)
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.topic(partitions=1)
         seen: list[str] = []
 
         class Handler:
@@ -288,102 +288,102 @@ def test_a_handler_can_be_any_callable() -> None:
                 await asyncio.sleep(0)
                 seen.append(message.value.decode())
 
-        await yard.publish("a")
-        async with running(yard.consumer("m1"), Handler()):
-            await yard.until(lambda: seen == ["a"])
+        await cluster.publish("a")
+        async with running(cluster.consumer("m1"), Handler()):
+            await cluster.until(lambda: seen == ["a"])
 
-    tell(story)
+    run(scenario)
 
 
 def test_whole_batches_can_be_iterated_and_committed_by_the_caller() -> None:
-    async def story(yard: Yard) -> None:
-        await yard.topic(partitions=1)
-        await yard.publish("a", "b", "c")
-        async with yard.consumer("m1", max_records=2) as consumer:
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.topic(partitions=1)
+        await cluster.publish("a", "b", "c")
+        async with cluster.consumer("m1", max_records=2) as consumer:
             async for batch in consumer:
                 assert [r.value for r in batch.records()] == [b"a", b"b"]
                 await batch.commit()
                 break
-            assert (await yard.rows())[0]["committed"] == 2
+            assert (await cluster.rows())[0]["committed"] == 2
             async for batch in consumer:
                 assert [r.value for r in batch.records()] == [b"c"]
                 added = await batch.append(Partition("orders", 0), [Record.new(b"d")])
                 assert added.first.offset == 3
                 break
 
-    tell(story)
+    run(scenario)
 
 
 def test_a_consumer_that_leaves_releases_its_partitions_at_once() -> None:
-    async def story(yard: Yard) -> None:
-        await yard.topic(partitions=4)
-        async with yard.consumer("m1", session_timeout=60.0):
-            async with yard.consumer("m2", session_timeout=60.0):
-                await yard.until_shared(2, 2)
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.topic(partitions=4)
+        async with cluster.consumer("m1", session_timeout=60.0):
+            async with cluster.consumer("m2", session_timeout=60.0):
+                await cluster.until_shared(2, 2)
             began = time.monotonic()
-            await yard.until_shared(4)
+            await cluster.until_shared(4)
             assert time.monotonic() - began < 5
-        assert (await yard.get("/v1/groups/billing"))["members"] == []
+        assert (await cluster.get("/v1/groups/billing"))["members"] == []
 
-    tell(story)
+    run(scenario)
 
 
 def test_latest_starts_with_records_published_after_the_join() -> None:
-    async def story(yard: Yard) -> None:
-        await yard.topic(partitions=1)
-        await yard.publish("before")
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.topic(partitions=1)
+        await cluster.publish("before")
         handled = Handled()
-        async with handled.at_work(yard.consumer("m1", start="latest")):
-            await yard.until_done()
-            await yard.publish("after")
-            await yard.until(lambda: handled.values == ["after"])
+        async with handled.at_work(cluster.consumer("m1", start="latest")):
+            await cluster.until_done()
+            await cluster.publish("after")
+            await cluster.until(lambda: handled.values == ["after"])
 
-    tell(story)
+    run(scenario)
 
 
 @pytest.mark.parametrize("engine", ["memory", "sqlite"])
 def test_consumers_fail_over_to_another_broker_when_theirs_stops(engine: str, tmp_path: Path) -> None:
-    async def story(yard: Yard) -> None:
-        await yard.topic(partitions=4)
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.topic(partitions=4)
         handled = Handled()
-        urls = [dead_address(), *yard.urls]
+        urls = [dead_address(), *cluster.urls]
         sent = [f"{i}" for i in range(100)]
         async with contextlib.AsyncExitStack() as stack:
             for name in ("m1", "m2", "m3"):
                 consumer = Consumer(urls, "billing", ["orders"], name=name, session_timeout=5.0)
                 await stack.enter_async_context(handled.at_work(consumer))
-            producer = await stack.enter_async_context(yard.producer())
+            producer = await stack.enter_async_context(cluster.producer())
             await asyncio.gather(*(producer.send("orders", value) for value in sent[:50]))
-            await yard.until(lambda: len(set(handled.values)) == 50)
-            yard.stop(0)
+            await cluster.until(lambda: len(set(handled.values)) == 50)
+            cluster.stop(0)
             await asyncio.gather(*(producer.send("orders", value) for value in sent[50:]))
-            await yard.until(lambda: set(handled.values) == set(sent))
-        stored = [r.value.decode() for partition in await yard.records() for r in partition]
+            await cluster.until(lambda: set(handled.values) == set(sent))
+        stored = [r.value.decode() for partition in await cluster.records() for r in partition]
         assert sorted(stored) == sorted(sent), "none lost, none twice"
 
-    tell(story, tmp_path if engine == "sqlite" else None, brokers=2)
+    run(scenario, tmp_path if engine == "sqlite" else None, brokers=2)
 
 
 def test_invalid_arguments_are_refused_before_anything_starts() -> None:
-    async def story(yard: Yard) -> None:
-        await yard.topic(partitions=1)
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.topic(partitions=1)
         for options, error in (
             ({"group": "b/d"}, InvalidCall),
             ({"group": "b?d"}, InvalidValue),
             ({"name": "a/b"}, InvalidValue),
         ):
             with pytest.raises(error):
-                async with yard.consumer(**options):
+                async with cluster.consumer(**options):
                     pass
         with pytest.raises(UnknownTopic):
-            async with Consumer(yard.urls, "billing", ["no?pe"]):
+            async with Consumer(cluster.urls, "billing", ["no?pe"]):
                 pass
         with pytest.raises(InvalidValue):
             Consumer("nonsense", "billing", ["orders"])
         with pytest.raises(InvalidValue):
-            yard.consumer(session_timeout=0.1)
+            cluster.consumer(session_timeout=0.1)
 
-    tell(story)
+    run(scenario)
 
 
 def test_a_blocking_consumer_iterates_and_runs() -> None:
@@ -407,21 +407,21 @@ def test_a_blocking_consumer_iterates_and_runs() -> None:
         ):
             consumer._loop.run(asyncio.wait_for(consumer._consumer.run(handle), 1.5))
 
-    async def story(yard: Yard) -> None:
-        await yard.topic(partitions=1)
-        await yard.set(backoff=[])
-        await yard.publish("a", "b", "c")
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.topic(partitions=1)
+        await cluster.set(backoff=[])
+        await cluster.publish("a", "b", "c")
         seen: list[str] = []
-        await asyncio.to_thread(program, yard.urls[0], seen)
+        await asyncio.to_thread(program, cluster.urls[0], seen)
         assert seen == ["a", "b", "c"]
-        assert (await yard.rows())[0]["lag"] == 0
-        await yard.publish("d", "last")
-        await asyncio.to_thread(running_program, yard.urls[0], seen)
+        assert (await cluster.rows())[0]["lag"] == 0
+        await cluster.publish("d", "last")
+        await asyncio.to_thread(running_program, cluster.urls[0], seen)
         assert sorted(seen[3:]) == ["d", "last"]
-        (letter,) = await yard.get("/v1/groups/billing/dead", topic="orders")
+        (letter,) = await cluster.get("/v1/groups/billing/dead", topic="orders")
         assert letter["reason"] == "SystemError: bad luck"
 
-    tell(story)
+    run(scenario)
     with pytest.raises(InvalidValue):
         BlockingConsumer("nonsense", "billing", ["orders"]).__enter__()
 
@@ -437,12 +437,12 @@ with BlockingConsumer(sys.argv[1], "billing", ["orders"]) as consumer:
 
 
 def test_an_interrupted_blocking_consumer_commits_and_leaves() -> None:
-    async def story(yard: Yard) -> None:
-        await yard.topic(partitions=1)
-        await yard.do("POST", RECORDS, {"records": [{"value": value, "key": "k"} for value in "ab"]})
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.topic(partitions=1)
+        await cluster.do("POST", RECORDS, {"records": [{"value": value, "key": "k"} for value in "ab"]})
         pipe = asyncio.subprocess.PIPE
         program = await asyncio.create_subprocess_exec(
-            sys.executable, "-c", BLOCKING, yard.urls[0], stdout=pipe, stderr=pipe
+            sys.executable, "-c", BLOCKING, cluster.urls[0], stdout=pipe, stderr=pipe
         )
         try:
             assert program.stdout is not None
@@ -456,22 +456,22 @@ def test_an_interrupted_blocking_consumer_commits_and_leaves() -> None:
             with contextlib.suppress(ProcessLookupError):
                 program.kill()
             await program.wait()
-        assert (await yard.rows())[0]["committed"] in (1, 2)
-        assert (await yard.get("/v1/groups/billing"))["members"] == []
+        assert (await cluster.rows())[0]["committed"] in (1, 2)
+        assert (await cluster.get("/v1/groups/billing"))["members"] == []
 
-    tell(story)
+    run(scenario)
 
 
 def test_a_consumer_that_cannot_leave_warns_when_its_partitions_get_other_owners(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def story(yard: Yard) -> None:
-        await yard.topic(partitions=1)
-        async with yard.consumer("m1", session_timeout=3.0, patience=0.2):
-            yard.stop(0)
-            await yard.until(lambda: not _listens(yard.urls[0]))
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.topic(partitions=1)
+        async with cluster.consumer("m1", session_timeout=3.0, patience=0.2):
+            cluster.stop(0)
+            await cluster.until(lambda: not _listens(cluster.urls[0]))
 
-    tell(story)
+    run(scenario)
     said = (
         "member m1 could not leave group billing, because no broker could be reached: "
         "its partitions get other owners when its session expires in 3 s"
@@ -487,7 +487,7 @@ def _listens(url: str) -> bool:
 
 
 def test_slots_keep_their_limit_when_waits_are_cancelled_and_the_limit_changes() -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         slots = Slots(1)
         inside: list[Any] = []
 
@@ -514,25 +514,25 @@ def test_slots_keep_their_limit_when_waits_are_cancelled_and_the_limit_changes()
         await asyncio.gather(*tasks.values(), return_exceptions=True)
         assert inside == []
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_a_message_knows_where_it_was_published_also_on_a_retry() -> None:
-    async def story(yard: Yard) -> None:
-        await yard.topic(partitions=1)
-        await yard.set(backoff=[0.1])
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.topic(partitions=1)
+        await cluster.set(backoff=[0.1])
         heard: list[tuple[str, int]] = []
 
         async def handle(message: Message) -> None:
             heard.append((message.origin, message.attempt))
             raise ValueError("no")
 
-        await yard.publish("a", "b")
-        async with running(yard.consumer("m1"), handle):
-            await yard.until(lambda: len(heard) == 4)
+        await cluster.publish("a", "b")
+        async with running(cluster.consumer("m1"), handle):
+            await cluster.until(lambda: len(heard) == 4)
         assert sorted(heard) == [("orders/0/0", 1), ("orders/0/0", 2), ("orders/0/1", 1), ("orders/0/1", 2)]
 
-    tell(story)
+    run(scenario)
 
 
 class _Batch:
@@ -563,7 +563,7 @@ def test_a_batch_is_committed_to_its_end_once_since_the_next_one_may_be_committe
     async def fail(failures: Any) -> None:
         assert failures == []
 
-    async def story() -> None:
+    async def scenario() -> None:
         clock, batch = ManualClock(), _Batch()
 
         async def handle(_: Message) -> None:
@@ -573,4 +573,4 @@ def test_a_batch_is_committed_to_its_end_once_since_the_next_one_may_be_committe
         await handling.run(Caller(handle, lambda: None, clock), Slots(1))
         assert batch.commits == [11, 12, 13, 14, 15]
 
-    asyncio.run(story())
+    asyncio.run(scenario())

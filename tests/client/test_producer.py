@@ -22,7 +22,7 @@ from shardyard.model import (
     Unreachable,
     WrongToken,
 )
-from tests.queues.setup import Yard, tell
+from tests.queues.setup import Cluster, run
 
 
 def dead_address() -> str:
@@ -33,14 +33,14 @@ def dead_address() -> str:
 
 
 def test_records_of_a_key_are_stored_in_the_order_of_the_calls_and_sent_in_batches() -> None:
-    async def story(yard: Yard) -> None:
-        await yard.topic(partitions=3)
-        async with yard.producer() as producer:
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.topic(partitions=3)
+        async with cluster.producer() as producer:
             ids = await asyncio.gather(
                 *(producer.send("orders", f"{i}", key=f"k{i % 7}", id=f"{i}", tag="t", trace="x") for i in range(1200))
             )
         assert ids == [f"{i}" for i in range(1200)]
-        stored = await yard.records()
+        stored = await cluster.records()
         for partition in stored:
             for key in {record.key for record in partition}:
                 numbers = [int(record.value) for record in partition if record.key == key]
@@ -49,29 +49,29 @@ def test_records_of_a_key_are_stored_in_the_order_of_the_calls_and_sent_in_batch
         assert stored[0][0].headers == (("tag", b"t"), ("trace", b"x"))
         assert producer._lanes["orders"].sequence < 10, "in few requests"
 
-    tell(story)
+    run(scenario)
 
 
 def test_publish_returns_where_a_batch_was_stored_and_takes_a_partition() -> None:
-    async def story(yard: Yard) -> None:
-        await yard.topic(partitions=3)
-        async with yard.producer() as producer:
-            epoch = (await yard.log.topic("orders")).epoch
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.topic(partitions=3)
+        async with cluster.producer() as producer:
+            epoch = (await cluster.log.topic("orders")).epoch
             (part,) = await producer.publish("orders", [Record.new(b"a"), Record.new(b"b")], partition=2)
             assert part == Appended(Partition("orders", 2), Position(epoch, 0), 2)
             many = await asyncio.gather(*(producer.publish("orders", [Record.new(b"c")]) for _ in range(200)))
             assert len(many) == 200
             large = [Record.new(b"x" * 900_000) for _ in range(5)]
             await producer.publish("orders", large)
-        assert sum(len(partition) for partition in await yard.records()) == 207
+        assert sum(len(partition) for partition in await cluster.records()) == 207
 
-    tell(story)
+    run(scenario)
 
 
 def test_a_delayed_record_is_stored_when_it_is_due() -> None:
-    async def story(yard: Yard) -> None:
-        await yard.topic(partitions=1)
-        async with yard.producer() as producer:
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.topic(partitions=1)
+        async with cluster.producer() as producer:
             await producer.send("orders", "later", delay=0.4, id="d")
             await producer.send("orders", "now")
             with pytest.raises(InvalidValue):
@@ -80,17 +80,17 @@ def test_a_delayed_record_is_stored_when_it_is_due() -> None:
                 await producer.send("orders", "x", delay=1, deliver_at=5)
 
             async def there() -> bool:
-                return [r.value for r in (await yard.records())[0]] == [b"now", b"later"]
+                return [r.value for r in (await cluster.records())[0]] == [b"now", b"later"]
 
-            await yard.until(there)
+            await cluster.until(there)
 
-    tell(story)
+    run(scenario)
 
 
 def test_errors_of_the_broker_are_raised_by_the_call_and_other_calls_succeed() -> None:
-    async def story(yard: Yard) -> None:
-        await yard.topic(partitions=1)
-        async with yard.producer() as producer:
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.topic(partitions=1)
+        async with cluster.producer() as producer:
             with pytest.raises(TooLarge):
                 await producer.send("orders", b"x" * 1_100_000)
             with pytest.raises(InvalidValue):
@@ -99,52 +99,52 @@ def test_errors_of_the_broker_are_raised_by_the_call_and_other_calls_succeed() -
                 with pytest.raises(UnknownTopic) as refused:
                     await producer.send(name, "x")
                 assert refused.value.topic == name
-            await yard.do("PATCH", "/v1/topics/orders", {"token": "open-sesame"})
+            await cluster.do("PATCH", "/v1/topics/orders", {"token": "open-sesame"})
             with pytest.raises(WrongToken):
                 await producer.send("orders", "x")
-            async with yard.producer(token="open-sesame") as other:
+            async with cluster.producer(token="open-sesame") as other:
                 await other.send("orders", "with the token")
-        assert [r.value for r in (await yard.records())[0]] == [b"with the token"]
+        assert [r.value for r in (await cluster.records())[0]] == [b"with the token"]
         with pytest.raises(Closed):
             await producer.send("orders", "x")
         with pytest.raises(Closed):
             await producer.publish("orders", [Record.new(b"x")])
 
-    tell(story)
+    run(scenario)
 
 
 def test_closing_sends_what_is_waiting_unless_the_block_ends_with_an_error() -> None:
-    async def story(yard: Yard) -> None:
-        await yard.topic(partitions=1)
-        async with yard.producer(linger=0.2) as producer:
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.topic(partitions=1)
+        async with cluster.producer(linger=0.2) as producer:
             sends = [asyncio.create_task(producer.send("orders", f"{i}")) for i in range(700)]
             await asyncio.sleep(0.01)
         assert len(await asyncio.gather(*sends)) == 700
-        assert len((await yard.records())[0]) == 700
+        assert len((await cluster.records())[0]) == 700
 
         with pytest.raises(RuntimeError, match="of the program"):
-            async with yard.producer(linger=30.0) as producer:
+            async with cluster.producer(linger=30.0) as producer:
                 sends = [asyncio.create_task(producer.send("orders", f"{i}")) for i in range(10)]
                 await asyncio.sleep(0.01)
                 raise RuntimeError("of the program")
         outcomes = await asyncio.wait_for(asyncio.gather(*sends, return_exceptions=True), 5)
         assert [type(outcome) for outcome in outcomes] == [Closed] * 10
 
-    tell(story)
+    run(scenario)
 
 
 def test_a_producer_fails_over_from_dead_brokers_and_raises_when_all_are_dead() -> None:
-    async def story(yard: Yard) -> None:
-        await yard.topic(partitions=1)
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.topic(partitions=1)
         for _ in range(4):  # it begins with any of them
-            async with Producer([dead_address(), yard.urls[0], dead_address()], patience=10.0) as producer:
+            async with Producer([dead_address(), cluster.urls[0], dead_address()], patience=10.0) as producer:
                 await asyncio.gather(*(producer.send("orders", "x") for _ in range(20)))
-        assert len((await yard.records())[0]) == 80
+        assert len((await cluster.records())[0]) == 80
         async with Producer([dead_address(), dead_address()], patience=0.3) as producer:
             with pytest.raises(Unreachable, match="could be reached"):
                 await producer.send("orders", "x")
 
-    tell(story)
+    run(scenario)
 
 
 def test_calls_fail_over_soon_from_a_broker_that_does_not_respond_if_there_is_another(
@@ -152,11 +152,11 @@ def test_calls_fail_over_soon_from_a_broker_that_does_not_respond_if_there_is_an
 ) -> None:
     monkeypatch.setattr("shardyard.client.brokers.FAILOVER_SECONDS", 0.3)
 
-    async def story(yard: Yard) -> None:
-        await yard.topic(partitions=1)
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.topic(partitions=1)
         with socket.create_server(("127.0.0.1", 0)) as silent:  # its connections are taken, and never answered
             url = f"http://127.0.0.1:{silent.getsockname()[1]}"
-            async with Brokers([url, *yard.urls]) as brokers, Producer(brokers) as producer:
+            async with Brokers([url, *cluster.urls]) as brokers, Producer(brokers) as producer:
                 for ask in (lambda: producer.send("orders", "x"), lambda: brokers.get("/v1/topics/orders")):
                     brokers._at = 0
                     async with asyncio.timeout(5):
@@ -166,15 +166,15 @@ def test_calls_fail_over_soon_from_a_broker_that_does_not_respond_if_there_is_an
                     await brokers.call("GET", "/readyz", timeout=0.2, patience=0.1)
         assert Brokers(url).failover_seconds > 1, "there is no other one"
 
-    tell(story)
+    run(scenario)
 
 
 def test_long_polls_fail_over_together_with_other_calls() -> None:
-    async def story(yard: Yard) -> None:
-        await yard.topic(partitions=1)
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.topic(partitions=1)
         with socket.create_server(("127.0.0.1", 0)) as silent:
             url = f"http://127.0.0.1:{silent.getsockname()[1]}"
-            async with Brokers([url, *yard.urls]) as brokers:
+            async with Brokers([url, *cluster.urls]) as brokers:
                 brokers._at = 0
                 waiting = asyncio.create_task(brokers.get("/v1/topics/orders", wait=600.0))
                 await asyncio.sleep(0)
@@ -182,7 +182,7 @@ def test_long_polls_fail_over_together_with_other_calls() -> None:
                 async with asyncio.timeout(5):
                     assert (await waiting).attempts == 2
 
-    tell(story)
+    run(scenario)
 
 
 def test_a_batch_whose_response_was_lost_is_stored_once() -> None:
@@ -199,15 +199,15 @@ def test_a_batch_whose_response_was_lost_is_stored_once() -> None:
             self.lost += 1
             return response
 
-    async def story(yard: Yard) -> None:
-        await yard.topic(partitions=2)
-        async with Losing(yard.urls) as brokers, Producer(brokers) as producer:
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.topic(partitions=2)
+        async with Losing(cluster.urls) as brokers, Producer(brokers) as producer:
             for i in range(5):
                 await producer.send("orders", f"{i}")
             assert brokers.lost == 10
-        assert sorted(int(r.value) for p in await yard.records() for r in p) == list(range(5))
+        assert sorted(int(r.value) for p in await cluster.records() for r in p) == list(range(5))
 
-    tell(story, brokers=2)
+    run(scenario, brokers=2)
 
 
 def test_sequences_stay_within_the_window_of_the_oldest_batch_in_flight() -> None:
@@ -226,21 +226,21 @@ def test_sequences_stay_within_the_window_of_the_oldest_batch_in_flight() -> Non
                 await self.held.wait()
             return await super().call(method, path, *rest, **options)
 
-    async def story(yard: Yard) -> None:
-        await yard.topic(partitions=1)
-        async with Slow(yard.urls) as brokers, Producer(brokers) as producer:
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.topic(partitions=1)
+        async with Slow(cluster.urls) as brokers, Producer(brokers) as producer:
             sends = [
                 asyncio.create_task(producer.publish("orders", [Record.new(b"%d" % i)]))
                 for i in range(2 * SEQUENCE_WINDOW)
             ]
-            await yard.until(lambda: len(brokers.sequences) == SEQUENCE_WINDOW)
+            await cluster.until(lambda: len(brokers.sequences) == SEQUENCE_WINDOW)
             await asyncio.sleep(0.1)
             assert max(brokers.sequences) == SEQUENCE_WINDOW - 1
             brokers.held.set()
             await asyncio.gather(*sends)
-        assert len((await yard.records())[0]) == 2 * SEQUENCE_WINDOW
+        assert len((await cluster.records())[0]) == 2 * SEQUENCE_WINDOW
 
-    tell(story)
+    run(scenario)
 
 
 def test_a_blocking_producer_can_be_used_from_any_thread() -> None:
@@ -252,13 +252,13 @@ def test_a_blocking_producer_can_be_used_from_any_thread() -> None:
                 producer.send("nope", "x")
         return ids
 
-    async def story(yard: Yard) -> None:
-        await yard.topic(partitions=2)
-        sent = await asyncio.gather(*(asyncio.to_thread(program, yard.urls[0]) for _ in range(3)))
-        stored = [record.id for partition in await yard.records() for record in partition]
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.topic(partitions=2)
+        sent = await asyncio.gather(*(asyncio.to_thread(program, cluster.urls[0]) for _ in range(3)))
+        stored = [record.id for partition in await cluster.records() for record in partition]
         assert sorted(stored) == sorted([i for ids in sent for i in ids] + ["batch"] * 3)
 
-    tell(story)
+    run(scenario)
     with pytest.raises(InvalidValue, match="an address such as"):
         BlockingProducer("127.0.0.1")
 
@@ -272,10 +272,10 @@ def test_a_blocking_producer_can_be_used_from_any_thread() -> None:
     ],
 )
 def test_a_broker_is_given_as_a_url_or_as_host_and_port(given: str | list[str], urls: list[str]) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         assert Brokers(given).urls == urls
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("wrong", ["localhost", "", "http://", "ftp://b:1", "b:1/path", "http://b:99999", "b:0", 7400])
@@ -287,7 +287,7 @@ def test_an_invalid_address_among_several_is_named_in_the_error(wrong: Any) -> N
 
 
 def test_the_error_says_why_no_broker_could_be_reached() -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         for url, why in ((dead_address(), "connection refused"), ("nowhere.invalid:1", "unknown host")):
             async with Brokers(url) as brokers:
                 with pytest.raises(Unreachable, match=rf"\({why}[a-z .]*\)$"):
@@ -297,4 +297,4 @@ def test_the_error_says_why_no_broker_could_be_reached() -> None:
                 with pytest.raises(Unreachable, match=r"\(no response in time\)$"):
                     await brokers.get("/healthz", patience=0.0, timeout=0.1)
 
-    asyncio.run(story())
+    asyncio.run(scenario())

@@ -8,8 +8,8 @@ from typing import Self
 
 
 class BrokerProcess:
-    """A broker on the log and registry of a folder, killed at the end of the block. Started again, it has the same
-    address."""
+    """A broker on the log and registry of a folder, killed at the end of the block. It keeps its address when it is
+    started again."""
 
     def __init__(self, folder: Path, name: str = "broker") -> None:
         self._errors = folder / f"{name}.err"
@@ -31,14 +31,14 @@ class BrokerProcess:
         self.kill()
 
     def start(self) -> None:
-        """Returns at once; see `listens`."""
+        """Start the process without waiting for it; see `listens`."""
         port = self.url.rpartition(":")[2] or "0"
         with self._errors.open("a") as errors:
             command = [*self._command, "--port", port]
             self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
 
     def listens(self) -> None:
-        """Wait until it does."""
+        """Wait until it listens."""
         assert self.process.stdout is not None
         said = self.process.stdout.readline()
         assert said.startswith("listening on "), self._errors.read_text()

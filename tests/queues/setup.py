@@ -1,4 +1,4 @@
-"""Real brokers on a log and a registry, in the test's own process, and what tests ask of them."""
+"""Real brokers on a log and a registry, in the process of the test."""
 
 import asyncio
 import contextlib
@@ -15,23 +15,21 @@ from uvicorn import Server
 
 from shardyard.client import Consumer, Producer
 from shardyard.log import Log
-from shardyard.log.memory import MemoryLog
-from shardyard.log.sqlite import SqliteLog
 from shardyard.model import Partition, Record
-from shardyard.registry import Registry, open_registry
-from shardyard.registry.memory import MemoryRegistry
+from shardyard.registry import Registry
 from shardyard.server.app import serving
 from shardyard.wire.media import JSON
-from tests.log.samples import contents
+from tests.queues.engines import ENGINES
+from tests.queues.stored import contents, offsets
 
-PATIENCE_SECONDS = 20.0
+TIMEOUT_SECONDS = 20.0
 
-Story = Callable[["Yard"], Coroutine[Any, Any, None]]
+Scenario = Callable[["Cluster"], Coroutine[Any, Any, None]]
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """What a broker answered."""
+class Response:
+    """The response of a broker."""
 
     status: int
     body: bytes
@@ -43,15 +41,15 @@ class Told:
 
     @property
     def code(self) -> str:
-        """Of a refusal, which has a sentence too."""
+        """The code of an error, which has a message as well."""
         error = self.json["error"]
         assert len(error["message"]) > 10
         code: str = error["code"]
         return code
 
 
-class Yard:
-    """Brokers for the length of a story."""
+class Cluster:
+    """Brokers for the duration of a test."""
 
     def __init__(
         self, log: Log, registry: Registry, brokers: list[tuple[str, Server]], session: aiohttp.ClientSession
@@ -62,10 +60,10 @@ class Yard:
         self._session = session
 
     def stop(self, broker: int) -> None:
-        """As by SIGTERM."""
+        """Stop a broker, as SIGTERM does."""
         self._servers[broker].should_exit = True
 
-    async def ask(
+    async def request(
         self,
         method: str,
         path: str,
@@ -76,7 +74,8 @@ class Yard:
         broker: int = 0,
         token: str | None = None,
         **query: Any,
-    ) -> Told:
+    ) -> Response:
+        """Send a request, and return its response, also if it is an error."""
         if content is not None:
             body = msgspec.json.encode(content)
         headers = {"X-Shardyard-User": "ann"}
@@ -88,18 +87,20 @@ class Yard:
         url = self.urls[broker] + path
         data = None if body is None else io.BytesIO(body)
         async with self._session.request(method, url, data=data, headers=headers, params=params) as response:
-            return Told(response.status, await response.read(), response.headers)
+            return Response(response.status, await response.read(), response.headers)
+
+    ask = request
 
     async def get(self, path: str, **query: Any) -> Any:
-        told = await self.ask("GET", path, **query)
-        assert told.status == 200, told.body
-        return told.json
+        response = await self.request("GET", path, **query)
+        assert response.status == 200, response.body
+        return response.json
 
     async def do(self, method: str, path: str, content: object = None, **query: Any) -> Any:
-        """What must succeed."""
-        told = await self.ask(method, path, content, **query)
-        assert told.status in (200, 201, 204), told.body
-        return told.json if told.body else None
+        """Send a request that must succeed, and return its body."""
+        response = await self.request(method, path, content, **query)
+        assert response.status in (200, 201, 204), response.body
+        return response.json if response.body else None
 
     async def topic(self, name: str = "orders", partitions: int = 4, **options: Any) -> None:
         await self.do("POST", "/v1/topics", {"name": name, "partitions": partitions, **options})
@@ -112,35 +113,35 @@ class Yard:
         return await self.do("PATCH", f"/v1/groups/{group}", settings)
 
     async def records(self, topic: str = "orders") -> list[list[Record]]:
-        """Of each partition."""
+        """The records of each partition."""
         return [await contents(self.log, partition) for partition in await self.log.topic(topic)]
 
     async def count(self) -> int:
-        """All records of all topics."""
+        """How many records all topics have."""
         count = 0
         for topic in await self.log.topics():
             for partition in topic:
-                count += (await self.log.span(partition)).end
+                count += len(await offsets(self.log, partition))
         return count
 
     def producer(self, **options: Any) -> Producer:
-        return Producer(self.urls, **{"patience": PATIENCE_SECONDS, **options})
+        return Producer(self.urls, **{"patience": TIMEOUT_SECONDS, **options})
 
     def consumer(self, name: str | None = None, group: str = "billing", **options: Any) -> Consumer:
         return Consumer(self.urls, group, ["orders"], name=name, **{"session_timeout": 2.0, **options})
 
     async def rows(self, group: str = "billing", topic: str = "orders") -> dict[int, dict[str, Any]]:
-        """The queueOffset rows of a topic, by partition."""
-        told = await self.ask("GET", f"/v1/groups/{group}")
-        rows = told.json["partitions"] if told.status == 200 else []
+        """A group's status of the partitions of a topic, by index."""
+        response = await self.request("GET", f"/v1/groups/{group}")
+        rows = response.json["partitions"] if response.status == 200 else []
         return {row["partition"]: row for row in rows if row["topic"] == topic}
 
     async def owners(self, group: str = "billing", topic: str = "orders") -> dict[int, str | None]:
         return {index: row["owner"] for index, row in (await self.rows(group, topic)).items()}
 
     async def until(self, condition: Callable[[], Awaitable[object] | object]) -> None:
-        """What is waited for shows in the state of several parts: there is no one event for it."""
-        async with asyncio.timeout(PATIENCE_SECONDS):
+        """Wait until the condition holds. It is polled, because no single event tells of it."""
+        async with asyncio.timeout(TIMEOUT_SECONDS):
             while True:
                 found = condition()
                 if await found if isinstance(found, Awaitable) else found:
@@ -148,19 +149,19 @@ class Yard:
                 await asyncio.sleep(0.02)
 
     async def until_shared(self, *sizes: int, group: str = "billing", topic: str = "orders") -> dict[int, str | None]:
-        """Until members own that many partitions each, and nothing is about to move; returns the owners."""
+        """Wait until members own that many partitions each, and no partition is about to move. Returns the owners."""
 
         async def shared() -> bool:
             rows = (await self.rows(group, topic)).values()
-            held = Counter(row["owner"] for row in rows)
+            owned = Counter(row["owner"] for row in rows)
             still = all(row["next_owner"] is None for row in rows)
-            return still and sorted(held.values()) == sorted(sizes) and None not in held
+            return still and sorted(owned.values()) == sorted(sizes) and None not in owned
 
         await self.until(shared)
         return await self.owners(group, topic)
 
     async def until_done(self, group: str = "billing", topic: str = "orders") -> None:
-        """Until all there is is committed."""
+        """Wait until the group has committed all records."""
 
         async def done() -> bool:
             rows = await self.rows(group, topic)
@@ -170,7 +171,7 @@ class Yard:
 
 
 class Handled:
-    """What handlers were given: (member, partition, value), in the order in which they were done."""
+    """The records that handlers have handled: (member, partition, value), in order."""
 
     def __init__(self) -> None:
         self.all: list[tuple[str, Partition, str]] = []
@@ -184,18 +185,18 @@ class Handled:
 
     @contextlib.asynccontextmanager
     async def at_work(self, consumer: Consumer, **options: Any) -> AsyncIterator[Consumer]:
-        """A consumer that notes what it is given."""
+        """Run a consumer that records what it handles."""
 
-        async def note(message: Any) -> None:
+        async def handle(message: Any) -> None:
             self.all.append((consumer.member.name, message.partition, message.value.decode()))
 
-        async with running(consumer, options.pop("handler", note), **options):
+        async with running(consumer, options.pop("handler", handle), **options):
             yield consumer
 
 
 @contextlib.asynccontextmanager
 async def running(consumer: Consumer, handler: Callable[[Any], Any], **options: Any) -> AsyncIterator[Consumer]:
-    """A consumer at work; if it breaks down, so does the test."""
+    """Run a consumer; if it fails, so does the test."""
     async with consumer:
         work = asyncio.create_task(consumer.run(handler, **options))
         try:
@@ -207,13 +208,13 @@ async def running(consumer: Consumer, handler: Callable[[Any], Any], **options: 
 
 
 @contextlib.asynccontextmanager
-async def a_broker(log: Log, registry: Registry, token: str | None = None) -> AsyncIterator[tuple[str, Server]]:
-    """Its address, and what can be told to stop."""
+async def open_broker(log: Log, registry: Registry, token: str | None = None) -> AsyncIterator[tuple[str, Server]]:
+    """Run a broker: its address, and its server."""
     async with serving(log, registry, port=0, token=token) as server:
         listening = server.config.bind_socket()
         serve = asyncio.create_task(server.serve([listening]))
         try:
-            while not server.started:  # noqa: ASYNC110 it has no event for it
+            while not server.started:  # noqa: ASYNC110 there is no event for it
                 await asyncio.sleep(0.005)
             yield f"http://127.0.0.1:{listening.getsockname()[1]}", server
         finally:
@@ -222,22 +223,40 @@ async def a_broker(log: Log, registry: Registry, token: str | None = None) -> As
 
 
 @contextlib.asynccontextmanager
-async def a_yard(folder: Path | None = None, *, brokers: int = 1, token: str | None = None) -> AsyncIterator[Yard]:
+async def open_cluster(
+    folder: Path | None = None, *, engine: str | None = None, brokers: int = 1, token: str | None = None
+) -> AsyncIterator[Cluster]:
+    chosen = ENGINES[engine or ("memory" if folder is None else "sqlite")]
     async with contextlib.AsyncExitStack() as stack:
-        log: Log = await stack.enter_async_context(MemoryLog() if folder is None else SqliteLog(folder / "log"))
-        registry: Registry = stack.enter_context(
-            MemoryRegistry() if folder is None else open_registry(f"sqlite:///{folder / 'registry.db'}")
-        )
-        served = [await stack.enter_async_context(a_broker(log, registry, token)) for _ in range(brokers)]
+        log = await stack.enter_async_context(chosen.log(folder or Path()))
+        registry = stack.enter_context(chosen.open_registry(folder or Path()))
+        served = [await stack.enter_async_context(open_broker(log, registry, token)) for _ in range(brokers)]
         session = await stack.enter_async_context(aiohttp.ClientSession())
-        yield Yard(log, registry, served, session)
+        yield Cluster(log, registry, served, session)
 
 
-def tell(story: Story, folder: Path | None = None, *, brokers: int = 1, token: str | None = None) -> None:
-    """Tell a story: on SQLite in a folder, or in memory. Brokers share log and registry."""
+def run(
+    scenario: Scenario,
+    folder: Path | None = None,
+    *,
+    engine: str | None = None,
+    brokers: int = 1,
+    token: str | None = None,
+) -> None:
+    """Run a scenario on brokers that share a log and a registry: on the named engine, or on SQLite if a folder is
+    given, or in memory."""
 
-    async def whole() -> None:
-        async with a_yard(folder, brokers=brokers, token=token) as yard, asyncio.timeout(3 * PATIENCE_SECONDS):
-            await story(yard)
+    async def with_cluster() -> None:
+        async with (
+            open_cluster(folder, engine=engine, brokers=brokers, token=token) as cluster,
+            asyncio.timeout(3 * TIMEOUT_SECONDS),
+        ):
+            await scenario(cluster)
 
-    asyncio.run(whole())
+    asyncio.run(with_cluster())
+
+
+# Other names for the same, which some suites use.
+Yard = Cluster
+Told = Response
+tell = run

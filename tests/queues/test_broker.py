@@ -25,7 +25,7 @@ from shardyard.server import http
 from shardyard.server.app import serving
 from shardyard.wire.arrow import encode_arrow
 from shardyard.wire.media import ARROW, JSON, MAX_BODY_BYTES, MEDIA_TYPES, MSGPACK
-from tests.queues.setup import Handled, Told, Yard, running, tell
+from tests.queues.setup import Cluster, Handled, Response, run, running
 
 RECORDS = "/v1/topics/orders/records"
 
@@ -37,15 +37,15 @@ def arrow(**columns: list[Any]) -> bytes:
     return encode_arrow(batch)
 
 
-async def everything(yard: Yard) -> tuple[Any, ...]:
+async def everything(cluster: Cluster) -> tuple[Any, ...]:
     """What is stored, anywhere."""
-    with yard.registry.snapshot() as tx:
+    with cluster.registry.snapshot() as tx:
         names = [row.name for row in tx.groups() if row.name != GROUP]
         rows = [(o.group, o.partition, o.owner, o.epoch, o.committed) for name in names for o in tx.ownerships(name)]
         settings = [tx.settings(f"group/{name}") for name in names], tx.settings("topic/orders")
         audited = len(tx.audit_log(1000))
-    topics = [topic for topic in await yard.log.topics() if not topic.name.startswith("shardyard.delay")]
-    return topics, await yard.count(), names, rows, settings, audited
+    topics = [topic for topic in await cluster.log.topics() if not topic.name.startswith("shardyard.delay")]
+    return topics, await cluster.count(), names, rows, settings, audited
 
 
 # method, path, JSON or (media, body), query, status, code
@@ -239,93 +239,96 @@ BAD: list[tuple[str, str, Any, dict[str, Any], int, str]] = [
 
 @pytest.mark.parametrize("engine", ["memory", "sqlite"])
 def test_invalid_requests_get_a_code_and_a_message_and_change_nothing(engine: str, tmp_path: Path) -> None:
-    async def story(yard: Yard) -> None:
-        await yard.topic()
-        await yard.publish("one", partition=0)
-        async with yard.consumer("m1", session_timeout=60.0) as consumer:
-            await yard.until(lambda: Partition("orders", 0) in consumer.owned)
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.topic()
+        await cluster.publish("one", partition=0)
+        async with cluster.consumer("m1", session_timeout=60.0) as consumer:
+            await cluster.until(lambda: Partition("orders", 0) in consumer.owned)
             batch = await anext(aiter(consumer))
             await batch.commit()
             await asyncio.sleep(0.3)  # what it does by itself when it begins is over
-            before = await everything(yard)
+            before = await everything(cluster)
             for method, path, content, query, status, code in BAD:
                 media, body = content if isinstance(content, tuple) else (JSON, None)
                 request = None if isinstance(content, tuple) else content
-                response = await yard.ask(method, path, request, body=body, media=media, **query)
+                response = await cluster.request(method, path, request, body=body, media=media, **query)
                 what = f"{method} {path} {str(content)[:200]} {str(query)[:100]}: {response.body[:300]!r}"
                 assert (response.status, response.code) == (status, code), what
-                assert await everything(yard) == before, what
+                assert await everything(cluster) == before, what
 
-    tell(story, tmp_path if engine == "sqlite" else None)
+    run(scenario, tmp_path if engine == "sqlite" else None)
 
 
 def test_a_stale_owner_can_neither_commit_fail_nor_publish_and_nobody_commits_beyond_the_end() -> None:
-    async def story(yard: Yard) -> None:
-        await yard.topic(partitions=1)
-        await yard.publish("one")
-        async with yard.consumer("m1") as consumer:
-            await yard.until(lambda: consumer.owned)
-            row = (await yard.rows())[0]
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.topic(partitions=1)
+        await cluster.publish("one")
+        async with cluster.consumer("m1") as consumer:
+            await cluster.until(lambda: consumer.owned)
+            row = (await cluster.rows())[0]
             life, owned = consumer.member.identity.epoch, row["epoch"]
-            epoch = (await yard.log.topic("orders")).epoch
+            epoch = (await cluster.log.topic("orders")).epoch
             commit = "/v1/groups/billing/members/m1/commit"
 
             def positions(owner: int, offset: int) -> dict[str, Any]:
                 return {"epoch": life, "positions": {"orders/0": [owner, epoch, offset]}}
 
-            stale = await yard.ask("POST", commit, positions(owned - 1, 1))
-            beyond = await yard.ask("POST", commit, positions(owned, 2))
-            negative = await yard.ask("POST", commit, positions(owned, -1))
+            stale = await cluster.request("POST", commit, positions(owned - 1, 1))
+            beyond = await cluster.request("POST", commit, positions(owned, 2))
+            negative = await cluster.request("POST", commit, positions(owned, -1))
             assert (stale.status, stale.code) == (409, "fenced")
             assert (beyond.status, beyond.code) == (409, "commit_beyond")
             assert (negative.status, negative.code) == (400, "invalid_value")
-            assert (await yard.rows())[0]["committed"] is None
-            assert (await yard.ask("POST", commit, positions(owned, 1))).status == 204
-            behind = await yard.ask("POST", commit, positions(owned, 0))
+            assert (await cluster.rows())[0]["committed"] is None
+            assert (await cluster.request("POST", commit, positions(owned, 1))).status == 204
+            behind = await cluster.request("POST", commit, positions(owned, 0))
             assert (behind.status, behind.code) == (409, "commit_behind")
-            assert (await yard.rows())[0]["committed"] == 1
+            assert (await cluster.rows())[0]["committed"] == 1
             fence = {"fence": "billing/orders/0", "owner": owned - 1, "partition": 0}
-            refused = await yard.ask("POST", RECORDS, {"value": "late"}, **fence)
+            refused = await cluster.request("POST", RECORDS, {"value": "late"}, **fence)
             assert (refused.status, refused.code) == (409, "fenced")
-            await yard.do("POST", RECORDS, {"value": "in time"}, **{**fence, "owner": owned})
-            assert [r.value for r in (await yard.records())[0]] == [b"one", b"in time"]
+            await cluster.do("POST", RECORDS, {"value": "in time"}, **{**fence, "owner": owned})
+            assert [r.value for r in (await cluster.records())[0]] == [b"one", b"in time"]
 
-    tell(story)
+    run(scenario)
 
 
 def test_a_body_that_is_too_large_is_refused_before_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "MAX_BODY_BYTES", 100_000)
 
-    async def story(yard: Yard) -> None:
-        await yard.topic()
-        before = await yard.count()
-        response = await yard.ask("POST", RECORDS, {"value": "x" * 200_000})
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.topic()
+        before = await cluster.count()
+        response = await cluster.request("POST", RECORDS, {"value": "x" * 200_000})
         assert (response.status, response.code) == (413, "too_large")
 
         async def endless() -> Any:  # without a length
             for _ in range(30):
                 yield b" " * 10_000
 
-        async with aiohttp.ClientSession() as session, session.post(yard.urls[0] + RECORDS, data=endless()) as answer:
-            refused = Told(answer.status, await answer.read(), None)
+        async with (
+            aiohttp.ClientSession() as session,
+            session.post(cluster.urls[0] + RECORDS, data=endless()) as answer,
+        ):
+            refused = Response(answer.status, await answer.read(), None)
         assert (refused.status, refused.code) == (413, "too_large")
-        assert await yard.count() == before
-        await yard.publish("fits")
+        assert await cluster.count() == before
+        await cluster.publish("fits")
 
-    tell(story)
+    run(scenario)
 
 
 def test_a_body_of_many_megabytes_gets_a_response_and_not_a_broken_connection() -> None:
-    async def story(yard: Yard) -> None:
-        await yard.topic()
-        response = await yard.ask("POST", RECORDS, body=b" " * (MAX_BODY_BYTES + 1))
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.topic()
+        response = await cluster.request("POST", RECORDS, body=b" " * (MAX_BODY_BYTES + 1))
         assert (response.status, response.code) == (413, "too_large")
 
-    tell(story)
+    run(scenario)
 
 
 def test_only_health_checks_work_without_the_token_and_a_topic_can_have_a_token_for_publishers() -> None:
-    async def story(yard: Yard) -> None:
+    async def scenario(cluster: Cluster) -> None:
         for method, path in (
             ("GET", "/v1/topics"),
             ("POST", "/v1/topics"),
@@ -336,28 +339,30 @@ def test_only_health_checks_work_without_the_token_and_a_topic_can_have_a_token_
             ("POST", "/v1/groups/g/members"),
         ):
             for wrong in (None, "another token"):
-                response = await yard.ask(method, path, {"value": "x"} if method == "POST" else None, token=wrong)
+                response = await cluster.request(
+                    method, path, {"value": "x"} if method == "POST" else None, token=wrong
+                )
                 assert (response.status, response.code) == (401, "wrong_token"), path
                 assert response.headers["WWW-Authenticate"] == "Bearer"
-        assert (await yard.get("/healthz")) == {"alive": True}
-        assert (await yard.get("/readyz"))["ready"] is True
+        assert (await cluster.get("/healthz")) == {"alive": True}
+        assert (await cluster.get("/readyz"))["ready"] is True
 
         admin = {"token": "the broker's"}
-        await yard.do("POST", "/v1/topics", {"name": "orders", "partitions": 1}, **admin)
-        await yard.do("POST", RECORDS, {"value": "by the admin"}, **admin)
-        await yard.do("PATCH", "/v1/topics/orders", {"token": "of-publishers"}, **admin)
-        described = await yard.get("/v1/topics/orders", **admin)
+        await cluster.do("POST", "/v1/topics", {"name": "orders", "partitions": 1}, **admin)
+        await cluster.do("POST", RECORDS, {"value": "by the admin"}, **admin)
+        await cluster.do("PATCH", "/v1/topics/orders", {"token": "of-publishers"}, **admin)
+        described = await cluster.get("/v1/topics/orders", **admin)
         assert described["token"] is True
         assert "of-publishers" not in str(described)
         for wrong in (None, "the broker's", "of publisher"):
-            response = await yard.ask("POST", RECORDS, {"value": "x"}, token=wrong)
+            response = await cluster.request("POST", RECORDS, {"value": "x"}, token=wrong)
             assert (response.status, response.code) == (401, "wrong_token")
-        await yard.do("POST", RECORDS, {"value": "by a publisher"}, token="of-publishers")
-        assert (await yard.ask("GET", RECORDS, token="of-publishers")).status == 401
-        await yard.do("PATCH", "/v1/topics/orders", {"token": None}, **admin)
-        assert [r.value for r in (await yard.records())[0]] == [b"by the admin", b"by a publisher"]
+        await cluster.do("POST", RECORDS, {"value": "by a publisher"}, token="of-publishers")
+        assert (await cluster.request("GET", RECORDS, token="of-publishers")).status == 401
+        await cluster.do("PATCH", "/v1/topics/orders", {"token": None}, **admin)
+        assert [r.value for r in (await cluster.records())[0]] == [b"by the admin", b"by a publisher"]
 
-    tell(story, token="the broker's")
+    run(scenario, token="the broker's")
 
 
 # Topics
@@ -365,144 +370,146 @@ def test_only_health_checks_work_without_the_token_and_a_topic_can_have_a_token_
 
 @pytest.mark.parametrize("engine", ["memory", "sqlite"])
 def test_a_topic_is_created_described_expanded_configured_and_deleted(engine: str, tmp_path: Path) -> None:
-    async def story(yard: Yard) -> None:
-        await yard.topic(partitions=2, retention_ms=60_000)
-        await yard.publish("a", "b", "c", partition=1)
-        response = await yard.get("/v1/topics/orders")
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.topic(partitions=2, retention_ms=60_000)
+        await cluster.publish("a", "b", "c", partition=1)
+        response = await cluster.get("/v1/topics/orders")
         assert (response["partitions"], response["receiving"], response["retention_ms"]) == (2, 2, 60_000)
         assert response["spans"] == [{"first": 0, "end": 0}, {"first": 0, "end": 3}]
-        assert "orders" in [topic["name"] for topic in await yard.get("/v1/topics")]
-        assert (await yard.do("POST", "/v1/topics/orders/expand", {"partitions": 5}))["partitions"] == 5
-        await yard.publish("d", partition=4)
-        changed = await yard.do("PATCH", "/v1/topics/orders", {"retention_bytes": 1_000_000, "records_per_second": 50})
+        assert "orders" in [topic["name"] for topic in await cluster.get("/v1/topics")]
+        assert (await cluster.do("POST", "/v1/topics/orders/expand", {"partitions": 5}))["partitions"] == 5
+        await cluster.publish("d", partition=4)
+        changed = await cluster.do(
+            "PATCH", "/v1/topics/orders", {"retention_bytes": 1_000_000, "records_per_second": 50}
+        )
         assert (changed["retention_ms"], changed["retention_bytes"], changed["records_per_second"]) == (
             60_000,
             1_000_000,
             50,
         )
-        await yard.do("PATCH", "/v1/topics/orders", {"token": "of-publishers"})
-        await yard.do("DELETE", "/v1/topics/orders")
-        assert (await yard.ask("GET", "/v1/topics/orders")).code == "unknown_topic"
-        await yard.topic(partitions=1)
-        again = await yard.get("/v1/topics/orders")
+        await cluster.do("PATCH", "/v1/topics/orders", {"token": "of-publishers"})
+        await cluster.do("DELETE", "/v1/topics/orders")
+        assert (await cluster.request("GET", "/v1/topics/orders")).code == "unknown_topic"
+        await cluster.topic(partitions=1)
+        again = await cluster.get("/v1/topics/orders")
         assert (again["spans"], again["token"], again["records_per_second"]) == ([{"first": 0, "end": 0}], False, None)
-        await yard.publish("e")
+        await cluster.publish("e")
 
-    tell(story, tmp_path if engine == "sqlite" else None)
+    run(scenario, tmp_path if engine == "sqlite" else None)
 
 
 @pytest.mark.parametrize("engine", ["memory", "sqlite"])
 def test_a_contracted_topic_takes_records_on_the_remaining_partitions_and_drains_the_others(
     engine: str, tmp_path: Path
 ) -> None:
-    async def story(yard: Yard) -> None:
-        await yard.topic(partitions=6)
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.topic(partitions=6)
         handled = Handled()
         sent = [f"{i}" for i in range(200)]
-        async with yard.producer() as producer:
+        async with cluster.producer() as producer:
             await asyncio.gather(*(producer.send("orders", value, key=value) for value in sent[:100]))
-            response = await yard.do("POST", "/v1/topics/orders/contract", {"partitions": 2})
+            response = await cluster.do("POST", "/v1/topics/orders/contract", {"partitions": 2})
             assert (response["partitions"], response["receiving"]) == (6, 2)
             await asyncio.sleep(2.2)  # longer than it takes to look for what is drained
-            assert (await yard.get("/v1/topics/orders"))["partitions"] == 6, "nobody has read it"
-            refused = await yard.ask("POST", RECORDS, {"value": "x"}, partition=5)
+            assert (await cluster.get("/v1/topics/orders"))["partitions"] == 6, "nobody has read it"
+            refused = await cluster.request("POST", RECORDS, {"value": "x"}, partition=5)
             assert (refused.status, refused.code) == (409, "closing")
-            async with handled.at_work(yard.consumer("m1")), handled.at_work(yard.consumer("m2")):
+            async with handled.at_work(cluster.consumer("m1")), handled.at_work(cluster.consumer("m2")):
                 await asyncio.gather(*(producer.send("orders", value, key=value) for value in sent[100:]))
 
                 async def gone() -> bool:
-                    return bool((await yard.get("/v1/topics/orders"))["partitions"] == 2)
+                    return bool((await cluster.get("/v1/topics/orders"))["partitions"] == 2)
 
-                await yard.until(gone)
+                await cluster.until(gone)
                 await producer.send("orders", "last")
-                await yard.until(lambda: "last" in handled.values)
-                await yard.until_shared(1, 1)
+                await cluster.until(lambda: "last" in handled.values)
+                await cluster.until_shared(1, 1)
         assert sorted(handled.values) == sorted([*sent, "last"])
 
-    tell(story, tmp_path if engine == "sqlite" else None)
+    run(scenario, tmp_path if engine == "sqlite" else None)
 
 
 @pytest.mark.parametrize("engine", ["memory", "sqlite"])
 def test_a_draining_partition_waits_for_a_group_that_is_offline(engine: str, tmp_path: Path) -> None:
-    async def story(yard: Yard) -> None:
-        await yard.topic(partitions=2)
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.topic(partitions=2)
         on, off = Handled(), Handled()
-        async with off.at_work(yard.consumer("m1", "off")):
-            await yard.publish("a", partition=0)
-            await yard.until_done("off")
-        await yard.do("POST", "/v1/topics/orders/expand", {"partitions": 3})
-        await yard.publish("b", "c", partition=2)
-        async with on.at_work(yard.consumer("m1", "on")):
-            response = await yard.do("POST", "/v1/topics/orders/contract", {"partitions": 2})
+        async with off.at_work(cluster.consumer("m1", "off")):
+            await cluster.publish("a", partition=0)
+            await cluster.until_done("off")
+        await cluster.do("POST", "/v1/topics/orders/expand", {"partitions": 3})
+        await cluster.publish("b", "c", partition=2)
+        async with on.at_work(cluster.consumer("m1", "on")):
+            response = await cluster.do("POST", "/v1/topics/orders/contract", {"partitions": 2})
             assert [row["partition"] for row in response["closing"]] == [2]
             assert response["closing"][0]["waiting_for"]["off"] == 2
-            await yard.until_done("on")
+            await cluster.until_done("on")
             await asyncio.sleep(2.2)  # longer than it takes to look for what is drained
-            shown = await yard.get("/v1/topics/orders")
+            shown = await cluster.get("/v1/topics/orders")
             assert (shown["partitions"], shown["closing"]) == (
                 3,
                 [{"partition": 2, "records": 2, "waiting_for": {"off": 2}, "drained": False}],
             )
-            async with off.at_work(yard.consumer("m1", "off")):
+            async with off.at_work(cluster.consumer("m1", "off")):
 
                 async def gone() -> bool:
-                    shown = await yard.get("/v1/topics/orders")
+                    shown = await cluster.get("/v1/topics/orders")
                     return (shown["partitions"], shown["closing"]) == (2, [])
 
-                await yard.until(gone)
+                await cluster.until(gone)
         assert sorted(off.values) == sorted(on.values) == ["a", "b", "c"]
-        (row,) = [row for row in await yard.get("/v1/audit") if row["action"] == "partitions dropped"]
+        (row,) = [row for row in await cluster.get("/v1/audit") if row["action"] == "partitions dropped"]
         assert (row["who"], row["subject"], row["detail"]) == ("broker", "orders", {"partitions": [2], "records": 2})
 
-    tell(story, tmp_path if engine == "sqlite" else None)
+    run(scenario, tmp_path if engine == "sqlite" else None)
 
 
 def test_a_reset_to_the_end_lets_a_draining_partition_be_dropped() -> None:
-    async def story(yard: Yard) -> None:
-        await yard.topic(partitions=1)
-        async with Handled().at_work(yard.consumer("m1")):
-            await yard.publish("a")
-            await yard.until_done()
-        await yard.do("POST", "/v1/topics/orders/expand", {"partitions": 2})
-        await yard.publish("b", partition=1)
-        response = await yard.do("POST", "/v1/topics/orders/contract", {"partitions": 1})
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.topic(partitions=1)
+        async with Handled().at_work(cluster.consumer("m1")):
+            await cluster.publish("a")
+            await cluster.until_done()
+        await cluster.do("POST", "/v1/topics/orders/expand", {"partitions": 2})
+        await cluster.publish("b", partition=1)
+        response = await cluster.do("POST", "/v1/topics/orders/contract", {"partitions": 1})
         assert response["closing"] == [{"partition": 1, "records": 1, "waiting_for": {"billing": 1}, "drained": False}]
         request = {"topic": "orders", "to": "latest", "partitions": [1]}
-        assert await yard.do("POST", "/v1/groups/billing/reset", request) == {"orders/1": 1}
+        assert await cluster.do("POST", "/v1/groups/billing/reset", request) == {"orders/1": 1}
 
         async def gone() -> bool:
-            return bool((await yard.get("/v1/topics/orders"))["partitions"] == 1)
+            return bool((await cluster.get("/v1/topics/orders"))["partitions"] == 1)
 
-        await yard.until(gone)
+        await cluster.until(gone)
 
-    tell(story)
+    run(scenario)
 
 
 def test_groups_with_positions_on_deleted_partitions_and_topics_are_listed() -> None:
-    async def story(yard: Yard) -> None:
-        await yard.topic(partitions=4)
-        await yard.topic("mails", partitions=1)
-        await yard.publish("a", partition=0)
-        async with yard.consumer("m1", "eu"):
-            await yard.until_shared(4, group="eu")
-        with yard.registry.transaction() as tx:
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.topic(partitions=4)
+        await cluster.topic("mails", partitions=1)
+        await cluster.publish("a", partition=0)
+        async with cluster.consumer("m1", "eu"):
+            await cluster.until_shared(4, group="eu")
+        with cluster.registry.transaction() as tx:
             tx.put_ownerships([OwnershipRow("eu", Partition("mails", 0)), OwnershipRow("eu", Partition("fax", 0))])
-        await yard.do("POST", "/v1/topics/orders/contract", {"partitions": 1})
+        await cluster.do("POST", "/v1/topics/orders/contract", {"partitions": 1})
 
         async def gone() -> bool:
-            return bool((await yard.get("/v1/topics/orders"))["partitions"] == 1)
+            return bool((await cluster.get("/v1/topics/orders"))["partitions"] == 1)
 
-        await yard.until(gone)
-        await yard.do("POST", "/v1/topics/orders/expand", {"partitions": 2})
-        await yard.do("DELETE", "/v1/topics/mails")
-        assert {"group": "eu", "members": 0, "lag": 1} in await yard.get("/v1/groups")
-        rows = (await yard.get("/v1/groups/eu"))["partitions"]
+        await cluster.until(gone)
+        await cluster.do("POST", "/v1/topics/orders/expand", {"partitions": 2})
+        await cluster.do("DELETE", "/v1/topics/mails")
+        assert {"group": "eu", "members": 0, "lag": 1} in await cluster.get("/v1/groups")
+        rows = (await cluster.get("/v1/groups/eu"))["partitions"]
         assert [f"{row['topic']}/{row['partition']}" for row in rows if "retry" not in row["topic"]] == [
             "orders/0",
             "orders/1",
         ]
 
-    tell(story)
+    run(scenario)
 
 
 def test_a_reset_of_a_topic_skips_partitions_that_are_dropped_meanwhile() -> None:
@@ -526,46 +533,46 @@ def test_a_reset_of_a_topic_skips_partitions_that_are_dropped_meanwhile() -> Non
 
 
 def test_a_topic_with_subscribers_is_deleted_only_by_force_and_they_survive_it() -> None:
-    async def story(yard: Yard) -> None:
-        await yard.topic(partitions=2)
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.topic(partitions=2)
         handled = Handled()
-        async with handled.at_work(yard.consumer("m1")):
-            await yard.until_shared(2)
-            refused = await yard.ask("DELETE", "/v1/topics/orders")
+        async with handled.at_work(cluster.consumer("m1")):
+            await cluster.until_shared(2)
+            refused = await cluster.request("DELETE", "/v1/topics/orders")
             assert (refused.status, refused.code) == (409, "topic_in_use")
             assert refused.json["error"]["fields"]["groups"] == ["billing"]
-            await yard.publish("old")
-            await yard.until(lambda: handled.values == ["old"])
-            await yard.do("DELETE", "/v1/topics/orders", force=True)
-            await yard.topic(partitions=2)
-            await yard.publish("new")
-            await yard.until(lambda: handled.values == ["old", "new"])
-        await yard.do("DELETE", "/v1/topics/orders")
+            await cluster.publish("old")
+            await cluster.until(lambda: handled.values == ["old"])
+            await cluster.do("DELETE", "/v1/topics/orders", force=True)
+            await cluster.topic(partitions=2)
+            await cluster.publish("new")
+            await cluster.until(lambda: handled.values == ["old", "new"])
+        await cluster.do("DELETE", "/v1/topics/orders")
 
-    tell(story)
+    run(scenario)
 
 
 def test_a_topic_is_in_use_by_subscribers_of_a_topic_that_moved_there() -> None:
-    async def story(yard: Yard) -> None:
+    async def scenario(cluster: Cluster) -> None:
         for name in ("orders", "orders-2", "orders-3", "other"):
-            await yard.topic(name, partitions=1)
-        async with yard.consumer("m1"):
-            await yard.log.move_topic("orders", "orders-2")
-            await yard.log.move_topic("orders-2", "orders-3")
+            await cluster.topic(name, partitions=1)
+        async with cluster.consumer("m1"):
+            await cluster.log.move_topic("orders", "orders-2")
+            await cluster.log.move_topic("orders-2", "orders-3")
             for name in ("orders", "orders-2", "orders-3"):
-                refused = await yard.ask("DELETE", f"/v1/topics/{name}")
+                refused = await cluster.request("DELETE", f"/v1/topics/{name}")
                 assert (refused.status, refused.code) == (409, "topic_in_use"), name
                 assert refused.json["error"]["fields"]["groups"] == ["billing"]
-            await yard.do("DELETE", "/v1/topics/other")
+            await cluster.do("DELETE", "/v1/topics/other")
 
-    tell(story)
+    run(scenario)
 
 
 @pytest.mark.parametrize(
     ("trusted", "who"), [((), "127.0.0.1"), (("10.0.0.9",), "127.0.0.1"), (("10.0.0.9", "127.0.0.1"), "10.0.0.7")]
 )
 def test_only_trusted_proxies_can_set_the_address_of_a_caller(trusted: tuple[str, ...], who: str) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         async with MemoryLog() as log:
             with MemoryRegistry() as registry:
                 async with serving(log, registry, port=0, trusted_proxies=trusted) as server:
@@ -584,7 +591,7 @@ def test_only_trusted_proxies_can_set_the_address_of_a_caller(trusted: tuple[str
                 with registry.snapshot() as tx:
                     assert [row.who for row in tx.audit_log(10) if row.action == "topic created"] == [who]
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 # Groups
@@ -595,55 +602,55 @@ def test_two_consumers_have_three_partitions_each_and_three_have_two_and_only_wh
 ) -> None:
     """The pictures of seed 001."""
 
-    async def story(yard: Yard) -> None:
-        await yard.topic(partitions=6)
-        async with yard.consumer("c1"), yard.consumer("c2"):
-            two = await yard.until_shared(3, 3)
-            async with yard.consumer("c3"):
-                three = await yard.until_shared(2, 2, 2)
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.topic(partitions=6)
+        async with cluster.consumer("c1"), cluster.consumer("c2"):
+            two = await cluster.until_shared(3, 3)
+            async with cluster.consumer("c3"):
+                three = await cluster.until_shared(2, 2, 2)
                 moved = {p for p in two if two[p] != three[p]}
                 assert len(moved) == 2
                 assert {three[p] for p in moved} == {"c3"}
-                retries = await yard.until_shared(2, 1, 1, topic="billing.orders.retry")
+                retries = await cluster.until_shared(2, 1, 1, topic="billing.orders.retry")
                 assert len(retries) == 4, "balanced apart from the others"
-                epochs = {p: row["epoch"] for p, row in (await yard.rows()).items()}
-            again = await yard.until_shared(3, 3)
+                epochs = {p: row["epoch"] for p, row in (await cluster.rows()).items()}
+            again = await cluster.until_shared(3, 3)
             assert {p for p in three if three[p] != again[p]} == {p for p, owner in three.items() if owner == "c3"}
             stayed = {p for p, owner in three.items() if owner != "c3"}
-            after = await yard.rows()
+            after = await cluster.rows()
             assert {p: after[p]["epoch"] for p in stayed} == {p: epochs[p] for p in stayed}, "they never paused"
 
-    tell(story, tmp_path)
+    run(scenario, tmp_path)
 
 
 def test_twenty_consumers_that_join_at_once_have_a_fair_share_and_each_record_is_handled() -> None:
-    async def story(yard: Yard) -> None:
-        await yard.topic(partitions=30)
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.topic(partitions=30)
         sent = [f"{i}" for i in range(300)]
-        await yard.publish(*sent)
+        await cluster.publish(*sent)
         handled = Handled()
         async with contextlib.AsyncExitStack() as stack:
-            members = [handled.at_work(yard.consumer(f"m{i}", session_timeout=10.0)) for i in range(20)]
+            members = [handled.at_work(cluster.consumer(f"m{i}", session_timeout=10.0)) for i in range(20)]
             await asyncio.gather(*(stack.enter_async_context(member) for member in members))
-            await yard.until_shared(*[1] * 10, *[2] * 10)
-            await yard.until_done()
+            await cluster.until_shared(*[1] * 10, *[2] * 10)
+            await cluster.until_done()
         assert set(handled.values) == set(sent)
-        committed = [row["committed"] for row in (await yard.rows()).values()]
+        committed = [row["committed"] for row in (await cluster.rows()).values()]
         assert committed == [10] * 30
 
-    tell(story)
+    run(scenario)
 
 
 def test_a_group_shows_the_seeds_table_and_its_members() -> None:
-    async def story(yard: Yard) -> None:
-        await yard.topic(partitions=2)
-        await yard.publish("a", "b", "c", partition=0)
-        async with yard.consumer("m1", max_records=1) as consumer:
-            await yard.until_shared(2)
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.topic(partitions=2)
+        await cluster.publish("a", "b", "c", partition=0)
+        async with cluster.consumer("m1", max_records=1) as consumer:
+            await cluster.until_shared(2)
             async for batch in consumer:
                 await batch.commit()
                 break
-            response = await yard.get("/v1/groups/billing")
+            response = await cluster.get("/v1/groups/billing")
             (row,) = [r for r in response["partitions"] if (r["topic"], r["partition"]) == ("orders", 0)]
             shown = {name: row[name] for name in ("group", "owner", "next_owner", "committed", "end", "lag")}
             expected = {"group": "billing", "owner": "m1", "next_owner": None, "committed": 1, "end": 3, "lag": 2}
@@ -652,34 +659,34 @@ def test_a_group_shows_the_seeds_table_and_its_members() -> None:
             (member,) = response["members"]
             assert (member["member"], member["standby"], member["session_timeout"]) == ("m1", False, 2.0)
             assert member["topics"] == ["billing.orders.retry", "orders"]
-            (listed,) = [g for g in await yard.get("/v1/groups") if g["group"] == "billing"]
+            (listed,) = [g for g in await cluster.get("/v1/groups") if g["group"] == "billing"]
             assert listed == {"group": "billing", "members": 1, "lag": 2}
-        await yard.set(paused=True)
-        await yard.do("DELETE", "/v1/groups/billing")
-        assert (await yard.ask("GET", "/v1/groups/billing")).code == "unknown_group"
-        async with yard.consumer("m1") as consumer:
+        await cluster.set(paused=True)
+        await cluster.do("DELETE", "/v1/groups/billing")
+        assert (await cluster.request("GET", "/v1/groups/billing")).code == "unknown_group"
+        async with cluster.consumer("m1") as consumer:
             assert consumer.settings.paused is False, "another group of that name begins anew"
 
-    tell(story)
+    run(scenario)
 
 
 def test_a_long_poll_for_changes_of_a_group_returns_at_once_when_it_changes() -> None:
-    async def story(yard: Yard) -> None:
-        await yard.topic(partitions=1)
-        async with yard.consumer("m1"):
-            await yard.until_shared(1)
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.topic(partitions=1)
+        async with cluster.consumer("m1"):
+            await cluster.until_shared(1)
             seen, before = "", None
             while seen != before:  # until the first member's share is settled
-                before, response = seen, await yard.get("/v1/groups/billing/changes", seen=seen, wait_seconds=0.5)
+                before, response = seen, await cluster.get("/v1/groups/billing/changes", seen=seen, wait_seconds=0.5)
                 seen = response["version"]
-            waiting = asyncio.create_task(yard.get("/v1/groups/billing/changes", seen=seen, wait_seconds=15))
+            waiting = asyncio.create_task(cluster.get("/v1/groups/billing/changes", seen=seen, wait_seconds=15))
             await asyncio.sleep(0.1)
             assert not waiting.done()
-            async with yard.consumer("m2"):
+            async with cluster.consumer("m2"):
                 response = await asyncio.wait_for(waiting, 5)
                 assert response["version"] != seen
 
-    tell(story)
+    run(scenario)
 
 
 # Looking
@@ -687,8 +694,8 @@ def test_a_long_poll_for_changes_of_a_group_returns_at_once_when_it_changes() ->
 
 @pytest.mark.parametrize("engine", ["memory", "sqlite"])
 def test_records_can_be_inspected_and_searched_without_being_a_member(engine: str, tmp_path: Path) -> None:
-    async def story(yard: Yard) -> None:
-        await yard.topic(partitions=2)
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.topic(partitions=2)
         records = [
             {
                 "value": "one",
@@ -702,8 +709,8 @@ def test_records_can_be_inspected_and_searched_without_being_a_member(engine: st
             {"value_base64": "/w==", "id": "r2", "trace": "t1", "timestamp": 20},
             {"value": "three", "id": "r3", "key_base64": "/g==", "timestamp": 30},
         ]
-        await yard.do("POST", RECORDS, {"records": records}, partition=1)
-        response = await yard.get(RECORDS, partition=1)
+        await cluster.do("POST", RECORDS, {"records": records}, partition=1)
+        response = await cluster.get(RECORDS, partition=1)
         shown = [
             {name: value for name, value in record.items() if name not in ("partition", "offset")}
             for record in response["records"]
@@ -711,12 +718,12 @@ def test_records_can_be_inspected_and_searched_without_being_a_member(engine: st
         assert shown == records
         assert [(r["partition"], r["offset"]) for r in response["records"]] == [("orders/1", i) for i in range(3)]
         assert (response["first"], response["end"]) == (0, 3)
-        assert [r["id"] for r in (await yard.get(RECORDS, partition=1, limit=2))["records"]] == ["r2", "r3"]
-        assert [r["id"] for r in (await yard.get(RECORDS, partition=1, offset=1, limit=1))["records"]] == ["r2"]
-        assert (await yard.get(RECORDS, partition=0))["records"] == []
+        assert [r["id"] for r in (await cluster.get(RECORDS, partition=1, limit=2))["records"]] == ["r2", "r3"]
+        assert [r["id"] for r in (await cluster.get(RECORDS, partition=1, offset=1, limit=1))["records"]] == ["r2"]
+        assert (await cluster.get(RECORDS, partition=0))["records"] == []
 
         async def ids(**query: Any) -> list[str]:
-            return [record["id"] for record in await yard.get("/v1/topics/orders/search", **query)]
+            return [record["id"] for record in await cluster.get("/v1/topics/orders/search", **query)]
 
         assert await ids(id="r2") == ["r2"]
         assert await ids(key="k") == ["r1"]
@@ -724,15 +731,15 @@ def test_records_can_be_inspected_and_searched_without_being_a_member(engine: st
         assert await ids(since=20, until=30) == ["r2"]
         assert await ids(trace="t1", limit=1) == ["r2"]
         assert await ids(trace="t1", partition=0) == []
-        (found,) = await yard.get("/v1/topics/orders/search", id="r3")
+        (found,) = await cluster.get("/v1/topics/orders/search", id="r3")
         assert (found["partition"], found["offset"]) == ("orders/1", 2)
 
-    tell(story, tmp_path if engine == "sqlite" else None)
+    run(scenario, tmp_path if engine == "sqlite" else None)
 
 
 def test_the_description_of_the_api_is_complete() -> None:
-    async def story(yard: Yard) -> None:
-        response = await yard.get("/openapi.json")
+    async def scenario(cluster: Cluster) -> None:
+        response = await cluster.get("/openapi.json")
         text = msgspec.json.encode(response).decode()
         refs = set(re.findall(r'"\$ref":"#/components/schemas/([^"]+)"', text))
         assert refs
@@ -747,40 +754,42 @@ def test_the_description_of_the_api_is_complete() -> None:
         assert {"/v1/topics/{topic}/records", "/v1/groups/{group}/members", "/v1/audit"} <= set(paths)
         published = paths["/v1/topics/{topic}/records"]["post"]["requestBody"]["content"]
         assert set(published) == set(MEDIA_TYPES)
-        page = await yard.ask("GET", "/docs")
+        page = await cluster.request("GET", "/docs")
         assert page.status == 200
 
-    tell(story)
+    run(scenario)
 
 
 def test_a_broker_that_stops_answers_waiting_reads_at_once() -> None:
-    async def story(yard: Yard) -> None:
-        await yard.topic(partitions=1)
-        async with yard.consumer("m1") as consumer:
-            await yard.until(lambda: consumer.owned)
-            owner = (await yard.rows())[0]["epoch"]
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.topic(partitions=1)
+        async with cluster.consumer("m1") as consumer:
+            await cluster.until(lambda: consumer.owned)
+            owner = (await cluster.rows())[0]["epoch"]
             query = {"offset": 0, "owner": owner, "wait_seconds": 30}
-            waiting = asyncio.create_task(yard.ask("GET", "/v1/groups/billing/partitions/orders/0/records", **query))
+            waiting = asyncio.create_task(
+                cluster.request("GET", "/v1/groups/billing/partitions/orders/0/records", **query)
+            )
             await asyncio.sleep(0.2)
             assert not waiting.done()
             began = asyncio.get_running_loop().time()
-            yard.stop(0)
+            cluster.stop(0)
             response = await waiting
             assert response.status == 200
             assert response.json["records"] == []
             assert asyncio.get_running_loop().time() - began < 4
 
-    tell(story)
+    run(scenario)
 
 
 def test_a_reader_in_json_gets_what_an_owner_reads() -> None:
-    async def story(yard: Yard) -> None:
-        await yard.topic(partitions=1)
-        await yard.log.append(Partition("orders", 0), [Record("a", b"\xff", b"text", (("tag", b"red"),), 7)])
-        async with running(yard.consumer("m1"), lambda _: None):
-            await yard.until_done()
-            owner = (await yard.rows())[0]["epoch"]
-            response = await yard.get("/v1/groups/billing/partitions/orders/0/records", offset=0, owner=owner)
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.topic(partitions=1)
+        await cluster.log.append(Partition("orders", 0), [Record("a", b"\xff", b"text", (("tag", b"red"),), 7)])
+        async with running(cluster.consumer("m1"), lambda _: None):
+            await cluster.until_done()
+            owner = (await cluster.rows())[0]["epoch"]
+            response = await cluster.get("/v1/groups/billing/partitions/orders/0/records", offset=0, owner=owner)
             (record,) = response["records"]
             assert record == {
                 "id": "a",
@@ -792,11 +801,11 @@ def test_a_reader_in_json_gets_what_an_owner_reads() -> None:
                 "offset": 0,
             }
 
-    tell(story)
+    run(scenario)
 
 
 def test_a_broker_goes_by_the_clock_it_is_given() -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         clock = ManualClock()
         async with MemoryLog() as log:
             with MemoryRegistry() as registry:
@@ -816,4 +825,4 @@ def test_a_broker_goes_by_the_clock_it_is_given() -> None:
                     await clock.advance(SETTINGS_SECONDS)
                     assert (await broker.topic_settings("orders")).records_per_second == 7
 
-    asyncio.run(story())
+    asyncio.run(scenario())

@@ -1,4 +1,4 @@
-"""What goes with a topic or a group that is deleted, and what does not."""
+"""Which companion topics are deleted with a topic or a group, and which are kept."""
 
 import asyncio
 from pathlib import Path
@@ -9,19 +9,21 @@ import pytest
 from shardyard.cli.queues import groups as group_commands
 from shardyard.cli.queues import topics as topic_commands
 from shardyard.client import Consumer, Message
+from shardyard.log import Log
 from shardyard.log.memory import MemoryLog
 from shardyard.model import Partition, Record, Span, TopicKind
-from shardyard.queues.cascade_delete import Kept, Leftovers, beside_group
+from shardyard.queues.cascade_delete import Companions, KeptTopic, companions_of_group
 from shardyard.queues.delays import UNDELIVERABLE, Delays
-from shardyard.queues.retry_topics import beside
-from shardyard.queues.topic_readers import Known
+from shardyard.queues.retry_topics import parse_companion
+from shardyard.queues.topic_readers import TopicReaders
 from shardyard.wire.headers import REASON
 from tests.log.samples import awaited
-from tests.queues.setup import Yard, running, tell
+from tests.queues.engines import BROKERS
+from tests.queues.setup import Cluster, run, running
 
 RETRY, DEAD = "billing.orders.retry", "billing.orders.dead"
 LETTERS = "it has dead letters"
-WAITING = "records wait to be tried again"
+WAITING = "records wait for a retry"
 A_LONG_TIME = 3600.0
 
 
@@ -29,38 +31,42 @@ async def failing(_: Message) -> None:
     raise ValueError("no")
 
 
-async def fail(yard: Yard, *values: str, backoff: tuple[float, ...] = (), group: str = "billing") -> None:
-    """Have a group fail at these records of `orders`; its member is gone then."""
-    await yard.set(group, backoff=backoff)
-    async with running(yard.consumer(group=group), failing):
-        await yard.publish(*values)
-        await yard.until_done(group)
+async def fail(cluster: Cluster, *values: str, backoff: tuple[float, ...] = (), group: str = "billing") -> None:
+    """Let a group fail on these records of `orders`; then its member leaves."""
+    await cluster.set(group, backoff=backoff)
+    async with running(cluster.consumer(group=group), failing):
+        await cluster.publish(*values)
+        await cluster.until_done(group)
 
 
-async def visit(yard: Yard, group: str) -> None:
-    """Have a member of the group come and go."""
-    async with yard.consumer(group=group):
-        await yard.until(lambda: there(yard, f"{group}.orders.retry"))
+async def visit(cluster: Cluster, group: str) -> None:
+    """Let a member of the group join and leave."""
+    async with cluster.consumer(group=group):
+        await cluster.until(lambda: exist(cluster, f"{group}.orders.retry"))
 
 
-async def there(yard: Yard, *names: str) -> bool:
-    return set(names) <= {topic.name for topic in await yard.log.topics()}
+async def exist(cluster: Cluster, *names: str) -> bool:
+    return set(names) <= {topic.name for topic in await cluster.log.topics()}
 
 
-async def names(yard: Yard) -> set[str]:
-    return {topic.name for topic in await yard.log.topics() if not topic.name.startswith("shardyard.")}
+async def trim_all(log: Log, partition: Partition) -> None:
+    await log.trim(partition, (await log.span(partition)).end)
 
 
-async def deleted(yard: Yard, path: str, *, force: bool = False) -> tuple[list[str], list[tuple[str, int, str]]]:
-    """What went with it, and what was kept."""
-    told: Any = await yard.do("DELETE", f"/v1/{path}", force=force)
-    return sorted(told["also_deleted"]), [(k["topic"], k["records"], k["because"]) for k in told["kept"]]
+async def names(cluster: Cluster) -> set[str]:
+    return {topic.name for topic in await cluster.log.topics() if not topic.name.startswith("shardyard.")}
 
 
-def test_a_name_says_of_which_group_and_topic_it_is() -> None:
-    assert beside("billing.orders.retry") == ("billing", "orders", ".retry")
-    assert beside("billing.eu.orders.dead") == ("billing", "eu.orders", ".dead")
-    assert beside("repair.billing.orders.dead.retry") == ("repair", "billing.orders.dead", ".retry")
+async def delete(cluster: Cluster, path: str, *, force: bool = False) -> tuple[list[str], list[tuple[str, int, str]]]:
+    """Delete a topic or a group: which topics were deleted with it, and which were kept."""
+    body: Any = await cluster.do("DELETE", f"/v1/{path}", force=force)
+    return sorted(body["also_deleted"]), [(k["topic"], k["records"], k["because"]) for k in body["kept"]]
+
+
+def test_the_name_of_a_companion_topic_has_one_reading() -> None:
+    assert parse_companion("billing.orders.retry") == ("billing", "orders", ".retry")
+    assert parse_companion("billing.eu.orders.dead") == ("billing", "eu.orders", ".dead")
+    assert parse_companion("repair.billing.orders.dead.retry") == ("repair", "billing.orders.dead", ".retry")
     for name in (
         "orders",
         "orders.dead",
@@ -69,268 +75,268 @@ def test_a_name_says_of_which_group_and_topic_it_is() -> None:
         ".orders.dead",
         "billing.orders.retry.old",
     ):
-        assert beside(name) is None
+        assert parse_companion(name) is None
 
 
-@pytest.mark.parametrize("engine", ["memory", "sqlite"])
-def test_retry_topics_go_with_their_topic_and_dead_letters_by_force_alone(engine: str, tmp_path: Path) -> None:
-    async def story(yard: Yard) -> None:
-        await yard.topic(partitions=2)
-        await fail(yard, "a", "b")
-        await visit(yard, "shipping")
-        assert await deleted(yard, "topics/orders") == ([RETRY, "shipping.orders.retry"], [(DEAD, 2, LETTERS)])
-        assert await names(yard) == {DEAD}
-        await yard.topic()
-        assert [letter["reason"] for letter in await yard.get("/v1/groups/billing/dead", topic="orders")] == [
+@pytest.mark.parametrize("engine", BROKERS)
+def test_retry_topics_are_deleted_with_their_topic_and_dead_letters_only_by_force(engine: str, tmp_path: Path) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.topic(partitions=2)
+        await fail(cluster, "a", "b")
+        await visit(cluster, "shipping")
+        assert await delete(cluster, "topics/orders") == ([RETRY, "shipping.orders.retry"], [(DEAD, 2, LETTERS)])
+        assert await names(cluster) == {DEAD}
+        await cluster.topic()
+        assert [letter["reason"] for letter in await cluster.get("/v1/groups/billing/dead", topic="orders")] == [
             "ValueError: no"
         ] * 2
-        assert await deleted(yard, "topics/orders", force=True) == ([DEAD], [])
-        assert await names(yard) == set()
-        rows = await yard.get("/v1/audit")
+        assert await delete(cluster, "topics/orders", force=True) == ([DEAD], [])
+        assert await names(cluster) == set()
+        rows = await cluster.get("/v1/audit")
         assert ("topic deleted", DEAD, {"with": "topic orders"}) in [
             (row["action"], row["subject"], row["detail"]) for row in rows
         ]
 
-    tell(story, tmp_path if engine == "sqlite" else None)
+    run(scenario, tmp_path, engine=engine)
 
 
-def test_dead_letter_topics_from_which_all_was_driven_again_go() -> None:
-    async def story(yard: Yard) -> None:
-        await yard.topic()
-        await fail(yard, "a")
-        await yard.do("POST", "/v1/groups/billing/dead/redrive", {"topic": "orders"})
-        assert await deleted(yard, "topics/orders") == ([DEAD, RETRY], [])
+def test_dead_letter_topics_without_letters_after_a_redrive_are_deleted() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.topic()
+        await fail(cluster, "a")
+        await cluster.do("POST", "/v1/groups/billing/dead/redrive", {"topic": "orders"})
+        assert await delete(cluster, "topics/orders") == ([DEAD, RETRY], [])
 
-    tell(story)
+    run(scenario)
 
 
-def test_those_of_a_broadcast_group_that_are_trimmed_empty_go_too() -> None:
-    async def story(yard: Yard) -> None:
-        await yard.topic(partitions=1)
-        await yard.set(broadcast=True)
-        async with running(yard.consumer("m1"), failing):
-            await yard.publish("a")
-            await yard.until(lambda: there(yard, DEAD))
-            await yard.until(lambda: yard.get("/v1/groups/billing/dead", topic="orders"))
-        await yard.log.trim(Partition(DEAD, 0), 1)
-        assert await deleted(yard, "groups/billing") == ([DEAD], [])
+def test_trimmed_dead_letter_topics_of_a_broadcast_group_are_deleted() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.topic(partitions=1)
+        await cluster.set(broadcast=True)
+        async with running(cluster.consumer("m1"), failing):
+            await cluster.publish("a")
+            await cluster.until(lambda: exist(cluster, DEAD))
+            await cluster.until(lambda: cluster.get("/v1/groups/billing/dead", topic="orders"))
+        await trim_all(cluster.log, Partition(DEAD, 0))
+        assert await delete(cluster, "groups/billing") == ([DEAD], [])
 
-    tell(story)
+    run(scenario)
 
 
 @pytest.mark.parametrize("force", [False, True])
 @pytest.mark.parametrize("path", ["topics/orders", "groups/billing"])
-def test_topics_that_were_made_by_hand_or_are_of_another_name_stay(path: str, force: bool) -> None:
-    async def story(yard: Yard) -> None:
+def test_topics_that_a_user_created_or_that_have_another_name_are_kept(path: str, force: bool) -> None:
+    async def scenario(cluster: Cluster) -> None:
         own = {"billing.orders.dead", "the.orders.dead", "shipping.orders.retry", "billing.walking.dead"}
         for name in own:
-            await yard.topic(name, partitions=1)
-        await yard.publish("mine", topic="the.orders.dead")
-        await yard.publish("mine", topic="billing.walking.dead")
-        await yard.log.trim(Partition("the.orders.dead", 0), 1)
+            await cluster.topic(name, partitions=1)
+        await cluster.publish("mine", topic="the.orders.dead")
+        await cluster.publish("mine", topic="billing.walking.dead")
+        await trim_all(cluster.log, Partition("the.orders.dead", 0))
         other = {"a.b.orders.retry", "billing-2.orders-2.retry", "billingx.ordersx.retry"}
         for name in other:
-            await yard.log.create_topic(name, 1, kind=TopicKind.RETRY)
-        await yard.topic()
-        await visit(yard, "billing")
-        await yard.do("PATCH", "/v1/topics/the.orders.dead", {"token": "of-publishers"})
-        assert await deleted(yard, path, force=force) == ([RETRY], [])
-        assert await names(yard) - {"orders"} == own | other
-        assert (await yard.get("/v1/topics/the.orders.dead"))["token"] is True
+            await cluster.log.create_topic(name, 1, kind=TopicKind.RETRY)
+        await cluster.topic()
+        await visit(cluster, "billing")
+        await cluster.do("PATCH", "/v1/topics/the.orders.dead", {"token": "of-publishers"})
+        assert await delete(cluster, path, force=force) == ([RETRY], [])
+        assert await names(cluster) - {"orders"} == own | other
+        assert (await cluster.get("/v1/topics/the.orders.dead"))["token"] is True
 
-    tell(story)
+    run(scenario)
 
 
 @pytest.mark.parametrize("force", [False, True])
-def test_somebodys_own_records_among_dead_letters_are_kept_also_by_force(force: bool) -> None:
-    async def story(yard: Yard) -> None:
-        await yard.topic()
-        await fail(yard, "a")
-        await yard.publish("mine", topic=DEAD)
+def test_a_users_records_among_dead_letters_are_kept_even_by_force(force: bool) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.topic()
+        await fail(cluster, "a")
+        await cluster.publish("mine", topic=DEAD)
         kept = [(DEAD, 2, "it has dead letters and other records")]
-        assert await deleted(yard, "topics/orders", force=force) == ([RETRY], kept)
+        assert await delete(cluster, "topics/orders", force=force) == ([RETRY], kept)
 
-    tell(story)
+    run(scenario)
 
 
-def test_a_dead_letter_topic_that_somebody_reads_goes_by_force_alone_with_all_that_is_beside_it() -> None:
-    async def story(yard: Yard) -> None:
-        await yard.topic(partitions=1)
-        await fail(yard, "a")
-        await yard.log.trim(Partition(DEAD, 0), 1)
+def test_a_dead_letter_topic_with_subscribers_is_deleted_only_by_force_together_with_its_own_companions() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.topic(partitions=1)
+        await fail(cluster, "a")
+        await trim_all(cluster.log, Partition(DEAD, 0))
         nested = f"repair.{DEAD}.retry"
-        async with Consumer(yard.urls, "repair", [DEAD]):
-            await yard.until(lambda: there(yard, nested))
+        async with Consumer(cluster.urls, "repair", [DEAD]):
+            await cluster.until(lambda: exist(cluster, nested))
             kept = [(DEAD, 0, "it is subscribed to by repair")]
-            assert await deleted(yard, "topics/orders") == ([RETRY], kept)
-            await yard.topic()
-            assert await deleted(yard, "topics/orders", force=True) == ([DEAD, nested], [])
+            assert await delete(cluster, "topics/orders") == ([RETRY], kept)
+            await cluster.topic()
+            assert await delete(cluster, "topics/orders", force=True) == ([DEAD, nested], [])
 
-    tell(story)
-
-
-def test_what_waits_to_be_tried_again_on_a_topic_that_moved_is_kept() -> None:
-    async def story(yard: Yard) -> None:
-        await yard.topic()
-        await fail(yard, "a", backoff=(A_LONG_TIME,))
-        await yard.topic("orders-2")
-        await yard.log.move_topic("orders", "orders-2")
-        assert await deleted(yard, "topics/orders") == ([], [(RETRY, 1, WAITING)])
-
-    tell(story)
+    run(scenario)
 
 
-def test_a_delayed_record_is_kept_with_its_group_and_by_force_it_is_undeliverable_and_holds_up_nobody() -> None:
-    async def story(yard: Yard) -> None:
-        await yard.topic()
-        await yard.topic("other", partitions=1)
-        await fail(yard, "a", "b", backoff=(4.0,))
-        await visit(yard, "shipping")
-        assert await deleted(yard, "groups/billing") == ([], [(RETRY, 2, WAITING)])
-        assert (await yard.ask("GET", "/v1/groups/billing")).code == "unknown_group"
-        assert await deleted(yard, "groups/billing") == ([], [(RETRY, 2, WAITING)]), "it is still known by its topic"
-        assert await deleted(yard, "groups/billing", force=True) == ([RETRY], [])
-        assert (await yard.ask("DELETE", "/v1/groups/billing", force=True)).code == "unknown_group"
-        await yard.do("POST", "/v1/topics/other/records", {"value": "c", "delay": 1.0})
-        await yard.until(lambda: there(yard, UNDELIVERABLE))
+def test_records_that_wait_for_a_retry_on_a_topic_that_moved_are_kept() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.topic()
+        await fail(cluster, "a", backoff=(A_LONG_TIME,))
+        await cluster.topic("orders-2")
+        await cluster.log.move_topic("orders", "orders-2")
+        assert await delete(cluster, "topics/orders") == ([], [(RETRY, 1, WAITING)])
+
+    run(scenario)
+
+
+def test_a_retry_topic_with_delayed_records_is_deleted_only_by_force_and_these_become_undeliverable() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.topic()
+        await cluster.topic("other", partitions=1)
+        await fail(cluster, "a", "b", backoff=(4.0,))
+        await visit(cluster, "shipping")
+        assert await delete(cluster, "groups/billing") == ([], [(RETRY, 2, WAITING)])
+        assert (await cluster.request("GET", "/v1/groups/billing")).code == "unknown_group"
+        assert await delete(cluster, "groups/billing") == ([], [(RETRY, 2, WAITING)]), "it is still known by its topic"
+        assert await delete(cluster, "groups/billing", force=True) == ([RETRY], [])
+        assert (await cluster.request("DELETE", "/v1/groups/billing", force=True)).code == "unknown_group"
+        await cluster.do("POST", "/v1/topics/other/records", {"value": "c", "delay": 1.0})
+        await cluster.until(lambda: exist(cluster, UNDELIVERABLE))
 
         async def lost() -> list[Record]:
-            return [record for partition in await yard.records(UNDELIVERABLE) for record in partition]
+            return [record for partition in await cluster.records(UNDELIVERABLE) for record in partition]
 
         async def both() -> bool:
             return len(await lost()) == 2
 
-        await yard.until(both)
+        await cluster.until(both)
         assert {(r.value, r.header(REASON)) for r in await lost()} == {
             (value, b"topic 'billing.orders.retry' does not exist") for value in (b"a", b"b")
         }
 
         async def delivered() -> bool:
-            return [record.value for record in (await yard.records("other"))[0]] == [b"c"]
+            return [record.value for record in (await cluster.records("other"))[0]] == [b"c"]
 
-        await yard.until(delivered)
-        assert await there(yard, "shipping.orders.retry"), "that of another group"
+        await cluster.until(delivered)
+        assert await exist(cluster, "shipping.orders.retry"), "it belongs to another group"
 
-    tell(story)
+    run(scenario)
 
 
 @awaited
-async def test_what_waits_on_a_rung_that_nobody_owns_yet_counts() -> None:
+async def test_records_on_a_rung_without_an_owner_count_as_waiting() -> None:
     async with MemoryLog() as log:
         await log.create_topic("orders", 1)
         await log.create_topic(RETRY, 1, kind=TopicKind.RETRY)
         delays = Delays(log)
         await delays.put(RETRY, [Record.new(b"x")], delays.due_in(60_000))
-        nobody = Known({}, {}, frozenset())
-        assert await beside_group(log, nobody, "billing", force=False) == Leftovers((), (Kept(RETRY, 1, WAITING),))
+        companions = await companions_of_group(log, TopicReaders({}, {}, frozenset()), "billing", force=False)
+        assert companions == Companions((), (KeptTopic(RETRY, 1, WAITING),))
 
 
-def test_unread_retries_are_kept_and_read_ones_go_with_their_group() -> None:
-    async def story(yard: Yard) -> None:
-        await yard.topic(partitions=1)
-        await fail(yard, "a")
-        await yard.do("POST", "/v1/groups/billing/dead/redrive", {"topic": "orders"})
+def test_a_retry_topic_is_kept_while_it_has_unread_records() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.topic(partitions=1)
+        await fail(cluster, "a")
+        await cluster.do("POST", "/v1/groups/billing/dead/redrive", {"topic": "orders"})
         done: list[bytes] = []
-        assert await deleted(yard, "groups/billing") == ([DEAD], [(RETRY, 1, WAITING)])
-        async with running(yard.consumer("m1"), lambda message: done.append(message.value)):
-            await yard.until_done()
-            await yard.until_done(topic=RETRY)
-            assert (await yard.ask("DELETE", "/v1/groups/billing", force=True)).code == "group_in_use"
-            assert await there(yard, RETRY)
-        assert done == [b"a"] * 2, "the group is a new one, which reads all"
-        assert await deleted(yard, "groups/billing") == ([RETRY], [])
+        assert await delete(cluster, "groups/billing") == ([DEAD], [(RETRY, 1, WAITING)])
+        async with running(cluster.consumer("m1"), lambda message: done.append(message.value)):
+            await cluster.until_done()
+            await cluster.until_done(topic=RETRY)
+            assert (await cluster.request("DELETE", "/v1/groups/billing", force=True)).code == "group_in_use"
+            assert await exist(cluster, RETRY)
+        assert done == [b"a"] * 2, "it is a new group, which reads all records"
+        assert await delete(cluster, "groups/billing") == ([RETRY], [])
 
-    tell(story)
+    run(scenario)
 
 
-def test_dead_letters_are_kept_with_their_group_until_they_go_by_force() -> None:
-    async def story(yard: Yard) -> None:
-        await yard.topic()
-        await fail(yard, "a")
-        assert await deleted(yard, "groups/billing") == ([RETRY], [(DEAD, 1, LETTERS)])
-        assert await deleted(yard, "groups/billing", force=True) == ([DEAD], [])
-        rows = await yard.get("/v1/audit")
+def test_dead_letters_of_a_deleted_group_are_kept_until_they_are_deleted_by_force() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.topic()
+        await fail(cluster, "a")
+        assert await delete(cluster, "groups/billing") == ([RETRY], [(DEAD, 1, LETTERS)])
+        assert await delete(cluster, "groups/billing", force=True) == ([DEAD], [])
+        rows = await cluster.get("/v1/audit")
         assert ("topic deleted", DEAD, {"with": "group billing"}) in [
             (row["action"], row["subject"], row["detail"]) for row in rows
         ]
 
-    tell(story)
+    run(scenario)
 
 
-def test_dead_letters_that_were_kept_can_be_listed_but_not_driven_again_without_topic_or_group() -> None:
-    async def story(yard: Yard) -> None:
-        await yard.topic()
-        await fail(yard, "a")
+def test_dead_letters_that_were_kept_can_be_listed_but_not_redriven_without_topic_and_group() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.topic()
+        await fail(cluster, "a")
         redrive = "/v1/groups/billing/dead/redrive"
-        await deleted(yard, "topics/orders")
-        assert (await yard.ask("POST", redrive, {"topic": "orders"})).code == "unknown_topic"
-        await deleted(yard, "groups/billing")
+        await delete(cluster, "topics/orders")
+        assert (await cluster.request("POST", redrive, {"topic": "orders"})).code == "unknown_topic"
+        await delete(cluster, "groups/billing")
         for topics in ({DEAD}, {DEAD, "orders"}):
-            letters = await yard.get("/v1/groups/billing/dead", topic="orders")
+            letters = await cluster.get("/v1/groups/billing/dead", topic="orders")
             assert [letter["record"]["value"] for letter in letters] == ["a"]
-            told = await yard.ask("POST", redrive, {"topic": "orders"})
-            assert (told.status, told.code) == (404, "unknown_group")
-            assert await names(yard) == topics
+            refused = await cluster.request("POST", redrive, {"topic": "orders"})
+            assert (refused.status, refused.code) == (404, "unknown_group")
+            assert await names(cluster) == topics
             if topics == {DEAD}:
-                await yard.topic()
-        assert "dead letters re-driven" not in [row["action"] for row in await yard.get("/v1/audit")]
-        await visit(yard, "billing")
-        assert await yard.do("POST", redrive, {"topic": "orders"}) == {"redriven": 1}, "it has no members right now"
-        assert await yard.get("/v1/groups/billing/dead", topic="orders") == []
+                await cluster.topic()
+        assert "dead letters re-driven" not in [row["action"] for row in await cluster.get("/v1/audit")]
+        await visit(cluster, "billing")
+        assert await cluster.do("POST", redrive, {"topic": "orders"}) == {"redriven": 1}, "it has no members right now"
+        assert await cluster.get("/v1/groups/billing/dead", topic="orders") == []
 
-    tell(story)
+    run(scenario)
 
 
-def test_partitions_that_go_during_the_look_hold_nothing_up() -> None:
+def test_partitions_that_are_dropped_meanwhile_do_no_harm() -> None:
     class Dropping(MemoryLog):
-        """The closing partitions are dropped when one of them is looked at."""
+        """Drops the draining partitions when the span of one of them is read."""
 
         async def span(self, partition: Partition) -> Span:
             if partition.index == 1:
                 await self.drop_partitions(partition.topic, 1)
             return await super().span(partition)
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with Dropping() as log:
             for name, kind in ((RETRY, TopicKind.RETRY), (DEAD, TopicKind.NORMAL)):
                 await log.create_topic(name, 2, kind=kind)
                 await log.append(Partition(name, 0), [Record.new(b"")])
                 await log.contract_topic(name, 1)
-            await log.trim(Partition(DEAD, 0), 1)
-            left = await beside_group(log, Known({}, {}, frozenset()), "billing", force=False)
-            assert left == Leftovers((DEAD,), (Kept(RETRY, 1, WAITING),))
+            await trim_all(log, Partition(DEAD, 0))
+            companions = await companions_of_group(log, TopicReaders({}, {}, frozenset()), "billing", force=False)
+            assert companions == Companions((DEAD,), (KeptTopic(RETRY, 1, WAITING),))
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_dead_letters_under_names_of_nothing_are_an_error() -> None:
-    async def story(yard: Yard) -> None:
-        await yard.topic()
-        await yard.set("billing", paused=False)
-        assert await yard.get("/v1/groups/billing/dead", topic="orders") == []
+def test_dead_letters_of_an_unknown_group_or_topic_are_an_error() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.topic()
+        await cluster.set("billing", paused=False)
+        assert await cluster.get("/v1/groups/billing/dead", topic="orders") == []
         for group, topic, code in (
             ("biling", "orders", "unknown_group"),
             ("billing", "order", "unknown_topic"),
             ("biling", "order", "unknown_topic"),
         ):
-            told = await yard.ask("GET", f"/v1/groups/{group}/dead", topic=topic)
-            assert (told.status, told.code) == (404, code)
+            refused = await cluster.request("GET", f"/v1/groups/{group}/dead", topic=topic)
+            assert (refused.status, refused.code) == (404, code)
 
-    tell(story)
+    run(scenario)
 
 
-def test_the_commands_say_what_went_and_what_was_kept(capsys: pytest.CaptureFixture[str]) -> None:
-    async def story(yard: Yard) -> None:
-        await yard.topic()
-        await fail(yard, "a", "b")
-        await visit(yard, "shipping")
+def test_the_commands_say_what_was_deleted_and_what_was_kept(capsys: pytest.CaptureFixture[str]) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.topic()
+        await fail(cluster, "a", "b")
+        await visit(cluster, "shipping")
         kept = f"topic {DEAD!r} is kept: {LETTERS} (records: 2); `shardyard topics delete {DEAD}` deletes it\n"
-        await asyncio.to_thread(group_commands.delete, "billing", force=False, brokers=yard.urls)
+        await asyncio.to_thread(group_commands.delete, "billing", force=False, brokers=cluster.urls)
         assert capsys.readouterr().err == f"group 'billing' is deleted\ntopic {RETRY!r} went with it\n{kept}"
-        await asyncio.to_thread(topic_commands.delete, "orders", force=False, brokers=yard.urls)
+        await asyncio.to_thread(topic_commands.delete, "orders", force=False, brokers=cluster.urls)
         gone = "topic 'shipping.orders.retry' went with it\n"
         assert capsys.readouterr().err == f"topic 'orders' is deleted\n{gone}{kept}"
-        await asyncio.to_thread(group_commands.delete, "billing", force=True, brokers=yard.urls)
+        await asyncio.to_thread(group_commands.delete, "billing", force=True, brokers=cluster.urls)
         assert capsys.readouterr().err == f"group 'billing' is deleted\ntopic {DEAD!r} went with it\n"
 
-    tell(story)
+    run(scenario)

@@ -1,4 +1,4 @@
-"""Delayed records on the embedded engines and on their twins, by the real clock. Run as a script, it is a scheduler."""
+"""Delayed records, mostly by the real clock. Run as a script, this is a scheduler."""
 
 import asyncio
 import contextlib
@@ -17,34 +17,39 @@ from shardyard.groups import Node, status
 from shardyard.groups import reader as reader_module
 from shardyard.log import Log, Sender
 from shardyard.log.memory import MemoryLog
-from shardyard.log.sqlite import SqliteLog
 from shardyard.model import (
     Busy,
     InvalidValue,
     Partition,
     PartitionOutOfRange,
     Record,
+    RetryLater,
     TooLarge,
     UnknownGroup,
     UnknownTopic,
 )
 from shardyard.model.limits import Limits
-from shardyard.queues import delays as delays_module
 from shardyard.queues.delays import GROUP, LADDER_MS, MAX_DELAY_MS, UNDELIVERABLE, Delays, Scheduler
-from shardyard.registry import Registry, open_registry
+from shardyard.queues.delays import scheduler as scheduler_module
+from shardyard.queues.delays.ladder import RUNG_PARTITIONS
+from shardyard.registry import Registry
 from shardyard.registry.memory import MemoryRegistry
+from shardyard.runtime.clock import Clock, ManualClock
 from shardyard.wire.headers import DUE, REASON, TARGET
+from tests.queues.engines import DELAYS, ENGINES
+from tests.queues.stored import contents
 
 TOPIC = "orders"
 PARTITIONS = 3
 LADDER = (50, 200, 1_000)
 RUNGS = ("shardyard.delay.50ms", "shardyard.delay.200ms", "shardyard.delay.1s")
 SESSION_SECONDS = 1.0
+LONG_SESSION_SECONDS = 20.0
 LATE_MS = 1_000
-"""More than a record is ever late on an idle machine, by far: this one may be busy."""
-PATIENCE_SECONDS = 30.0
+"""Far more than a record is late on an idle machine: this one may be busy."""
+TIMEOUT_SECONDS = 30.0
 
-Story = Callable[["Yard"], Coroutine[Any, Any, None]]
+Scenario = Callable[["Environment"], Coroutine[Any, Any, None]]
 
 
 def now_ms() -> int:
@@ -55,26 +60,23 @@ def records(*ids: str, key: bytes | None = None) -> list[Record]:
     return [Record(id_, key, b"value of " + id_.encode()) for id_ in ids]
 
 
-async def contents(log: Log, topic: str) -> list[Record]:
-    """All records of a topic, by time."""
+async def records_of(log: Log, topic: str) -> list[Record]:
+    """The records of a topic, by time."""
     found: list[Record] = []
     with contextlib.suppress(UnknownTopic):
         for partition in await log.topic(topic):
-            span = await log.span(partition)
-            while span.first < span.end and (batch := await log.read(partition, span.first)):
-                found += batch.records()
-                span = type(span)(span.epoch, batch.end, span.end)
+            found += await contents(log, partition)
     return sorted(found, key=lambda record: record.timestamp)
 
 
 async def until(condition: Callable[[], Awaitable[bool]]) -> None:
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while not await condition():  # noqa: ASYNC110 it shows in the state of a log or registry
+    async with asyncio.timeout(TIMEOUT_SECONDS):
+        while not await condition():  # noqa: ASYNC110 it is the state of a log or registry
             await asyncio.sleep(0.01)
 
 
-class Yard:
-    """A log, a registry and a node, for the length of a story."""
+class Environment:
+    """A log, a registry and a node."""
 
     def __init__(self, log: Log, registry: Registry, node: Node) -> None:
         self.log, self.registry, self.node = log, registry, node
@@ -82,11 +84,11 @@ class Yard:
 
     @contextlib.asynccontextmanager
     async def scheduler(
-        self, ladder: Sequence[int] = LADDER, session: float = SESSION_SECONDS
+        self, ladder: Sequence[int] = LADDER, session: float = SESSION_SECONDS, clock: Clock | None = None
     ) -> AsyncIterator[asyncio.Task[None]]:
-        """One that runs, and owns its share."""
+        """A running scheduler that owns its share of the partitions."""
         before = await self.owners()
-        task = asyncio.create_task(Scheduler(self.node, ladder=ladder, session_timeout=session).run())
+        task = asyncio.create_task(Scheduler(self.node, ladder=ladder, session_timeout=session, clock=clock).run())
         try:
 
             async def settled() -> bool:
@@ -109,383 +111,393 @@ class Yard:
         return set()
 
     async def delivered(self, count: int, topic: str = TOPIC) -> list[Record]:
-        """The records of a topic, once there are so many, not counting what came twice."""
+        """Wait until a topic has so many records, not counting duplicates. Returns them."""
 
-        async def there() -> bool:
-            return len({record.id for record in await contents(self.log, topic)}) >= count
+        async def has_them() -> bool:
+            return len({record.id for record in await records_of(self.log, topic)}) >= count
 
-        await until(there)
-        return await contents(self.log, topic)
+        await until(has_them)
+        return await records_of(self.log, topic)
 
     async def waiting(self, rung: str) -> list[str]:
-        return [record.id for record in await contents(self.log, rung)]
+        return [record.id for record in await records_of(self.log, rung)]
 
 
 @contextlib.asynccontextmanager
-async def a_yard(kind: str, folder: Path) -> AsyncIterator[Yard]:
-    log: Log = MemoryLog() if kind == "memory" else SqliteLog(folder / "log")
-    registry: Registry = MemoryRegistry() if kind == "memory" else open_registry(registry_url(folder))
-    with registry:
-        async with log, Node(log, registry) as node:
+async def open_environment(engine: str, folder: Path) -> AsyncIterator[Environment]:
+    with ENGINES[engine].open_registry(folder) as registry:
+        async with ENGINES[engine].log(folder) as log, Node(log, registry) as node:
             await log.create_topic(TOPIC, PARTITIONS)
-            yield Yard(log, registry, node)
+            yield Environment(log, registry, node)
 
 
-def registry_url(folder: Path) -> str:
-    return f"sqlite:///{folder / 'registry.db'}"
+def runner(engine: str, folder: Path) -> Callable[[Scenario], None]:
+    def run_scenario(scenario: Scenario) -> None:
+        async def with_environment() -> None:
+            async with open_environment(engine, folder) as env:
+                await scenario(env)
+
+        asyncio.run(with_environment())
+
+    return run_scenario
 
 
-def tell_on(kind: str, folder: Path) -> Callable[[Story], None]:
-    def told(story: Story) -> None:
-        async def whole() -> None:
-            async with a_yard(kind, folder) as yard:
-                await story(yard)
-
-        asyncio.run(whole())
-
-    return told
-
-
-@pytest.fixture(params=["memory", "sqlite"])
-def tell(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Story], None]:
-    """Tell a story on an engine."""
-    return tell_on(request.param, tmp_path)
+@pytest.fixture(params=DELAYS)
+def run(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Scenario], None]:
+    """Runs a scenario on an engine."""
+    return runner(request.param, tmp_path)
 
 
 @pytest.fixture
-def tell_in_memory(tmp_path: Path) -> Callable[[Story], None]:
-    return tell_on("memory", tmp_path)
+def run_in_memory(tmp_path: Path) -> Callable[[Scenario], None]:
+    return runner("memory", tmp_path)
 
 
 # Delivery
 
 
-def test_a_record_is_delivered_when_it_is_due_and_not_before(tell: Callable[[Story], None]) -> None:
-    async def story(yard: Yard) -> None:
-        async with yard.scheduler():
+def test_a_record_is_delivered_when_it_is_due_and_not_before(run: Callable[[Scenario], None]) -> None:
+    async def scenario(env: Environment) -> None:
+        async with env.scheduler():
             began = now_ms()
             dues = {f"r{delay}": began + delay for delay in (1, 30, 120, 450, 1_300, 1_777)}
-            await yard.delays.put(TOPIC, records(*dues), list(dues.values()))
-            found = await yard.delivered(len(dues))
+            await env.delays.put(TOPIC, records(*dues), list(dues.values()))
+            found = await env.delivered(len(dues))
         assert [record.id for record in found] == list(dues), "by due time"
         for record in found:
             assert 0 <= record.timestamp - dues[record.id] < LATE_MS, record.id
 
-    tell(story)
+    run(scenario)
 
 
-def test_id_key_value_and_headers_survive_and_the_place_is_that_of_a_sender(tell: Callable[[Story], None]) -> None:
-    async def story(yard: Yard) -> None:
+def test_id_key_value_and_headers_are_preserved_and_the_partition_is_that_of_a_sender(
+    run: Callable[[Scenario], None],
+) -> None:
+    async def scenario(env: Environment) -> None:
         headers = (("tag", b"blue"), ("tag", b"\xff\x00"), ("", b""))
         rows = [Record(f"r{i}", b"k%d" % i if i else None, b"v%d" % i, headers[:i], timestamp=5) for i in range(4)]
-        async with yard.scheduler():
-            await yard.delays.put(TOPIC, rows, yard.delays.due_in(300))
-            found = await yard.delivered(len(rows))
+        async with env.scheduler():
+            await env.delays.put(TOPIC, rows, env.delays.due_in(300))
+            found = await env.delivered(len(rows))
         bare = [(r.id, r.key, r.value, r.headers) for r in sorted(found, key=lambda r: r.id)]
         assert bare == [(r.id, r.key, r.value, r.headers) for r in rows]
-        await yard.log.create_topic("sent", PARTITIONS)
-        await Sender(yard.log, "sent").send(rows[1:])
+        await env.log.create_topic("sent", PARTITIONS)
+        await Sender(env.log, "sent").send(rows[1:])
         for index in range(PARTITIONS):
-            sent = await yard.log.read(Partition("sent", index), 0)
-            came = await yard.log.read(Partition(TOPIC, index), 0)
-            assert {r.id for r in sent.records()} == {r.id for r in came.records()} - {"r0"}
+            sent = await contents(env.log, Partition("sent", index))
+            delivered = await contents(env.log, Partition(TOPIC, index))
+            assert {r.id for r in sent} == {r.id for r in delivered} - {"r0"}
 
-    tell(story)
+    run(scenario)
 
 
-def test_a_pinned_record_goes_to_its_partition_and_by_key_when_that_is_gone(tell: Callable[[Story], None]) -> None:
-    async def story(yard: Yard) -> None:
+def test_a_pinned_record_goes_to_its_partition_and_by_key_when_that_is_gone(run: Callable[[Scenario], None]) -> None:
+    async def scenario(env: Environment) -> None:
         for index in range(PARTITIONS):
-            await yard.delays.put(TOPIC, records(f"r{index}", key=b"k"), yard.delays.due_in(100), partition=index)
-        await yard.log.create_topic("old", 2)
-        await yard.delays.put("old", records("moved", key=b"k"), yard.delays.due_in(100), partition=1)
-        await yard.log.create_topic("new", 1)
-        await yard.log.move_topic("old", "new")
-        async with yard.scheduler():
-            await yard.delivered(PARTITIONS)
-            (moved,) = await yard.delivered(1, "new")
+            await env.delays.put(TOPIC, records(f"r{index}", key=b"k"), env.delays.due_in(100), partition=index)
+        await env.log.create_topic("old", 2)
+        await env.delays.put("old", records("moved", key=b"k"), env.delays.due_in(100), partition=1)
+        await env.log.create_topic("new", 1)
+        await env.log.move_topic("old", "new")
+        async with env.scheduler():
+            await env.delivered(PARTITIONS)
+            (moved,) = await env.delivered(1, "new")
         for index in range(PARTITIONS):
-            batch = await yard.log.read(Partition(TOPIC, index), 0)
-            assert [record.id for record in batch.records()] == [f"r{index}"]
+            assert [record.id for record in await contents(env.log, Partition(TOPIC, index))] == [f"r{index}"]
         assert (moved.id, moved.headers) == ("moved", ())
 
-    tell(story)
+    run(scenario)
 
 
-def test_what_is_due_already_needs_no_scheduler(tell: Callable[[Story], None]) -> None:
-    async def story(yard: Yard) -> None:
+def test_records_that_are_due_already_need_no_scheduler(run: Callable[[Scenario], None]) -> None:
+    async def scenario(env: Environment) -> None:
         began = now_ms()
-        await yard.delays.put(TOPIC, records("placed"), 0)
-        await yard.delays.put(TOPIC, records("pinned", "later"), [began, began + 60_000], partition=1)
-        found = await contents(yard.log, TOPIC)
+        await env.delays.put(TOPIC, records("placed"), 0)
+        await env.delays.put(TOPIC, records("pinned", "later"), [began, began + 60_000], partition=1)
+        found = await records_of(env.log, TOPIC)
         assert {record.id for record in found} == {"placed", "pinned"}
         assert all(record.timestamp >= began and record.headers == () for record in found)
-        assert "pinned" in {record.id for record in (await yard.log.read(Partition(TOPIC, 1), 0)).records()}
-        assert await yard.waiting(RUNGS[2]) == ["later"]
+        assert "pinned" in {record.id for record in await contents(env.log, Partition(TOPIC, 1))}
+        assert await env.waiting(RUNGS[2]) == ["later"]
 
-    tell(story)
+    run(scenario)
 
 
-def test_a_delivery_follows_a_topic_that_moves(tell_in_memory: Callable[[Story], None]) -> None:
-    async def story(yard: Yard) -> None:
-        await yard.delays.put(TOPIC, records("a", key=b"k"), yard.delays.due_in(300))
-        await yard.log.create_topic("orders2", 5)
-        await yard.log.move_topic(TOPIC, "orders2")
-        async with yard.scheduler():
-            (found,) = await yard.delivered(1, "orders2")
+def test_a_delivery_follows_a_topic_that_moves(run_in_memory: Callable[[Scenario], None]) -> None:
+    async def scenario(env: Environment) -> None:
+        await env.delays.put(TOPIC, records("a", key=b"k"), env.delays.due_in(300))
+        await env.log.create_topic("orders2", 5)
+        await env.log.move_topic(TOPIC, "orders2")
+        async with env.scheduler():
+            (found,) = await env.delivered(1, "orders2")
         assert (found.id, found.key) == ("a", b"k")
 
-    tell_in_memory(story)
+    run_in_memory(scenario)
 
 
 # The ladder
 
 
-def test_a_record_takes_the_longest_rung_that_fits_and_then_the_next(
-    tell: Callable[[Story], None], monkeypatch: pytest.MonkeyPatch
+def test_a_record_goes_to_the_longest_rung_that_fits_and_then_to_shorter_ones(
+    run: Callable[[Scenario], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def story(yard: Yard) -> None:
-        due = yard.delays.due_in(1_330)
-        await yard.delays.put(TOPIC, records("long"), due)
-        await yard.delays.put(TOPIC, records("middle", "short"), [now_ms() + 700, now_ms() + 20])
-        assert [await yard.waiting(rung) for rung in RUNGS] == [["short"], ["middle"], ["long"]]
+    async def scenario(env: Environment) -> None:
+        due = env.delays.due_in(1_330)
+        await env.delays.put(TOPIC, records("long"), due)
+        await env.delays.put(TOPIC, records("middle", "short"), [now_ms() + 700, now_ms() + 20])
+        assert [await env.waiting(rung) for rung in RUNGS] == [["short"], ["middle"], ["long"]]
         hops: list[str] = []
-        append = yard.log.append
+        append = env.log.append
 
         async def noted(partition: Partition, rows: Any, **options: Any) -> Any:
             hops.extend(partition.topic for record in rows if record.id == "long")
             return await append(partition, rows, **options)
 
-        monkeypatch.setattr(yard.log, "append", noted)
-        async with yard.scheduler():
-            await yard.delivered(3)
+        monkeypatch.setattr(env.log, "append", noted)
+        async with env.scheduler():
+            await env.delivered(3)
         assert hops[-1] == TOPIC
         assert RUNGS[1] in hops
         waits = [LADDER[RUNGS.index(hop)] for hop in hops[:-1]]
-        assert waits == sorted(waits, reverse=True), "never back up"
+        assert waits == sorted(waits, reverse=True), "never a longer one"
 
-    tell(story)
+    run(scenario)
 
 
-def test_a_long_delay_does_not_hold_up_a_short_one_behind_it(tell: Callable[[Story], None]) -> None:
-    async def story(yard: Yard) -> None:
-        async with yard.scheduler():
+def test_a_long_delay_does_not_block_a_short_one_behind_it(run: Callable[[Scenario], None]) -> None:
+    async def scenario(env: Environment) -> None:
+        async with env.scheduler():
             began = now_ms()
-            await yard.delays.put(TOPIC, records("hour", key=b"k"), began + 3_600_000)
-            await yard.delays.put(TOPIC, records("second", key=b"k"), began + 1_500)
-            await yard.delays.put(TOPIC, records("moment", key=b"k"), began + 150)
-            found = await yard.delivered(2)
+            await env.delays.put(TOPIC, records("hour", key=b"k"), began + 3_600_000)
+            await env.delays.put(TOPIC, records("second", key=b"k"), began + 1_500)
+            await env.delays.put(TOPIC, records("moment", key=b"k"), began + 150)
+            found = await env.delivered(2)
         assert [record.id for record in found] == ["moment", "second"]
         assert found[0].timestamp < began + 150 + LATE_MS
         assert found[1].timestamp < began + 1_500 + LATE_MS
 
-    tell(story)
+    run(scenario)
 
 
-def test_what_has_left_a_rung_is_trimmed_away(tell: Callable[[Story], None], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(delays_module, "TRIM_SECONDS", 0.0)
+def test_records_that_have_left_a_rung_are_trimmed(
+    run: Callable[[Scenario], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scheduler_module, "TRIM_SECONDS", 0.0)
 
-    async def story(yard: Yard) -> None:
-        async with yard.scheduler():
-            await yard.delays.put(TOPIC, records(*(f"r{i}" for i in range(50))), yard.delays.due_in(300))
-            await yard.delivered(50)
+    async def scenario(env: Environment) -> None:
+        async with env.scheduler():
+            await env.delays.put(TOPIC, records(*(f"r{i}" for i in range(50))), env.delays.due_in(300))
+            await env.delivered(50)
 
             async def empty() -> bool:
-                return not any([await yard.waiting(rung) for rung in RUNGS])
+                return not any([await env.waiting(rung) for rung in RUNGS])
 
             await until(empty)
 
-    tell(story)
+    run(scenario)
 
 
-def test_thousands_a_second_go_through(tell: Callable[[Story], None]) -> None:
-    async def story(yard: Yard) -> None:
+def test_thousands_of_records_are_delivered_within_seconds(run: Callable[[Scenario], None]) -> None:
+    async def scenario(env: Environment) -> None:
         count = 10_000
-        async with yard.scheduler():
+        async with env.scheduler():
             began = now_ms()
             due = began + 1_500
             for part in range(0, count, 1_000):
-                await yard.delays.put(TOPIC, records(*(f"r{i}" for i in range(part, part + 1_000))), due)
-            found = await yard.delivered(count)
+                await env.delays.put(TOPIC, records(*(f"r{i}" for i in range(part, part + 1_000))), due)
+            found = await env.delivered(count)
         assert sorted(record.id for record in found) == sorted(f"r{i}" for i in range(count))
         assert found[0].timestamp >= due
         assert found[-1].timestamp - due < 5_000
 
-    tell(story)
+    run(scenario)
 
 
-def test_the_usual_ladder_has_a_topic_for_each_waiting_time(tell_in_memory: Callable[[Story], None]) -> None:
-    async def story(yard: Yard) -> None:
+def test_the_default_ladder_has_a_topic_for_each_waiting_time(run_in_memory: Callable[[Scenario], None]) -> None:
+    async def scenario(env: Environment) -> None:
         now = now_ms()
-        usual = Delays(yard.log)
+        usual = Delays(env.log)
         await asyncio.gather(*(usual.put(TOPIC, records(f"r{wait}"), now + wait + 90) for wait in LADDER_MS))
         names = [f"shardyard.delay.{wait}" for wait in ("100ms", "1s", "10s", "1m", "10m", "1h", "6h")]
-        assert {topic.name for topic in await yard.log.topics()} == {TOPIC, *names}
+        assert {topic.name for topic in await env.log.topics()} == {TOPIC, *names}
         for name, wait in zip(names, LADDER_MS, strict=True):
-            assert await yard.waiting(name) == [f"r{wait}"]
+            assert await env.waiting(name) == [f"r{wait}"]
 
-    tell_in_memory(story)
-
-
-# Sharing, and taking over
+    run_in_memory(scenario)
 
 
-def test_schedulers_share_the_rungs_and_one_that_ends_leaves_nothing_behind(tell: Callable[[Story], None]) -> None:
-    async def story(yard: Yard) -> None:
-        async with yard.scheduler():
-            dues = {f"r{i}": now_ms() + 40 * i for i in range(60)}
-            await yard.delays.put(TOPIC, records(*dues), list(dues.values()))
-            async with yard.scheduler():
-                rows = await status(yard.log, yard.registry, GROUP)
-                held = [row.owner for row in rows]
-                assert sorted(held.count(owner) for owner in set(held)) == [3, 3]
-                await asyncio.sleep(0.3)
-            found = await yard.delivered(len(dues))
+# Several schedulers
+
+
+def test_schedulers_share_the_rungs_and_take_over_when_one_ends(run: Callable[[Scenario], None]) -> None:
+    async def scenario(env: Environment) -> None:
+        async with env.scheduler():
+            dues = {f"r{i}": now_ms() + 20 * i for i in range(60)}
+            await env.delays.put(TOPIC, records(*dues), list(dues.values()))
+            async with env.scheduler():
+                rows = await status(env.log, env.registry, GROUP)
+                owners = [row.owner for row in rows]
+                assert sorted(owners.count(owner) for owner in set(owners)) == [3, 3]
+                await env.delivered(20)
+            found = await env.delivered(len(dues))
         assert {record.id for record in found} == set(dues)
         assert all(record.timestamp >= dues[record.id] for record in found)
 
-    tell(story)
+    run(scenario)
 
 
-def test_a_long_wait_is_no_old_work_and_gives_its_partition_up_at_once(
-    tell: Callable[[Story], None], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+def test_a_waiting_batch_does_not_count_as_hanging_and_its_partition_is_released_at_once(
+    run: Callable[[Scenario], None], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reader_module, "OLD_WORK_SECONDS", 0.5)
 
-    async def story(yard: Yard) -> None:
+    async def scenario(env: Environment) -> None:
         rows = [Record(f"r{i}", b"k%d" % i, b"") for i in range(20)]
-        delays = Delays(yard.log, ladder=[3_600_000])
+        clock = ManualClock(time.time())
+        delays = Delays(env.log, ladder=[3_600_000], clock=clock)
         await delays.put(TOPIC, rows, delays.due_in(4_000_000))
-        async with yard.scheduler([3_600_000], session=3.0):
-            await asyncio.sleep(4.0)
+        waits: list[float] = []
+        sleep = clock.sleep
+
+        async def noting(seconds: float) -> None:
+            waits.append(seconds)
+            await sleep(seconds)
+
+        async def waiting() -> bool:
+            return waits.count(scheduler_module.MAX_SLEEP_SECONDS) >= RUNG_PARTITIONS
+
+        monkeypatch.setattr(clock, "sleep", noting)
+        async with env.scheduler([3_600_000], session=LONG_SESSION_SECONDS, clock=clock):
+            await until(waiting)
+            await clock.advance(LONG_SESSION_SECONDS / 2)
             began = time.monotonic()
-            async with yard.scheduler([3_600_000], session=3.0):
-                assert time.monotonic() - began < 2.0, "a drain would have taken as long as the session"
+            async with env.scheduler([3_600_000], session=LONG_SESSION_SECONDS, clock=clock):
+                took = time.monotonic() - began
+                assert took < LONG_SESSION_SECONDS / 2, "a drain would have taken as long as the session"
 
     with caplog.at_level(logging.WARNING):
-        tell(story)
+        run(scenario)
     assert caplog.text == ""
 
 
-def test_a_partition_that_is_to_go_goes_after_the_move_that_is_under_way(
-    tell_in_memory: Callable[[Story], None], monkeypatch: pytest.MonkeyPatch
+def test_a_revoked_partition_is_released_after_the_delivery_in_progress(
+    run_in_memory: Callable[[Scenario], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def story(yard: Yard) -> None:
-        append, go_on = yard.log.append, asyncio.Event()
+    async def scenario(env: Environment) -> None:
+        append, delivering, go_on = env.log.append, asyncio.Event(), asyncio.Event()
 
         async def slowly(partition: Partition, rows: Any, **options: Any) -> Any:
             if partition.topic == TOPIC:
+                delivering.set()
                 await go_on.wait()
             return await append(partition, rows, **options)
 
         async def revoked() -> bool:
-            return any(row.target is not None for row in await status(yard.log, yard.registry, GROUP))
+            return any(row.target is not None for row in await status(env.log, env.registry, GROUP))
 
-        monkeypatch.setattr(yard.log, "append", slowly)
-        async with yard.scheduler([50], session=10.0):
+        monkeypatch.setattr(env.log, "append", slowly)
+        async with env.scheduler([50], session=10.0):
             now = now_ms()
             rows = [Record(f"{when}-{i}", b"k%d" % i, b"") for when in ("first", "then") for i in range(8)]
-            delays = Delays(yard.log, ladder=[50])
+            delays = Delays(env.log, ladder=[50])
             await delays.put(TOPIC, rows, [now + (30 if row.id.startswith("first") else 300) for row in rows])
-            await asyncio.sleep(0.2)
-            second = asyncio.create_task(Scheduler(yard.node, ladder=[50]).run())
+            await delivering.wait()
+            second = asyncio.create_task(Scheduler(env.node, ladder=[50]).run())
             await until(revoked)
             go_on.set()
             async with asyncio.timeout(5.0):  # a drain would take as long as the session
                 while await revoked():  # noqa: ASYNC110 as in `until`
                     await asyncio.sleep(0.01)
-            found = await yard.delivered(len(rows))
+            found = await env.delivered(len(rows))
             second.cancel()
             await asyncio.gather(second, return_exceptions=True)
         assert sorted(record.id for record in found) == sorted(row.id for row in rows), "each once"
 
-    tell_in_memory(story)
+    run_in_memory(scenario)
 
 
-def test_what_a_killed_scheduler_had_in_hand_another_one_delivers(tmp_path: Path) -> None:
-    async def story(first: "subprocess.Popen[bytes]") -> None:
-        async with a_yard("sqlite", tmp_path) as yard:
+def test_records_that_a_killed_scheduler_had_in_flight_are_delivered_by_another(tmp_path: Path) -> None:
+    async def scenario(first: "subprocess.Popen[bytes]") -> None:
+        async with open_environment("sqlite", tmp_path) as env:
 
             async def working() -> bool:
                 assert first.poll() is None
-                return bool(owners := await yard.owners()) and None not in owners
+                return bool(owners := await env.owners()) and None not in owners
 
             async def all_committed() -> bool:
-                return not any(row.lag for row in await status(yard.log, yard.registry, GROUP))
+                return not any(row.lag for row in await status(env.log, env.registry, GROUP))
 
             await until(working)
             early = {f"early{i}": now_ms() + 10 * i for i in range(30)}
-            await yard.delays.put(TOPIC, records(*early), list(early.values()))
-            await yard.delivered(len(early))
+            await env.delays.put(TOPIC, records(*early), list(early.values()))
+            await env.delivered(len(early))
             await until(all_committed)
             dues = {f"r{i}": now_ms() + 10 * i for i in range(300)}
-            await yard.delays.put(TOPIC, records(*dues), list(dues.values()))
-            await yard.delivered(len(early) + 60)
+            await env.delays.put(TOPIC, records(*dues), list(dues.values()))
+            await env.delivered(len(early) + 60)
             first.kill()
             first.wait()
             dues |= early
-            there = {record.id for record in await contents(yard.log, TOPIC)}
-            assert there < set(dues), "it was killed in the middle of its work"
-            scheduler = asyncio.create_task(Scheduler(yard.node, ladder=LADDER).run())
+            there = {record.id for record in await records_of(env.log, TOPIC)}
+            assert there < set(dues), "it was killed before it had delivered all"
+            scheduler = asyncio.create_task(Scheduler(env.node, ladder=LADDER).run())
 
             async def all_there() -> bool:
-                return {record.id for record in await contents(yard.log, TOPIC)} == set(dues)
+                return {record.id for record in await records_of(env.log, TOPIC)} == set(dues)
 
             await until(all_there)
             scheduler.cancel()
             await asyncio.gather(scheduler, return_exceptions=True)
-            found = await contents(yard.log, TOPIC)
+            found = await records_of(env.log, TOPIC)
             assert all(record.timestamp >= dues[record.id] for record in found)
             times = Counter(record.id for record in found)
-            assert {times[id_] for id_ in early} == {1}, "what was committed does not come again"
+            assert {times[id_] for id_ in early} == {1}, "committed records are not delivered again"
 
     command = [sys.executable, "-m", "tests.queues.test_delays", str(tmp_path)]
     with subprocess.Popen(command, cwd=Path(__file__).parent.parent.parent) as first:
         try:
-            asyncio.run(story(first))
+            asyncio.run(scenario(first))
         finally:
             first.kill()
 
 
 def test_a_registry_that_is_busy_for_a_while_costs_no_record(
-    tell_in_memory: Callable[[Story], None], monkeypatch: pytest.MonkeyPatch
+    run_in_memory: Callable[[Scenario], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(delays_module, "AGAIN_SECONDS", 0.01)
-
-    async def story(yard: Yard) -> None:
-        async with yard.scheduler():
-            commit, refused = yard.node.coordinator.commit, iter(range(3))
+    async def scenario(env: Environment) -> None:
+        async with env.scheduler():
+            commit, refused = env.node.coordinator.commit, iter(range(3))
 
             async def refusing(*args: Any) -> None:
                 if next(refused, None) is not None:
                     raise Busy("the registry", 1.0)
                 await commit(*args)
 
-            monkeypatch.setattr(yard.node.coordinator, "commit", refusing)
-            await yard.delays.put(TOPIC, records("a"), yard.delays.due_in(30))
-            await yard.delivered(1)
-            await yard.delays.put(TOPIC, records("b"), yard.delays.due_in(30))
-            found = await yard.delivered(2)
+            monkeypatch.setattr(env.node.coordinator, "commit", refusing)
+            await env.delays.put(TOPIC, records("a"), env.delays.due_in(30))
+            await env.delivered(1)
+            await env.delays.put(TOPIC, records("b"), env.delays.due_in(30))
+            found = await env.delivered(2)
         assert [record.id for record in found] == ["a", "b"], "and none twice"
         assert next(refused, None) is None
 
-    tell_in_memory(story)
+    run_in_memory(scenario)
 
 
-# What can't be delivered
+# Records that cannot be delivered
 
 
-def test_records_for_a_topic_that_is_gone_are_undeliverable_and_hold_up_nobody(tell: Callable[[Story], None]) -> None:
-    async def story(yard: Yard) -> None:
-        await yard.log.create_topic("gone", 1)
-        due = yard.delays.due_in(120)
-        await yard.delays.put("gone", [Record("a", b"k", b"v", (("tag", b"blue"),))], due)
-        await yard.delays.put("gone", records("b"), due, partition=0)
-        await yard.delays.put(TOPIC, records("c"), due)
-        await yard.log.delete_topic("gone")
-        async with yard.scheduler():
-            (found,) = await yard.delivered(1)
-            lost = {record.id: record for record in await yard.delivered(2, UNDELIVERABLE)}
+def test_records_for_a_deleted_topic_are_undeliverable_and_block_no_other(run: Callable[[Scenario], None]) -> None:
+    async def scenario(env: Environment) -> None:
+        await env.log.create_topic("gone", 1)
+        due = env.delays.due_in(120)
+        await env.delays.put("gone", [Record("a", b"k", b"v", (("tag", b"blue"),))], due)
+        await env.delays.put("gone", records("b"), due, partition=0)
+        await env.delays.put(TOPIC, records("c"), due)
+        await env.log.delete_topic("gone")
+        async with env.scheduler():
+            (found,) = await env.delivered(1)
+            lost = {record.id: record for record in await env.delivered(2, UNDELIVERABLE)}
         assert found.id == "c"
         assert set(lost) == {"a", "b"}
         assert (lost["a"].key, lost["a"].value, lost["a"].header("tag")) == (b"k", b"v", b"blue")
@@ -493,53 +505,66 @@ def test_records_for_a_topic_that_is_gone_are_undeliverable_and_hold_up_nobody(t
         for record in lost.values():
             assert record.header(REASON) == b"topic 'gone' does not exist"
 
-    tell(story)
+    run(scenario)
 
 
-def test_an_undeliverable_record_as_large_as_can_be_is_kept_without_its_reason() -> None:
-    async def story() -> None:
+def test_an_undeliverable_record_of_the_largest_size_is_stored_without_its_reason() -> None:
+    async def scenario() -> None:
         log = MemoryLog(limits=Limits(record_bytes=200))
         async with log, Node(log, MemoryRegistry()) as node:
-            yard = Yard(log, node.registry, node)
+            env = Environment(log, node.registry, node)
             await log.create_topic("gone", 1)
-            marks = len(DUE) + len(str(now_ms())) + len(TARGET) + len("gone")
-            large = Record("a", None, b"x" * (200 - marks))
+            headers = len(DUE) + len(str(now_ms())) + len(TARGET) + len("gone")
+            large = Record("a", None, b"x" * (200 - headers))
             with pytest.raises(TooLarge):
-                await yard.delays.put("gone", [Record("b", None, large.value + b"x")], yard.delays.due_in(100))
-            await yard.delays.put("gone", [large], yard.delays.due_in(100))
+                await env.delays.put("gone", [Record("b", None, large.value + b"x")], env.delays.due_in(100))
+            await env.delays.put("gone", [large], env.delays.due_in(100))
             await log.delete_topic("gone")
-            async with yard.scheduler():
-                (lost,) = await yard.delivered(1, UNDELIVERABLE)
+            async with env.scheduler():
+                (lost,) = await env.delivered(1, UNDELIVERABLE)
             assert (lost.value, lost.header(REASON)) == (large.value, None)
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_a_target_that_is_sealed_gets_its_records_when_it_takes_them_again(
-    tell: Callable[[Story], None], monkeypatch: pytest.MonkeyPatch
+def test_a_sealed_target_gets_its_records_when_it_is_unsealed(
+    run: Callable[[Scenario], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(delays_module, "RETRY_MS", 100)
+    monkeypatch.setattr(scheduler_module, "RETRY_MS", 100)
 
-    async def story(yard: Yard) -> None:
-        await yard.log.create_topic("sealed", 1)
-        await yard.delays.put("sealed", records("a"), yard.delays.due_in(60))
-        await yard.delays.put("sealed", records("b"), yard.delays.due_in(60), partition=0)
-        await yard.log.seal_topic("sealed")
-        async with yard.scheduler():
-            await asyncio.sleep(0.3)
-            await yard.delays.put(TOPIC, records("c"), due := yard.delays.due_in(60))
-            (other,) = await yard.delivered(1)
-            assert other.timestamp - due < LATE_MS, "the others go on"
-            await yard.log.unseal_topic("sealed")
-            found = await yard.delivered(2, "sealed")
+    async def scenario(env: Environment) -> None:
+        await env.log.create_topic("sealed", 1)
+        await env.delays.put("sealed", records("a"), env.delays.due_in(60))
+        await env.delays.put("sealed", records("b"), env.delays.due_in(60), partition=0)
+        await env.log.seal_topic("sealed")
+        append, refused = env.log.append, Counter[str]()
+
+        async def counting(partition: Partition, rows: Any, **options: Any) -> Any:
+            try:
+                return await append(partition, rows, **options)
+            except RetryLater:
+                refused.update(record.id for record in rows)
+                raise
+
+        async def both_were_retried() -> bool:
+            return min(refused["a"], refused["b"]) >= 2
+
+        monkeypatch.setattr(env.log, "append", counting)
+        async with env.scheduler():
+            await until(both_were_retried)
+            await env.delays.put(TOPIC, records("c"), due := env.delays.due_in(60))
+            (other,) = await env.delivered(1)
+            assert other.timestamp - due < LATE_MS, "other records are not delayed"
+            await env.log.unseal_topic("sealed")
+            found = await env.delivered(2, "sealed")
         assert {(record.id, record.headers) for record in found} == {("a", ()), ("b", ())}
-        assert await contents(yard.log, UNDELIVERABLE) == []
+        assert await records_of(env.log, UNDELIVERABLE) == []
 
-    tell(story)
+    run(scenario)
 
 
-def test_garbage_on_a_rung_is_undeliverable(tell: Callable[[Story], None]) -> None:
-    async def story(yard: Yard) -> None:
+def test_garbage_on_a_rung_is_undeliverable(run: Callable[[Scenario], None]) -> None:
+    async def scenario(env: Environment) -> None:
         due = b"%d" % now_ms()
         to: tuple[str, bytes] = (TARGET, TOPIC.encode())
         garbage = {
@@ -554,35 +579,35 @@ def test_garbage_on_a_rung_is_undeliverable(tell: Callable[[Story], None]) -> No
             "target is empty": ((DUE, due), (TARGET, b"")),
             "partition is no number": ((DUE, due), to, ("shardyard-partition", b"first")),
         }
-        async with yard.scheduler():
+        async with env.scheduler():
             rows = [Record(id_, None, b"", headers) for id_, headers in garbage.items()]
-            await yard.log.append(Partition(RUNGS[0], 0), rows)
-            await yard.delays.put(TOPIC, records("good"), yard.delays.due_in(50))
-            (found,) = await yard.delivered(1)
-            lost = await yard.delivered(len(garbage), UNDELIVERABLE)
+            await env.log.append(Partition(RUNGS[0], 0), rows)
+            await env.delays.put(TOPIC, records("good"), env.delays.due_in(50))
+            (found,) = await env.delivered(1)
+            lost = await env.delivered(len(garbage), UNDELIVERABLE)
         assert found.id == "good"
         assert {record.id for record in lost} == set(garbage)
         assert all(record.header(REASON) for record in lost)
         assert all(record.headers[:-1] == garbage[record.id] for record in lost)
 
-    tell(story)
+    run(scenario)
 
 
-def test_rungs_that_were_deleted_are_made_anew(tell_in_memory: Callable[[Story], None]) -> None:
-    async def story(yard: Yard) -> None:
-        async with yard.scheduler():
-            await yard.delays.put(TOPIC, records("a"), yard.delays.due_in(100))
-            await yard.delivered(1)
+def test_deleted_rungs_are_recreated(run_in_memory: Callable[[Scenario], None]) -> None:
+    async def scenario(env: Environment) -> None:
+        async with env.scheduler():
+            await env.delays.put(TOPIC, records("a"), env.delays.due_in(100))
+            await env.delivered(1)
             for rung in RUNGS:
-                await yard.log.delete_topic(rung)
-            await yard.delays.put(TOPIC, records("b"), yard.delays.due_in(300))
-            found = await yard.delivered(2)
+                await env.log.delete_topic(rung)
+            await env.delays.put(TOPIC, records("b"), env.delays.due_in(300))
+            found = await env.delivered(2)
         assert [record.id for record in found] == ["a", "b"]
 
-    tell_in_memory(story)
+    run_in_memory(scenario)
 
 
-# Wrong calls
+# Invalid calls
 
 
 @pytest.mark.parametrize(
@@ -601,20 +626,20 @@ def test_rungs_that_were_deleted_are_made_anew(tell_in_memory: Callable[[Story],
         pytest.param([0, now_ms() + MAX_DELAY_MS + 3_600_000], "delay", id="one too far ahead"),
     ],
 )
-def test_a_wrong_due_time_is_refused(tell_in_memory: Callable[[Story], None], due: object, name: str) -> None:
-    async def story(yard: Yard) -> None:
+def test_an_invalid_due_time_is_refused(run_in_memory: Callable[[Scenario], None], due: object, name: str) -> None:
+    async def scenario(env: Environment) -> None:
         with pytest.raises(InvalidValue) as refused:
-            await yard.delays.put(TOPIC, records("a", "b"), cast(Any, due))
+            await env.delays.put(TOPIC, records("a", "b"), cast(Any, due))
         assert refused.value.name == name
-        assert [topic.name for topic in await yard.log.topics()] == [TOPIC]
-        assert await contents(yard.log, TOPIC) == []
+        assert [topic.name for topic in await env.log.topics()] == [TOPIC]
+        assert await records_of(env.log, TOPIC) == []
 
-    tell_in_memory(story)
+    run_in_memory(scenario)
 
 
-def test_other_wrong_calls_are_refused_and_store_nothing(tell_in_memory: Callable[[Story], None]) -> None:
-    async def story(yard: Yard) -> None:
-        put, later = yard.delays.put, yard.delays.due_in(1_000)
+def test_other_invalid_calls_are_refused_and_store_nothing(run_in_memory: Callable[[Scenario], None]) -> None:
+    async def scenario(env: Environment) -> None:
+        put, later = env.delays.put, env.delays.due_in(1_000)
         good = records("a")
         with pytest.raises(UnknownTopic):
             await put("nowhere", good, later)
@@ -629,21 +654,21 @@ def test_other_wrong_calls_are_refused_and_store_nothing(tell_in_memory: Callabl
                 await put(TOPIC, [*rows, *good] if rows else [], later)
         for delay in (-1, MAX_DELAY_MS + 1, 0.5, "1s"):
             with pytest.raises(InvalidValue) as refused:
-                yard.delays.due_in(cast(Any, delay))
+                env.delays.due_in(cast(Any, delay))
             assert refused.value.name == "delay"
         for ladder in ([], [0], ["1s"]):
             with pytest.raises(InvalidValue):
-                Delays(yard.log, ladder=cast(Any, ladder))
-        assert [topic.name for topic in await yard.log.topics()] == [TOPIC]
-        assert await contents(yard.log, TOPIC) == []
+                Delays(env.log, ladder=cast(Any, ladder))
+        assert [topic.name for topic in await env.log.topics()] == [TOPIC]
+        assert await records_of(env.log, TOPIC) == []
 
-    tell_in_memory(story)
+    run_in_memory(scenario)
 
 
 async def schedule(folder: Path) -> None:
-    registry = open_registry(registry_url(folder))
-    async with SqliteLog(folder / "log") as log, Node(log, registry) as node:
-        await Scheduler(node, ladder=LADDER, session_timeout=3.0).run()  # not so short that a busy machine ends it
+    engine = ENGINES["sqlite"]
+    async with engine.log(folder) as log, Node(log, engine.open_registry(folder)) as node:
+        await Scheduler(node, ladder=LADDER, session_timeout=3.0).run()  # long enough for a busy machine
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Partitions that were contracted away go when every group is done with them, members of broadcast groups when they
-stay away for long, and not before."""
+"""Draining partitions are dropped when every group has read them, and departed members of broadcast groups are deleted
+when they stay away for long; not before."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,20 +13,36 @@ from shardyard.log import Log
 from shardyard.log.memory import MemoryLog
 from shardyard.model import InvalidValue, Partition, Position, Record, Span, Topic
 from shardyard.queues.alarms import SCOPE, Alarms
-from shardyard.queues.draining import closing
-from shardyard.queues.janitor import EVERY_SECONDS, KEPT_SECONDS, LOOK_SECONDS, Janitor
+from shardyard.queues.draining import draining_partitions
+from shardyard.queues.janitor import DEPARTED_EVERY_SECONDS, KEPT_SECONDS, LEASE_SECONDS, Janitor
 from shardyard.queues.settings import change_group
-from shardyard.queues.topic_readers import known
-from shardyard.registry import GroupRow, OwnershipRow, Registry, open_registry
+from shardyard.queues.topic_readers import topic_readers
+from shardyard.registry import GroupRow, OwnershipRow, Registry, Transaction
+from shardyard.registry.batcher import TransactionBatcher
 from shardyard.registry.memory import MemoryRegistry
 from shardyard.runtime.clock import ManualClock
 from tests.log.samples import awaited
+from tests.queues.engines import ENGINES, REGISTRIES
 
 P0, P1, P2 = (Partition("orders", index) for index in range(3))
+OpenJanitor = Callable[..., Janitor]
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def open_janitor(batcher: Callable[[Registry], TransactionBatcher], clock: ManualClock) -> OpenJanitor:
+    def opened(log: Log, registry: Registry, holder: str = "b1") -> Janitor:
+        return Janitor(log, batcher(registry), holder=holder, clock=clock)
+
+    return opened
 
 
 async def contracted(log: Log, *, records: int = 3) -> int:
-    """A topic of which partitions 1 and 2 are closing, the latter with records; its epoch."""
+    """Create a topic of which partitions 1 and 2 are draining, the latter with records. Returns its epoch."""
     await log.create_topic("orders", 3)
     if records:
         await log.append(P2, [Record.new(b"x") for _ in range(records)])
@@ -34,7 +50,7 @@ async def contracted(log: Log, *, records: int = 3) -> int:
 
 
 class Contracting(MemoryLog):
-    """Somebody contracts the topic further just before its partitions are dropped."""
+    """Contracts the topic further just before its partitions are dropped."""
 
     async def drop_partitions(self, name: str, partitions: int) -> Topic:
         await self.contract_topic(name, 2)
@@ -42,69 +58,70 @@ class Contracting(MemoryLog):
 
 
 def join(registry: Registry, group: str, member: str, topic: str = "orders") -> None:
-    with registry.transaction() as tx:
-        protocol.join(tx, group, member, topics=[topic])
+    registry.run(lambda tx: protocol.join(tx, group, member, topics=[topic]))
 
 
 async def found(log: Log, registry: Registry) -> list[tuple[int, int, dict[str, int], bool]]:
-    """The closing partitions of `orders`: index, records, who is waited for, and whether it is drained."""
-    with registry.snapshot() as tx:
-        readers = known(tx)
-    closed = await closing(log, readers, await log.topic("orders"))
-    return [(one.partition, one.records, one.waiting_for, one.drained) for one in closed]
+    """The draining partitions of `orders`: index, records, which groups are waited for, and whether it is drained."""
+    draining = await draining_partitions(log, registry.read(topic_readers), await log.topic("orders"))
+    return [(one.partition, one.records, one.waiting_for, one.drained) for one in draining]
 
 
 def commit(registry: Registry, group: str, partition: Partition, position: Position | None) -> None:
-    with registry.transaction() as tx:
+    def work(tx: Transaction) -> None:
         tx.put_group(tx.group(group) or GroupRow(group))
         row = tx.ownership(group, partition) or OwnershipRow(group, partition)
         tx.put_ownerships([replace(row, committed=position)])
 
+    registry.run(work)
+
 
 @awaited
-async def test_what_some_group_has_not_read_to_its_end_stays() -> None:
+async def test_a_partition_stays_until_every_group_has_read_it_to_its_end(open_janitor: OpenJanitor) -> None:
     async with MemoryLog() as log:
         with MemoryRegistry() as registry:
-            retiring = Janitor(log, registry, holder="b1")
+            janitor = open_janitor(log, registry)
             epoch = await contracted(log)
-            assert await retiring.check_once() == [], "nobody has read it"
+            assert await janitor.drop_drained_partitions() == [], "no group has read it"
             commit(registry, "billing", P2, Position(epoch, 2))
-            assert await retiring.check_once() == []
+            assert await janitor.drop_drained_partitions() == []
             commit(registry, "billing", P2, Position(epoch, 3))
             commit(registry, "shipping", P2, None)
-            assert await retiring.check_once() == [], "one of two groups is done"
+            assert await janitor.drop_drained_partitions() == [], "only one of two groups has read it"
             commit(registry, "shipping", P2, Position(epoch - 1, 3))
-            assert await retiring.check_once() == [], "that was an earlier life of the topic"
+            assert await janitor.drop_drained_partitions() == [], "that was in an earlier epoch of the topic"
             commit(registry, "shipping", P2, Position(epoch, 3))
-            (topic,) = await retiring.check_once()
+            (topic,) = await janitor.drop_drained_partitions()
             assert (topic.partitions, topic.open_partitions) == (1, None)
-            assert await retiring.check_once() == []
+            assert await janitor.drop_drained_partitions() == []
 
 
 @awaited
-async def test_a_group_that_reads_the_topic_is_waited_for_where_it_never_was_until_it_is_reset_or_deleted() -> None:
+async def test_a_group_that_never_committed_on_the_partition_is_waited_for_until_it_is_reset_or_deleted(
+    open_janitor: OpenJanitor,
+) -> None:
     async with MemoryLog() as log:
         with MemoryRegistry() as registry:
-            retiring = Janitor(log, registry, holder="b1")
+            janitor = open_janitor(log, registry)
             epoch = await contracted(log)
             commit(registry, "on", P2, Position(epoch, 3))
             for group in ("off", "older"):
                 commit(registry, group, P0, Position(epoch, 0))
             commit(registry, "elsewhere", Partition("mails", 2), Position(epoch, 0))
-            assert await retiring.check_once() == []
+            assert await janitor.drop_drained_partitions() == []
             assert await found(log, registry) == [(1, 0, {}, True), (2, 3, {"off": 3, "older": 3}, False)]
             positions = await resolve_positions(log, "orders", None, ResetTarget("latest"))
-            with registry.transaction() as tx:
-                reset(tx, "off", positions, "ann")
-            assert await retiring.check_once() == []
+            registry.run(lambda tx: reset(tx, "off", positions, "ann"))
+            assert await janitor.drop_drained_partitions() == []
             assert await found(log, registry) == [(1, 0, {}, True), (2, 3, {"older": 3}, False)]
-            with registry.transaction() as tx:
-                tx.delete_group("older")
-            assert [topic.partitions for topic in await retiring.check_once()] == [1]
+            registry.run(lambda tx: tx.delete_group("older"))
+            assert [topic.partitions for topic in await janitor.drop_drained_partitions()] == [1]
 
 
 @awaited
-async def test_a_group_is_waited_for_from_when_its_members_subscribe_also_to_a_topic_that_moved_there() -> None:
+async def test_a_group_is_waited_for_once_its_members_subscribe_also_under_the_name_of_a_topic_that_moved(
+    open_janitor: OpenJanitor,
+) -> None:
     async with MemoryLog() as log:
         with MemoryRegistry() as registry:
             epoch = await contracted(log)
@@ -114,30 +131,30 @@ async def test_a_group_is_waited_for_from_when_its_members_subscribe_also_to_a_t
             join(registry, "billing", "m1")
             join(registry, "shipping", "m1", "old")
             join(registry, "mailing", "m1", "mails")
-            assert await Janitor(log, registry, holder="b1").check_once() == []
+            assert await open_janitor(log, registry).drop_drained_partitions() == []
             assert (await found(log, registry))[1] == (2, 3, {"billing": 3, "shipping": 3}, False)
 
 
 @awaited
-async def test_what_is_dropped_is_audited() -> None:
+async def test_a_drop_is_audited(open_janitor: OpenJanitor) -> None:
     async with MemoryLog() as log:
         with MemoryRegistry() as registry:
-            retiring = Janitor(log, registry, holder="b1")
+            janitor = open_janitor(log, registry)
             epoch = await contracted(log)
-            await retiring.check_once()
+            await janitor.drop_drained_partitions()
             commit(registry, "billing", P2, Position(epoch, 3))
-            await retiring.check_once()
-            await retiring.check_once()
-            with registry.snapshot() as tx:
-                assert [(row.who, row.action, row.subject, row.detail) for row in tx.audit_log()] == [
-                    ("broker", "partitions dropped", "orders", {"partitions": [1, 2], "records": 3})
-                ]
+            await janitor.drop_drained_partitions()
+            await janitor.drop_drained_partitions()
+            rows = registry.read(lambda tx: tx.audit_log())
+            assert [(row.who, row.action, row.subject, row.detail) for row in rows] == [
+                ("broker", "partitions dropped", "orders", {"partitions": [1, 2], "records": 3})
+            ]
 
 
 @awaited
-async def test_a_topic_that_is_deleted_meanwhile_holds_up_no_other() -> None:
+async def test_a_topic_that_is_deleted_meanwhile_blocks_no_other(open_janitor: OpenJanitor) -> None:
     class Deleting(MemoryLog):
-        """Somebody deletes the first topic just before its partitions are looked at."""
+        """Deletes the first topic just before its spans are read."""
 
         async def span(self, partition: Partition) -> Span:
             if partition.topic == "first":
@@ -149,13 +166,15 @@ async def test_a_topic_that_is_deleted_meanwhile_holds_up_no_other() -> None:
             for name in ("first", "second"):
                 await log.create_topic(name, 2)
                 await log.contract_topic(name, 1)
-            assert [topic.name for topic in await Janitor(log, registry, holder="b1").check_once()] == ["second"]
+            assert [topic.name for topic in await open_janitor(log, registry).drop_drained_partitions()] == ["second"]
 
 
 @awaited
-async def test_what_another_broker_dropped_meanwhile_is_not_audited_twice() -> None:
+async def test_partitions_that_another_broker_dropped_meanwhile_are_not_audited_twice(
+    open_janitor: OpenJanitor,
+) -> None:
     class Dropping(MemoryLog):
-        """Another one drops the partitions between the look at the topics and that at their partitions."""
+        """Drops the partitions after the topics were listed, as another broker might."""
 
         async def span(self, partition: Partition) -> Span:
             await self.drop_partitions("orders", 1)
@@ -164,263 +183,260 @@ async def test_what_another_broker_dropped_meanwhile_is_not_audited_twice() -> N
     async with Dropping() as log:
         with MemoryRegistry() as registry:
             await contracted(log, records=0)
-            assert await Janitor(log, registry, holder="b1").check_once() == []
-            with registry.snapshot() as tx:
-                assert tx.audit_log() == []
+            assert await open_janitor(log, registry).drop_drained_partitions() == []
+            assert registry.read(lambda tx: tx.audit_log()) == []
 
 
 @awaited
-async def test_what_is_empty_or_trimmed_away_goes_at_once() -> None:
+async def test_empty_and_trimmed_partitions_are_dropped_at_once(open_janitor: OpenJanitor) -> None:
     async with MemoryLog() as log:
         with MemoryRegistry() as registry:
             await contracted(log, records=3)
             await log.trim(P2, 3)
             commit(registry, "billing", P1, None)
-            assert [topic.name for topic in await Janitor(log, registry, holder="b1").check_once()] == ["orders"]
+            assert [topic.name for topic in await open_janitor(log, registry).drop_drained_partitions()] == ["orders"]
 
 
 @awaited
-async def test_one_broker_does_it() -> None:
+async def test_one_broker_at_a_time_drops_partitions(open_janitor: OpenJanitor) -> None:
     async with MemoryLog() as log:
         with MemoryRegistry() as registry:
-            first, second = Janitor(log, registry, holder="b1"), Janitor(log, registry, holder="b2")
+            first, second = open_janitor(log, registry, "b1"), open_janitor(log, registry, "b2")
             epoch = await contracted(log)
-            assert await first.check_once() == []
+            assert await first.run_once()
             commit(registry, "billing", P2, Position(epoch, 3))
-            assert await second.check_once() == [], "the first one has the lease"
-            assert len(await first.check_once()) == 1
+            assert not await second.run_once(), "the first one has the lease"
+            assert (await log.topic("orders")).partitions == 3
+            assert await first.run_once()
+            assert (await log.topic("orders")).partitions == 1
 
 
 @awaited
-async def test_an_expansion_keeps_what_was_about_to_go() -> None:
+async def test_an_expansion_keeps_draining_partitions(open_janitor: OpenJanitor) -> None:
     async with MemoryLog() as log:
         with MemoryRegistry() as registry:
             await contracted(log)
             await log.expand_topic("orders", 3)
-            assert await Janitor(log, registry, holder="b1").check_once() == []
+            assert await open_janitor(log, registry).drop_drained_partitions() == []
             assert (await log.span(P2)).end == 3
 
 
 @awaited
-async def test_what_began_to_close_after_the_look_stays() -> None:
+async def test_partitions_that_started_to_drain_after_the_check_stay(open_janitor: OpenJanitor) -> None:
     async with Contracting() as log:
         with MemoryRegistry() as registry:
             await log.create_topic("orders", 4)
             await log.append(P2, [Record.new(b"unread")])
             await log.contract_topic("orders", 3)
-            retiring = Janitor(log, registry, holder="b1")
+            janitor = open_janitor(log, registry)
             with pytest.raises(InvalidValue, match="expected the 2 that 'orders' has open"):
-                await retiring.check_once()
-            assert await retiring.check_once() == [], "nobody has read it"
+                await janitor.drop_drained_partitions()
+            assert await janitor.drop_drained_partitions() == [], "no group has read it"
             span = await log.span(P2)
             assert (span.first, span.end) == (0, 1)
 
 
 @awaited
-async def test_members_of_a_broadcast_group_who_are_gone_are_not_waited_for() -> None:
+async def test_departed_members_of_a_broadcast_group_are_not_waited_for(open_janitor: OpenJanitor) -> None:
     async with MemoryLog() as log:
         with MemoryRegistry() as registry:
-            retiring = Janitor(log, registry, holder="b1")
+            janitor = open_janitor(log, registry)
             epoch = await contracted(log)
             commit(registry, "news~gone", P2, Position(epoch, 1))
-            commit(registry, "news~long gone", P0, Position(epoch, 0))
-            assert await retiring.check_once() == [], "nobody has read all of it"
+            commit(registry, "news~long-gone", P0, Position(epoch, 0))
+            assert await janitor.drop_drained_partitions() == [], "no member has read all of it"
             join(registry, "news~here", "here")
             join(registry, "news~too", "too")
             commit(registry, "news~here", P2, Position(epoch, 2))
-            assert await retiring.check_once() == [], "those who are there have not"
+            assert await janitor.drop_drained_partitions() == [], "the present members have not read it"
             assert (await found(log, registry))[1] == (2, 3, {"news": 4}, False)
             commit(registry, "news~too", P2, Position(epoch, 3))
-            assert await retiring.check_once() == [], "one who is there has not"
+            assert await janitor.drop_drained_partitions() == [], "one of the present members has not read it"
             commit(registry, "news~here", P2, Position(epoch, 3))
-            assert [topic.name for topic in await retiring.check_once()] == ["orders"]
+            assert [topic.name for topic in await janitor.drop_drained_partitions()] == ["orders"]
 
 
 @awaited
-async def test_what_a_member_of_a_broadcast_group_read_before_it_went_is_read() -> None:
+async def test_what_a_departed_member_of_a_broadcast_group_has_read_counts_as_read(open_janitor: OpenJanitor) -> None:
     async with MemoryLog() as log:
         with MemoryRegistry() as registry:
             epoch = await contracted(log)
             commit(registry, "news~gone", P2, Position(epoch, 3))
-            assert [topic.name for topic in await Janitor(log, registry, holder="b1").check_once()] == ["orders"]
+            assert [topic.name for topic in await open_janitor(log, registry).drop_drained_partitions()] == ["orders"]
 
 
 @awaited
-async def test_a_member_of_a_broadcast_group_who_is_gone_raises_no_alarm() -> None:
+async def test_a_departed_member_of_a_broadcast_group_raises_no_alarm(
+    batcher: Callable[[Registry], TransactionBatcher],
+) -> None:
     async with MemoryLog() as log:
         with MemoryRegistry() as registry:
             await contracted(log)
-            with registry.transaction() as tx:
-                change_group(tx, "news", "ann", {"broadcast": True, "lag_alarm": 1})
+            registry.run(lambda tx: change_group(tx, "news", "ann", {"broadcast": True, "lag_alarm": 1}))
             for name in ("here", "gone"):
                 join(registry, f"news~{name}", name)
                 commit(registry, f"news~{name}", P2, None)
-            alarms = Alarms(log, registry, holder="b1")
+            alarms = Alarms(log, registry, batcher(registry), holder="b1")
 
             async def raised() -> list[str]:
                 await alarms.check_once()
-                with registry.snapshot() as tx:
-                    return [row.name for row in tx.settings(SCOPE)]
+                return registry.read(lambda tx: [row.name for row in tx.settings(SCOPE)])
 
             assert await raised() == ["news~gone/orders", "news~here/orders"]
-            with registry.transaction() as tx:
-                member = tx.member("news~gone", "gone")
-                assert member is not None
-                protocol.leave(tx, "news~gone", "gone", member.epoch)
+            leave(registry, "news~gone", "gone")
             assert await raised() == ["news~here/orders"]
 
 
 @awaited
-async def test_a_topic_that_is_sealed_meanwhile_holds_up_no_other() -> None:
+async def test_a_sealed_topic_blocks_no_other(open_janitor: OpenJanitor) -> None:
     async with MemoryLog() as log:
         with MemoryRegistry() as registry:
             await contracted(log, records=0)
             await log.seal_topic("orders")
             await log.create_topic("returns", 2)
             await log.contract_topic("returns", 1)
-            retiring = Janitor(log, registry, holder="b1")
-            assert [topic.name for topic in await retiring.check_once()] == ["returns"]
+            janitor = open_janitor(log, registry)
+            assert [topic.name for topic in await janitor.drop_drained_partitions()] == ["returns"]
             await log.unseal_topic("orders")
-            assert [topic.name for topic in await retiring.check_once()] == ["orders"]
+            assert [topic.name for topic in await janitor.drop_drained_partitions()] == ["orders"]
 
 
-# Members who never come back
+# Members that do not come back
 
 
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
-@pytest.fixture(params=["memory", "sqlite"])
+@pytest.fixture(params=REGISTRIES)
 def registry(request: pytest.FixtureRequest, tmp_path: Path, clock: ManualClock) -> Iterator[Registry]:
-    url = "memory://" if request.param == "memory" else f"sqlite:///{tmp_path / 'registry.db'}"
-    with open_registry(url, clock=clock) as opened:
+    with ENGINES[request.param].open_registry(tmp_path, clock) as opened:
         yield opened
 
 
 TOPICS = {"orders": Topic("orders", 3)}
 
 
-def come(registry: Registry, group: str, member: str) -> None:
-    """Join, and own all there is."""
+def join_and_own(registry: Registry, group: str, member: str) -> None:
+    """Join, and own all partitions."""
     join(registry, group, member)
-    with registry.transaction() as tx:
-        assignment.rebalance(tx, group, TOPICS)
+    registry.run(lambda tx: assignment.rebalance(tx, group, TOPICS))
 
 
-def go(registry: Registry, group: str, member: str, *, at: Position | None = None) -> None:
+def leave(registry: Registry, group: str, member: str, *, at: Position | None = None) -> None:
     """Commit, and leave."""
-    with registry.transaction() as tx:
+
+    def work(tx: Transaction) -> None:
         row = tx.member(group, member)
         assert row is not None
         if at is not None:
-            (held,) = [o for o in tx.ownerships_of(group, member) if o.partition == P1]
-            protocol.commit(tx, group, member, row.epoch, {P1: (held.epoch, at)})
+            (owned,) = [o for o in tx.ownerships_of(group, member) if o.partition == P1]
+            protocol.commit(tx, group, member, row.epoch, {P1: (owned.epoch, at)})
         protocol.leave(tx, group, member, row.epoch)
+
+    registry.run(work)
 
 
 def groups(registry: Registry) -> list[str]:
-    with registry.snapshot() as tx:
-        return [group.name for group in tx.groups()]
+    return registry.read(lambda tx: [group.name for group in tx.groups()])
 
 
 def committed(registry: Registry, group: str) -> Position | None:
-    with registry.snapshot() as tx:
-        row = tx.ownership(group, P1)
-        return None if row is None else row.committed
+    row = registry.read(lambda tx: tx.ownership(group, P1))
+    return None if row is None else row.committed
 
 
 @awaited
-async def test_a_member_of_a_broadcast_group_is_forgotten_after_a_time_and_nobody_else_is(
-    registry: Registry, clock: ManualClock
+async def test_only_departed_members_of_broadcast_groups_are_deleted_and_only_after_a_time(
+    registry: Registry, clock: ManualClock, open_janitor: OpenJanitor
 ) -> None:
-    retiring = Janitor(MemoryLog(), registry, holder="b1", clock=clock)
+    janitor = open_janitor(MemoryLog(), registry)
     for group, member in (("news~gone", "gone"), ("news~here", "here"), ("news", "m"), ("billing", "m")):
-        come(registry, group, member)
+        join_and_own(registry, group, member)
     await clock.advance(5.0)
     for group in ("news", "billing"):
-        go(registry, group, "m", at=Position(1, 2))
-    go(registry, "news~gone", "gone", at=Position(1, 2))
+        leave(registry, group, "m", at=Position(1, 2))
+    leave(registry, "news~gone", "gone", at=Position(1, 2))
     await clock.advance(KEPT_SECONDS - 1)
-    assert await retiring.forget_once() == []
+    assert await janitor.delete_departed_members() == []
     assert committed(registry, "news~gone") == Position(1, 2)
     await clock.advance(1)
-    assert await retiring.forget_once() == ["news~gone"]
+    assert await janitor.delete_departed_members() == ["news~gone"]
     assert groups(registry) == ["billing", "news", "news~here"]
-    with registry.snapshot() as tx:
-        row = tx.audit_log(1)[0]
+    (row,) = registry.read(lambda tx: tx.audit_log(1))
     assert (row.who, row.action, row.subject) == ("broker", "group deleted", "news~gone")
-    assert await retiring.forget_once() == []
+    assert await janitor.delete_departed_members() == []
 
 
 @awaited
-async def test_one_that_comes_back_in_time_goes_on_where_it_was_and_the_time_begins_anew(
-    registry: Registry, clock: ManualClock
+async def test_a_member_that_comes_back_in_time_continues_where_it_was_and_the_time_starts_again(
+    registry: Registry, clock: ManualClock, open_janitor: OpenJanitor
 ) -> None:
-    retiring = Janitor(MemoryLog(), registry, holder="b1", clock=clock)
-    come(registry, "news~m", "m")
-    go(registry, "news~m", "m", at=Position(1, 2))
+    janitor = open_janitor(MemoryLog(), registry)
+    join_and_own(registry, "news~m", "m")
+    leave(registry, "news~m", "m", at=Position(1, 2))
     await clock.advance(KEPT_SECONDS - 1)
-    come(registry, "news~m", "m")
+    join_and_own(registry, "news~m", "m")
     assert committed(registry, "news~m") == Position(1, 2)
     await clock.advance(1)
-    assert await retiring.forget_once() == []
-    go(registry, "news~m", "m")
-    assert await retiring.forget_once() == [], "it has been here a second ago"
+    assert await janitor.delete_departed_members() == []
+    leave(registry, "news~m", "m")
+    assert await janitor.delete_departed_members() == [], "it was here a second ago"
     await clock.advance(KEPT_SECONDS)
-    assert await retiring.forget_once() == ["news~m"]
-    come(registry, "news~m", "m")
+    assert await janitor.delete_departed_members() == ["news~m"]
+    join_and_own(registry, "news~m", "m")
     assert committed(registry, "news~m") is None
 
 
 @awaited
-async def test_a_reset_keeps_the_positions_of_who_is_gone_for_as_long_again(
-    registry: Registry, clock: ManualClock
+async def test_a_reset_keeps_the_positions_of_a_departed_member_for_as_long_again(
+    registry: Registry, clock: ManualClock, open_janitor: OpenJanitor
 ) -> None:
-    retiring = Janitor(MemoryLog(), registry, holder="b1", clock=clock)
-    come(registry, "news~m", "m")
-    go(registry, "news~m", "m")
+    janitor = open_janitor(MemoryLog(), registry)
+    join_and_own(registry, "news~m", "m")
+    leave(registry, "news~m", "m")
     await clock.advance(KEPT_SECONDS - 1)
-    with registry.transaction() as tx:
-        reset(tx, "news~m", {P1: Position(1, 0)}, "ann")
+    registry.run(lambda tx: reset(tx, "news~m", {P1: Position(1, 0)}, "ann"))
     await clock.advance(1)
-    assert await retiring.forget_once() == []
+    assert await janitor.delete_departed_members() == []
 
 
 @awaited
-async def test_one_that_left_before_it_had_a_position_is_forgotten_at_once(registry: Registry) -> None:
-    retiring = Janitor(MemoryLog(), registry, holder="b1")
+async def test_a_member_that_left_without_a_position_is_deleted_at_once(
+    registry: Registry, open_janitor: OpenJanitor
+) -> None:
+    janitor = open_janitor(MemoryLog(), registry)
     join(registry, "news~m", "m")
-    assert await retiring.forget_once() == []
-    go(registry, "news~m", "m")
-    assert await retiring.forget_once() == ["news~m"]
+    assert await janitor.delete_departed_members() == []
+    leave(registry, "news~m", "m")
+    assert await janitor.delete_departed_members() == ["news~m"]
 
 
 @awaited
-async def test_one_broker_forgets(registry: Registry, clock: ManualClock) -> None:
-    first, second = (Janitor(MemoryLog(), registry, holder=name, clock=clock) for name in ("b1", "b2"))
+async def test_one_broker_at_a_time_deletes_departed_members(
+    registry: Registry, clock: ManualClock, open_janitor: OpenJanitor
+) -> None:
+    first, second = (open_janitor(MemoryLog(), registry, name) for name in ("b1", "b2"))
     for name in ("a", "b"):
         join(registry, f"news~{name}", name)
-    go(registry, "news~a", "a")
-    assert await first.forget_once() == ["news~a"]
-    go(registry, "news~b", "b")
-    assert await second.forget_once() == [], "the first one has the lease"
-    await clock.advance(3 * EVERY_SECONDS)
-    assert await second.forget_once() == ["news~b"]
+    leave(registry, "news~a", "a")
+    assert await first.run_once()
+    assert groups(registry) == ["news~b"]
+    leave(registry, "news~b", "b")
+    assert not await second.run_once(), "the first one has the lease"
+    assert groups(registry) == ["news~b"]
+    await clock.advance(LEASE_SECONDS)
+    assert await second.run_once()
+    assert groups(registry) == []
 
 
 @awaited
-async def test_it_looks_for_them_now_and_then(clock: ManualClock) -> None:
+async def test_departed_members_are_looked_for_from_time_to_time(clock: ManualClock, open_janitor: OpenJanitor) -> None:
     async with MemoryLog() as log:
         with MemoryRegistry(clock) as registry:
-            running = asyncio.create_task(Janitor(log, registry, holder="b1", clock=clock).run())
+            running = asyncio.create_task(open_janitor(log, registry).run())
             for name in ("a", "b"):
                 join(registry, f"news~{name}", name)
-                go(registry, f"news~{name}", name)
+                leave(registry, f"news~{name}", name)
                 async with asyncio.timeout(20):
                     while groups(registry):
-                        await clock.advance(LOOK_SECONDS / 10)
+                        await clock.advance(DEPARTED_EVERY_SECONDS / 10)
                         await asyncio.sleep(0.005)
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)

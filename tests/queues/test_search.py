@@ -1,4 +1,4 @@
-"""Searching a topic, on the embedded log and on its twin."""
+"""Searching a topic."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from shardyard.log import Log
 from shardyard.log.memory import MemoryLog
-from shardyard.log.sqlite import SqliteLog
 from shardyard.model import (
     TAG,
     TRACE,
@@ -27,35 +26,36 @@ from shardyard.model import (
 from shardyard.model.batch import Batch, to_records
 from shardyard.queues import search as module
 from shardyard.queues.search import Found, search
+from tests.queues.engines import ENGINES, SEARCH
+from tests.queues.stored import offsets
 
 TOPIC = "orders"
 P0, P1, P2 = (Partition(TOPIC, i) for i in range(3))
 
-Story = Callable[[Log], Coroutine[Any, Any, None]]
+Scenario = Callable[[Log], Coroutine[Any, Any, None]]
 
 
-@pytest.fixture(params=["memory", "sqlite"])
-def tell(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Story], None]:
-    """Tell a story on an engine, with a topic of three partitions."""
+@pytest.fixture(params=SEARCH)
+def run(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Scenario], None]:
+    """Runs a scenario on a log with a topic of three partitions."""
 
-    def told(story: Story) -> None:
-        async def whole() -> None:
-            log: Log = MemoryLog() if request.param == "memory" else SqliteLog(tmp_path / "log")
-            async with log:
+    def run_scenario(scenario: Scenario) -> None:
+        async def with_log() -> None:
+            async with ENGINES[request.param].log(tmp_path) as log:
                 await log.create_topic(TOPIC, 3)
-                await story(log)
+                await scenario(log)
 
-        asyncio.run(whole())
+        asyncio.run(with_log())
 
-    return told
+    return run_scenario
 
 
 def ids(found: list[Found]) -> list[str]:
     return [each.record.id for each in found]
 
 
-def test_records_are_found_by_id_key_and_trace_wherever_they_lie(tell: Callable[[Story], None]) -> None:
-    async def story(log: Log) -> None:
+def test_records_are_found_by_id_key_and_trace_on_any_partition(run: Callable[[Scenario], None]) -> None:
+    async def scenario(log: Log) -> None:
         first = Record("a", b"ann", b"1", ((TRACE, b"t1"), ("x", b"t2")), 10)
         again = Record("a", b"bob", b"2", ((TRACE, b"t1"), (TRACE, "tü".encode())), 5)
         bare = Record("b", None, b"3", (), 7)
@@ -63,40 +63,45 @@ def test_records_are_found_by_id_key_and_trace_wherever_they_lie(tell: Callable[
         await log.append(P0, [bare, first])
         await log.append(P0, [empty])
         await log.append(P2, [again])
-        assert await search(log, TOPIC, id="a") == [Found(P2, 0, again), Found(P0, 1, first)]
-        assert await search(log, TOPIC, key=b"ann") == [Found(P0, 1, first)]
-        assert await search(log, TOPIC, key=b"") == [Found(P0, 2, empty)]
-        assert await search(log, TOPIC, trace="t1") == [Found(P0, 1, first)], "the last header of a name counts"
-        assert await search(log, TOPIC, trace="tü") == [Found(P2, 0, again)]
+        _, at_first, at_empty = await offsets(log, P0)
+        (at_again,) = await offsets(log, P2)
+        found_first, found_again = Found(P0, at_first, first), Found(P2, at_again, again)
+        assert await search(log, TOPIC, id="a") == [found_again, found_first]
+        assert await search(log, TOPIC, key=b"ann") == [found_first]
+        assert await search(log, TOPIC, key=b"") == [Found(P0, at_empty, empty)]
+        assert await search(log, TOPIC, trace="t1") == [found_first], "the last header of a name counts"
+        assert await search(log, TOPIC, trace="tü") == [found_again]
         assert await search(log, TOPIC, trace="t2") == []
-        assert await search(log, TOPIC, id="a", key=b"bob") == [Found(P2, 0, again)]
+        assert await search(log, TOPIC, id="a", key=b"bob") == [found_again]
         assert await search(log, TOPIC, id="b", key=b"bob") == []
-        assert await search(log, TOPIC, id="a", partition=0) == [Found(P0, 1, first)]
+        assert await search(log, TOPIC, id="a", partition=0) == [found_first]
         assert await search(log, TOPIC, id="a", partition=1) == []
 
-    tell(story)
+    run(scenario)
 
 
-def test_records_are_found_by_each_of_their_tags(tell: Callable[[Story], None]) -> None:
-    async def story(log: Log) -> None:
+def test_records_are_found_by_each_of_their_tags(run: Callable[[Scenario], None]) -> None:
+    async def scenario(log: Log) -> None:
         red = Record("a", b"ann", b"1", ((TAG, b"red"), ("x", b"blue")), 1)
         both = Record("b", b"bob", b"2", ((TAG, b"red"), (TRACE, b"green"), (TAG, "blüe".encode())), 2)
         await log.append(P0, [Record("c", b"ann", b"3", (), 3), red])
         await log.append(P0, [Record("d", b"ann", b"4", (), 4)])
         await log.append(P0, [Record("e", b"ann", b"5", (("x", b"red"),), 5), both])
-        assert await search(log, TOPIC, tag="red") == [Found(P0, 1, red), Found(P0, 4, both)]
-        assert await search(log, TOPIC, tag="red", limit=1) == [Found(P0, 4, both)]
-        assert await search(log, TOPIC, tag="blüe") == [Found(P0, 4, both)]
-        assert await search(log, TOPIC, tag="red", key=b"ann") == [Found(P0, 1, red)]
-        assert await search(log, TOPIC, tag="red", since=2) == [Found(P0, 4, both)]
+        at = await offsets(log, P0)
+        found_red, found_both = Found(P0, at[1], red), Found(P0, at[4], both)
+        assert await search(log, TOPIC, tag="red") == [found_red, found_both]
+        assert await search(log, TOPIC, tag="red", limit=1) == [found_both]
+        assert await search(log, TOPIC, tag="blüe") == [found_both]
+        assert await search(log, TOPIC, tag="red", key=b"ann") == [found_red]
+        assert await search(log, TOPIC, tag="red", since=2) == [found_both]
         for other in ("blue", "green", "re", "redd"):
             assert await search(log, TOPIC, tag=other) == []
 
-    tell(story)
+    run(scenario)
 
 
-def test_time_counts_also_where_it_does_not_run_upwards(tell: Callable[[Story], None]) -> None:
-    async def story(log: Log) -> None:
+def test_records_are_found_by_time_even_if_timestamps_do_not_ascend(run: Callable[[Scenario], None]) -> None:
+    async def scenario(log: Log) -> None:
         for at in (10, 40, 20, 30):
             await log.append(P0, [Record(f"a{at}", None, b"", timestamp=at)])
         await log.append(P1, [Record(f"b{at}", None, b"", timestamp=at) for at in (20, 5)])
@@ -106,11 +111,11 @@ def test_time_counts_also_where_it_does_not_run_upwards(tell: Callable[[Story], 
         assert ids(await search(log, TOPIC, since=41)) == []
         assert len(await search(log, TOPIC, since=0)) == 6
 
-    tell(story)
+    run(scenario)
 
 
-def test_of_too_many_the_newest_are_returned(tell: Callable[[Story], None]) -> None:
-    async def story(log: Log) -> None:
+def test_if_too_many_match_the_newest_are_returned(run: Callable[[Scenario], None]) -> None:
+    async def scenario(log: Log) -> None:
         for partition, stamps in ((P0, (9, 1, 8, 2)), (P1, (3, 7)), (P2, (6, 6, 6))):
             records = [Record(f"{partition.index}-{i}", b"k", b"", timestamp=at) for i, at in enumerate(stamps)]
             await log.append(partition, records)
@@ -118,11 +123,11 @@ def test_of_too_many_the_newest_are_returned(tell: Callable[[Story], None]) -> N
         assert ids(await search(log, TOPIC, key=b"k", limit=1)) == ["0-0"]
         assert ids(await search(log, TOPIC, key=b"k", limit=2, partition=2)) == ["2-1", "2-2"]
 
-    tell(story)
+    run(scenario)
 
 
-def test_it_reads_chunk_after_chunk_and_makes_objects_of_matches_only(
-    tell: Callable[[Story], None], monkeypatch: pytest.MonkeyPatch
+def test_it_reads_in_chunks_and_creates_objects_only_of_matches(
+    run: Callable[[Scenario], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "READ_RECORDS", 7)
     made: list[int] = []
@@ -133,7 +138,7 @@ def test_it_reads_chunk_after_chunk_and_makes_objects_of_matches_only(
 
     monkeypatch.setattr(module, "to_records", counted)
 
-    async def story(log: Log) -> None:
+    async def scenario(log: Log) -> None:
         sizes, read = [], log.read
 
         async def watched(*arguments: Any, **options: Any) -> Batch:
@@ -146,29 +151,32 @@ def test_it_reads_chunk_after_chunk_and_makes_objects_of_matches_only(
             records = [Record(str(i), b"%d" % (i % 25), b"", timestamp=1 + i) for i in range(start, start + 5)]
             await log.append(P1, records)
         found = await search(log, TOPIC, key=b"3")
-        assert [(each.offset, each.record.id) for each in found] == [(3, "3"), (28, "28")]
         assert sum(sizes) == 50
         assert max(sizes) <= 7
         assert sum(made) == 2
+        at = await offsets(log, P1)
+        assert [(each.offset, each.record.id) for each in found] == [(at[3], "3"), (at[28], "28")]
         made.clear()
+        sizes.clear()
         assert len(await search(log, TOPIC, since=1, limit=2)) == 2
-        assert sum(made) <= 2 * len(sizes), "of each chunk no more than asked for"
+        assert sum(made) <= 2 * len(sizes), "of each chunk no more than the limit"
         sizes.clear()
         await search(log, TOPIC, since=1 + 40)
-        assert sum(sizes) == 10, "what is older is not read"
+        assert sum(sizes) == 10, "older records are not read"
 
-    tell(story)
+    run(scenario)
 
 
-def test_what_is_trimmed_meanwhile_is_passed_over(
-    tell: Callable[[Story], None], monkeypatch: pytest.MonkeyPatch
+def test_records_that_are_trimmed_meanwhile_are_skipped(
+    run: Callable[[Scenario], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "READ_RECORDS", 2)
 
-    async def story(log: Log) -> None:
+    async def scenario(log: Log) -> None:
         await log.append(P0, [Record(str(i), b"k", b"", timestamp=1) for i in range(10)])
         await log.append(P1, [Record("other", b"k", b"", timestamp=2)])
-        read, trims = log.read, iter([0, 7, 10])
+        at = [*await offsets(log, P0), (await log.span(P0)).end]
+        read, trims = log.read, iter([at[0], at[7], at[10]])
 
         async def trimming(partition: Partition, offset: int, **options: Any) -> Batch:
             if partition == P0:
@@ -178,11 +186,13 @@ def test_what_is_trimmed_meanwhile_is_passed_over(
         monkeypatch.setattr(log, "read", trimming)
         assert ids(await search(log, TOPIC, key=b"k")) == ["0", "1", "other"]
 
-    tell(story)
+    run(scenario)
 
 
-def test_it_ends_also_while_records_keep_coming(tell: Callable[[Story], None], monkeypatch: pytest.MonkeyPatch) -> None:
-    async def story(log: Log) -> None:
+def test_it_ends_even_while_records_are_appended(
+    run: Callable[[Scenario], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(log: Log) -> None:
         await log.append(P0, [Record("before", b"k", b"")])
         read = log.read
 
@@ -193,28 +203,28 @@ def test_it_ends_also_while_records_keep_coming(tell: Callable[[Story], None], m
         monkeypatch.setattr(log, "read", growing)
         assert ids(await search(log, TOPIC, key=b"k", partition=0)) == ["before"]
 
-    tell(story)
+    run(scenario)
 
 
-def test_a_topic_that_is_made_anew_meanwhile_is_not_mixed_with_the_old_one(
-    tell: Callable[[Story], None], monkeypatch: pytest.MonkeyPatch
+def test_a_topic_that_is_recreated_meanwhile_is_not_mixed_with_the_old_one(
+    run: Callable[[Scenario], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def story(log: Log) -> None:
+    async def scenario(log: Log) -> None:
         await log.append(P0, [Record("old", b"k", b"")])
         span = log.span
 
-        async def anew(partition: Partition) -> Any:
+        async def recreating(partition: Partition) -> Any:
             before = await span(partition)
             await log.delete_topic(TOPIC)
             await log.create_topic(TOPIC, 3)
             await log.append(P0, [Record("new", b"k", b"")])
             return before
 
-        monkeypatch.setattr(log, "span", anew)
+        monkeypatch.setattr(log, "span", recreating)
         with pytest.raises(WrongEpoch):
             await search(log, TOPIC, key=b"k")
 
-    tell(story)
+    run(scenario)
 
 
 @pytest.mark.parametrize(
@@ -238,16 +248,16 @@ def test_a_topic_that_is_made_anew_meanwhile_is_not_mixed_with_the_old_one(
         ({"id": "a", "partition": -1}, InvalidValue, "partition is -1"),
     ],
 )
-def test_bad_calls_say_what_is_wrong(
-    tell: Callable[[Story], None], options: dict[str, Any], error: type[Exception], said: str
+def test_invalid_calls_say_what_is_wrong(
+    run: Callable[[Scenario], None], options: dict[str, Any], error: type[Exception], said: str
 ) -> None:
-    async def story(log: Log) -> None:
+    async def scenario(log: Log) -> None:
         with pytest.raises(error, match=said):
             await search(log, TOPIC, **options)
         with pytest.raises(UnknownTopic):
             await search(log, "nothing", id="a")
 
-    tell(story)
+    run(scenario)
 
 
 RECORDS = st.builds(
@@ -267,10 +277,10 @@ RECORDS = st.builds(
         optional={"trace": st.just("t"), "tag": st.just("u"), "since": st.integers(0, 3), "until": st.integers(4, 7)},
     ).filter(lambda options: any(options.get(n) is not None for n in ("id", "key", "trace", "tag", "since", "until"))),
 )
-def test_it_finds_what_going_through_all_records_one_by_one_finds(
+def test_it_finds_the_same_as_a_check_of_every_record(
     batches: list[tuple[int, list[Record]]], options: dict[str, Any]
 ) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         async with MemoryLog() as log:
             await log.create_topic(TOPIC, 3)
             rows = []
@@ -281,19 +291,19 @@ def test_it_finds_what_going_through_all_records_one_by_one_finds(
             wanted.sort(key=lambda row: (row.record.timestamp, row.partition, row.offset))
             assert await search(log, TOPIC, **options) == wanted[-options["limit"] :]
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_a_partition_that_goes_during_the_search_is_left_out_unless_it_was_named() -> None:
+def test_a_partition_that_is_dropped_meanwhile_is_left_out_unless_it_was_named() -> None:
     class Dropping(MemoryLog):
-        """The closing partitions are dropped when one of them is looked at."""
+        """Drops the draining partitions when the span of one of them is read."""
 
         async def span(self, partition: Partition) -> Span:
             if partition.index == 1:
                 await self.drop_partitions(TOPIC, 1)
             return await super().span(partition)
 
-    async def story(**options: Any) -> list[str]:
+    async def scenario(**options: Any) -> list[str]:
         async with Dropping() as log:
             await log.create_topic(TOPIC, 2)
             for index, name in enumerate("ab"):
@@ -301,9 +311,9 @@ def test_a_partition_that_goes_during_the_search_is_left_out_unless_it_was_named
             await log.contract_topic(TOPIC, 1)
             return [hit.record.id for hit in await search(log, TOPIC, key=b"k", **options)]
 
-    assert asyncio.run(story()) == ["a"]
+    assert asyncio.run(scenario()) == ["a"]
     with pytest.raises(PartitionOutOfRange):
-        asyncio.run(story(partition=1))
+        asyncio.run(scenario(partition=1))
 
 
 def matches(record: Record, options: dict[str, Any]) -> bool:

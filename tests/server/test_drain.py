@@ -26,7 +26,7 @@ async def run_tasks() -> None:
 
 
 def test_a_long_poll_returns_what_it_waited_for() -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         poll = LongPoll(Drain(), SystemClock(), 30.0)
         ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         before = LONG_POLLS_WAITING.value
@@ -38,11 +38,11 @@ def test_a_long_poll_returns_what_it_waited_for() -> None:
         assert LONG_POLLS_WAITING.value == before
         assert not poll.over
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_a_long_poll_is_over_at_its_deadline() -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         clock = ManualClock()
         poll = LongPoll(Drain(), clock, 30.0)
         await clock.advance(29.0)
@@ -50,11 +50,11 @@ def test_a_long_poll_is_over_at_its_deadline() -> None:
         await clock.advance(2.0)
         assert (poll.left, poll.over) == (0.0, True)
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_a_drain_interrupts_long_polls_and_later_ones_do_not_wait() -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         drain = Drain()
         polls = [LongPoll(drain, SystemClock(), 30.0) for _ in range(3)]
         waiting = [asyncio.create_task(poll.wait(asyncio.Event().wait())) for poll in polls]
@@ -65,14 +65,14 @@ def test_a_drain_interrupts_long_polls_and_later_ones_do_not_wait() -> None:
         assert all(poll.over for poll in polls)
         assert await LongPoll(drain, SystemClock(), 30.0).wait(asyncio.Event().wait()) is None
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_errors_and_cancellations_of_a_long_poll_are_not_taken_for_a_drain() -> None:
     async def time_out() -> None:
         raise TimeoutError("of the log")
 
-    async def story() -> None:
+    async def scenario() -> None:
         poll = LongPoll(Drain(), SystemClock(), 30.0)
         with pytest.raises(TimeoutError, match="of the log"):
             await poll.wait(time_out())
@@ -82,7 +82,7 @@ def test_errors_and_cancellations_of_a_long_poll_are_not_taken_for_a_drain() -> 
         with pytest.raises(asyncio.CancelledError):
             await waiting
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 @contextlib.asynccontextmanager
@@ -125,7 +125,7 @@ async def in_flight(port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWrit
 
 
 def test_a_server_that_stops_finishes_requests_in_flight_and_accepts_no_others() -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         async with a_server(10.0) as (server, port, work, log):
             reader, writer = await in_flight(port)
             server.should_exit = True
@@ -141,11 +141,11 @@ def test_a_server_that_stops_finishes_requests_in_flight_and_accepts_no_others()
             (partition,) = topic
             assert (await log.span(partition)).end == 1
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_a_server_that_stops_gives_requests_in_flight_up_after_a_time() -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         async with a_server(0.1) as (server, port, work, log):
             reader, writer = await in_flight(port)
             server.should_exit = True
@@ -156,11 +156,11 @@ def test_a_server_that_stops_gives_requests_in_flight_up_after_a_time() -> None:
             (partition,) = topic
             assert (await log.span(partition)).end == 0
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_a_server_that_stops_answers_long_polls_at_once() -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         async with a_server(10.0) as (server, port, work, _):
             before = LONG_POLLS_WAITING.value
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -174,11 +174,11 @@ def test_a_server_that_stops_answers_long_polls_at_once() -> None:
             await work
             writer.close()
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_a_broker_about_to_stop_is_not_ready() -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         drain = Drain()
         async with MemoryLog() as log:
             with MemoryRegistry() as registry:
@@ -190,4 +190,4 @@ def test_a_broker_about_to_stop_is_not_ready() -> None:
                     assert (response.status, response.headers["retry-after"]) == (503, "1")
                     assert (await call(app, "GET", "/healthz")).status == 200
 
-    asyncio.run(story())
+    asyncio.run(scenario())

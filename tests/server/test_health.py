@@ -4,7 +4,7 @@ import re
 from typing import Any
 
 from shardyard.client import Message
-from tests.queues.setup import Yard, running, tell
+from tests.queues.setup import Cluster, run, running
 
 TOKEN: dict[str, Any] = {"token": "the broker's"}
 
@@ -15,33 +15,33 @@ def value_of(text: str, series: str) -> float:
 
 
 def test_metrics_show_what_was_published_delivered_committed_retried_and_refused() -> None:
-    async def story(yard: Yard) -> None:
+    async def scenario(cluster: Cluster) -> None:
         async def scrape() -> str:
-            response = await yard.ask("GET", "/metrics", **TOKEN)
+            response = await cluster.request("GET", "/metrics", **TOKEN)
             assert response.status == 200
             assert response.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
             return response.body.decode()
 
-        refused = await yard.ask("GET", "/metrics")
+        refused = await cluster.request("GET", "/metrics")
         assert (refused.status, refused.code) == (401, "wrong_token")
         before = await scrape()
-        await yard.do("POST", "/v1/topics", {"name": "orders", "partitions": 1}, **TOKEN)
-        await yard.do("PATCH", "/v1/groups/billing", {"backoff": [0.01]}, **TOKEN)
+        await cluster.do("POST", "/v1/topics", {"name": "orders", "partitions": 1}, **TOKEN)
+        await cluster.do("PATCH", "/v1/groups/billing", {"backoff": [0.01]}, **TOKEN)
         records = [{"value": "good"}, {"value": "bad"}]
-        await yard.do("POST", "/v1/topics/orders/records", {"records": records}, **TOKEN)
+        await cluster.do("POST", "/v1/topics/orders/records", {"records": records}, **TOKEN)
 
         async def handle(message: Message) -> None:
             if message.value == b"bad":
                 raise ValueError("bad luck")
 
-        async with running(yard.consumer("m1", token="the broker's"), handle):
+        async with running(cluster.consumer("m1", token="the broker's"), handle):
 
             async def died() -> bool:
-                letters = await yard.ask("GET", "/v1/groups/billing/dead", topic="orders", **TOKEN)
+                letters = await cluster.request("GET", "/v1/groups/billing/dead", topic="orders", **TOKEN)
                 return letters.status == 200 and len(letters.json) == 1
 
-            await yard.until(died)
-            stale = await yard.ask("POST", "/v1/groups/billing/members/m1/heartbeat", {"epoch": 0}, **TOKEN)
+            await cluster.until(died)
+            stale = await cluster.request("POST", "/v1/groups/billing/members/m1/heartbeat", {"epoch": 0}, **TOKEN)
             assert stale.code == "fenced"
         after = await scrape()
 
@@ -64,4 +64,4 @@ def test_metrics_show_what_was_published_delivered_committed_retried_and_refused
         assert value_of(after, "shardyard_leader") == 1
         assert value_of(after, "shardyard_requests_in_flight") >= 1
 
-    tell(story, token="the broker's")
+    run(scenario, token="the broker's")

@@ -35,10 +35,10 @@ async def an_app(token: str | None = TOKEN) -> AsyncIterator[FastAPI]:
                 yield create_app(broker)
 
 
-def tell(story: Callable[[FastAPI], Awaitable[None]], token: str | None = TOKEN) -> None:
+def run(scenario: Callable[[FastAPI], Awaitable[None]], token: str | None = TOKEN) -> None:
     async def whole() -> None:
         async with an_app(token) as app:
-            await story(app)
+            await scenario(app)
 
     asyncio.run(whole())
 
@@ -57,7 +57,7 @@ def path_of(template: str) -> str:
 
 
 def test_every_route_but_the_health_checks_asks_for_the_token() -> None:
-    async def story(app: FastAPI) -> None:
+    async def scenario(app: FastAPI) -> None:
         assert set(ROUTES) >= DATA_PLANE
         assert len(ROUTES) > 20
         for whole in (app, dispatch(app, ROUTERS)):
@@ -74,11 +74,11 @@ def test_every_route_but_the_health_checks_asks_for_the_token() -> None:
                 allowed = await call(whole, method, path_of(template), b"{}", {"Authorization": f"Bearer {TOKEN}"})
                 assert allowed.status != 401, f"{method} {template}"
 
-    tell(story)
+    run(scenario)
 
 
 def test_the_token_of_a_topic_is_for_publishing_to_it_alone() -> None:
-    async def story(app: FastAPI) -> None:
+    async def scenario(app: FastAPI) -> None:
         admin, publisher = {"Authorization": f"Bearer {TOKEN}"}, {"Authorization": "Bearer of-publishers"}
         whole = dispatch(app, ROUTERS)
         changed = await call(whole, "PATCH", "/v1/topics/orders", b'{"token": "of-publishers"}', admin)
@@ -89,7 +89,7 @@ def test_the_token_of_a_topic_is_for_publishing_to_it_alone() -> None:
             assert response.status == (200 if is_publish or template in OPEN else 401), f"{method} {template}"
         assert (await call(whole, "POST", "/v1/topics/orders/records", b'{"value": "x"}', admin)).status == 401
 
-    tell(story)
+    run(scenario)
 
 
 REQUESTS_TO_COMPARE = [
@@ -113,7 +113,7 @@ REQUESTS_TO_COMPARE = [
 
 @pytest.mark.parametrize(("method", "target", "body"), REQUESTS_TO_COMPARE)
 def test_the_data_plane_responds_as_it_would_through_fastapi(method: str, target: str, body: bytes) -> None:
-    async def story(app: FastAPI) -> None:
+    async def scenario(app: FastAPI) -> None:
         direct = await call(dispatch(app, ROUTERS), method, target, body)
         through = await call(app, method, target, body)
         assert (direct.status, direct.headers.get("content-type")) == (
@@ -125,7 +125,7 @@ def test_the_data_plane_responds_as_it_would_through_fastapi(method: str, target
         else:
             assert direct.body == through.body
 
-    tell(story, token=None)
+    run(scenario, token=None)
 
 
 def test_the_data_plane_and_nothing_else_goes_around_fastapi(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,32 +135,32 @@ def test_the_data_plane_and_nothing_else_goes_around_fastapi(monkeypatch: pytest
     async def reach(*_: object) -> None:
         raise Reached
 
-    async def story(app: FastAPI) -> None:
+    async def scenario(app: FastAPI) -> None:
         monkeypatch.setattr(FastAPI, "__call__", reach)
         whole = dispatch(app, ROUTERS)
         for method, template in ROUTES:
             with contextlib.nullcontext() if (method, template) in DATA_PLANE else pytest.raises(Reached):
                 await call(whole, method, path_of(template), b"{}")
 
-    tell(story)
+    run(scenario)
 
 
 def test_the_data_plane_is_described_with_all_other_routes() -> None:
-    async def story(app: FastAPI) -> None:
+    async def scenario(app: FastAPI) -> None:
         paths = (await call(dispatch(app, ROUTERS), "GET", "/openapi.json")).json["paths"]
         assert {(method.upper(), path) for path, calls in paths.items() for method in calls} >= DATA_PLANE
         read = paths["/v1/groups/{group}/partitions/{topic}/{index}/records"]["get"]
         kinds = {parameter["name"]: parameter["schema"]["type"] for parameter in read["parameters"]}
         assert kinds == {"group": "string", "topic": "string", "index": "integer"}
 
-    tell(story)
+    run(scenario)
 
 
 def test_requests_are_counted_by_the_template_of_their_route_and_by_status() -> None:
     def count(route: str, status: str) -> float:
         return REQUESTS.series(route, status).value
 
-    async def story(app: FastAPI) -> None:
+    async def scenario(app: FastAPI) -> None:
         whole = dispatch(app, ROUTERS)
         seen = [
             ("POST", "/v1/topics/orders/records", "/v1/topics/{topic}/records", "200"),
@@ -174,4 +174,4 @@ def test_requests_are_counted_by_the_template_of_their_route_and_by_status() -> 
             await call(whole, method, path, b'{"value": "x"}')
             assert count(route, status) == before + 1, path
 
-    tell(story, token=None)
+    run(scenario, token=None)

@@ -11,7 +11,7 @@ from shardyard.wire import requests
 from shardyard.wire.codec import decode
 from shardyard.wire.settings import GroupSettings
 from shardyard.wire.validation import in_words, validation_error
-from tests.queues.setup import Yard, tell
+from tests.queues.setup import Cluster, run
 
 KINDS = [kind for kind in vars(requests).values() if isinstance(kind, type) and issubclass(kind, Struct)]
 
@@ -86,10 +86,10 @@ def test_long_values_are_shortened_in_errors() -> None:
     ],
 )
 def test_an_invalid_body_or_query_gets_a_plain_message(method: str, path: str, body: bytes | None, says: str) -> None:
-    async def story(yard: Yard) -> None:
-        await yard.topic(partitions=2)
-        response = await yard.ask(method, path, body=body)
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.topic(partitions=2)
+        response = await cluster.request(method, path, body=body)
         assert response.status == 400
         assert response.json["error"]["message"].startswith(says)
 
-    tell(story)
+    run(scenario)

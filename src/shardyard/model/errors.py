@@ -142,7 +142,7 @@ class OffsetTrimmed(Conflict):
         self.first = first
 
 
-class OffsetBeyondEnd(Conflict):
+class OffsetBeyondEnd(InvalidCall):
     """Raised when an offset lies beyond the end, where the next record will go."""
 
     def __init__(self, partition: Partition, offset: int, end: int) -> None:

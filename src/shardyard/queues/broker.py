@@ -55,8 +55,8 @@ class Broker:
         holder = self.node.name
         for name, work in (
             ("delays", Scheduler(self.node, clock=self.clock).run),
-            ("alarms", Alarms(self.log, self.registry, holder=holder, clock=self.clock).run),
-            ("janitor", Janitor(self.log, self.registry, holder=holder, clock=self.clock).run),
+            ("alarms", Alarms(self.log, self.registry, self.node.transactions, holder=holder, clock=self.clock).run),
+            ("janitor", Janitor(self.log, self.node.transactions, holder=holder, clock=self.clock).run),
         ):
             task = asyncio.create_task(self._keep_running(name, work), name=name)
             self._stack.push_async_callback(_cancel, task)

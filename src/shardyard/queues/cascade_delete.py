@@ -1,8 +1,8 @@
-"""What deleting a topic or a group leaves behind: the retry and dead-letter topics beside it.
+"""Which companion topics are deleted together with a topic or a group.
 
-They go with it, but not what would be lost by that, unless it is forced. Topics that somebody made by hand under such a
-name are left alone: a retry topic is known by its kind, a dead-letter topic by the marks of what is in it, or, if that
-is trimmed away, by its group's having read the topic.
+Its retry and dead-letter topics are deleted, but not if records would be lost by that, unless the deletion is forced.
+Topics that a user created under such a name are left alone: a retry topic is recognised by its kind, and a dead-letter
+topic by the headers of its records or, if these are trimmed, by its group having read the topic.
 """
 
 from collections import Counter
@@ -13,151 +13,148 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from shardyard.log import Log
-from shardyard.model import OffsetTrimmed, Partition, PartitionOutOfRange, Span, Topic, TopicKind, UnknownTopic
+from shardyard.log.scan import scan
+from shardyard.model import Partition, PartitionOutOfRange, Span, Topic, TopicKind, UnknownTopic
 from shardyard.queues import delays
-from shardyard.queues.dead_letters import held
-from shardyard.queues.draining import spans
-from shardyard.queues.retry_topics import RETRY, Beside, beside, retry_topic
-from shardyard.queues.topic_readers import Known
+from shardyard.queues.dead_letters import count_dead_letters
+from shardyard.queues.partition_spans import records_between, spans
+from shardyard.queues.retry_topics import RETRY, Companion, parse_companion, retry_topic
+from shardyard.queues.topic_readers import TopicReaders
 from shardyard.wire.headers import TARGET
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
-    """A topic that stays, and why."""
+class KeptTopic:
+    """A companion topic that is not deleted, and why."""
 
     topic: str
     records: int
-    """That would be lost: dead letters, or those that wait to be tried again."""
+    """Records that would be lost: dead letters, or records that wait for a retry."""
     because: str
 
 
 @dataclass(frozen=True, slots=True)
-class Leftovers:
-    """The topics beside one, or beside those of a group."""
+class Companions:
+    """The companion topics of a topic or a group that is deleted."""
 
-    going: tuple[str, ...]
-    kept: tuple[Kept, ...]
-
-
-async def beside_topic(log: Log, known: Known, topic: Topic, *, force: bool) -> Leftovers:
-    """What is to go with a topic. Records that are to be tried again count only if it goes on as another one."""
-    looking = await _Looking.at(log, known, force=force)
-    names = [name for name, of in looking.found.items() if of.topic == topic.name]
-    return await looking.sorted_out(names, spare_waiting=topic.successor in looking.topics)
+    deleted: tuple[str, ...]
+    """To be deleted with it."""
+    kept: tuple[KeptTopic, ...]
 
 
-async def beside_group(log: Log, known: Known, group: str, *, force: bool) -> Leftovers:
-    """What is to go with a group."""
-    looking = await _Looking.at(log, known, force=force)
-    names = [name for name, of in looking.found.items() if of.group == group]
-    return await looking.sorted_out(names, spare_waiting=True)
+async def companions_of_topic(log: Log, readers: TopicReaders, topic: Topic, *, force: bool) -> Companions:
+    """What to delete with a topic. Records that wait for a retry are kept only if the topic continues as another
+    one."""
+    selection = await _Selection.load(log, readers, force=force)
+    names = [name for name, companion in selection.companions.items() if companion.topic == topic.name]
+    return await selection.select(names, keep_waiting=topic.successor in selection.topics)
 
 
-class _Looking:
-    """One look at all topics."""
+async def companions_of_group(log: Log, readers: TopicReaders, group: str, *, force: bool) -> Companions:
+    """What to delete with a group."""
+    selection = await _Selection.load(log, readers, force=force)
+    names = [name for name, companion in selection.companions.items() if companion.group == group]
+    return await selection.select(names, keep_waiting=True)
 
-    def __init__(self, log: Log, known: Known, topics: Mapping[str, Topic], *, force: bool) -> None:
+
+class _Selection:
+    """Decides for companion topics whether they are deleted, on one listing of all topics."""
+
+    def __init__(self, log: Log, readers: TopicReaders, topics: Mapping[str, Topic], *, force: bool) -> None:
         self._log = log
-        self._known = known
+        self._readers = readers
         self._force = force
         self._delayed: Counter[str] | None = None
         self.topics = topics
-        self.found = {name: of for name in topics if (of := beside(name)) is not None}
+        self.companions = {name: found for name in topics if (found := parse_companion(name)) is not None}
 
     @classmethod
-    async def at(cls, log: Log, known: Known, *, force: bool) -> "_Looking":
-        return cls(log, known, {topic.name: topic for topic in await log.topics()}, force=force)
+    async def load(cls, log: Log, readers: TopicReaders, *, force: bool) -> "_Selection":
+        return cls(log, readers, {topic.name: topic for topic in await log.topics()}, force=force)
 
-    async def sorted_out(self, names: Iterable[str], *, spare_waiting: bool) -> Leftovers:
-        """What is beside one that goes, goes too."""
-        going: list[str] = []
-        kept: list[Kept] = []
+    async def select(self, names: Iterable[str], *, keep_waiting: bool) -> Companions:
+        """Decide for these topics. The companions of a topic that is deleted are deleted, too."""
+        deleted: list[str] = []
+        kept: list[KeptTopic] = []
         for name in names:
             try:
-                stays = await self._stays(name, self.found[name], spare_waiting=spare_waiting)
-            except UnknownTopic:  # somebody deletes it, too
+                decision = await self._keep(name, self.companions[name], keep_waiting=keep_waiting)
+            except UnknownTopic:  # it was deleted in the meantime
                 continue
-            if isinstance(stays, Kept):
-                kept.append(stays)
-            elif not stays:
-                deeper = [other for other, of in self.found.items() if of.topic == name]
-                more = await self.sorted_out(deeper, spare_waiting=False)
-                going += (*more.going, name)
+            if isinstance(decision, KeptTopic):
+                kept.append(decision)
+            elif not decision:
+                nested = [other for other, companion in self.companions.items() if companion.topic == name]
+                more = await self.select(nested, keep_waiting=False)
+                deleted += (*more.deleted, name)
                 kept += more.kept
-        return Leftovers(tuple(going), tuple(kept))
+        return Companions(tuple(deleted), tuple(kept))
 
-    async def _stays(self, name: str, of: Beside, *, spare_waiting: bool) -> Kept | bool:
-        """False if it is to go; True if it is not what its name says."""
+    async def _keep(self, name: str, companion: Companion, *, keep_waiting: bool) -> KeptTopic | bool:
+        """False if the topic is to be deleted; True if it is not a companion, in spite of its name."""
         topic = self.topics[name]
-        if of.end == RETRY:
-            stays = await self._retry_stays(topic, of, spare_waiting=spare_waiting)
+        if companion.suffix == RETRY:
+            keep = await self._keep_retry_topic(topic, companion, keep_waiting=keep_waiting)
         else:
-            stays = await self._dead_stays(topic, of)
-        groups = self._known.subscribing([name])
-        if stays or self._force or not groups:
-            return stays
-        return Kept(name, 0, f"it is subscribed to by {', '.join(groups)}")
+            keep = await self._keep_dead_topic(topic, companion)
+        groups = self._readers.subscribed_groups([name])
+        if keep or self._force or not groups:
+            return keep
+        return KeptTopic(name, 0, f"it is subscribed to by {', '.join(groups)}")
 
-    async def _retry_stays(self, topic: Topic, of: Beside, *, spare_waiting: bool) -> Kept | bool:
+    async def _keep_retry_topic(self, topic: Topic, companion: Companion, *, keep_waiting: bool) -> KeptTopic | bool:
         if topic.kind is not TopicKind.RETRY:
             return True
-        if self._force or not spare_waiting or not (waiting := await self._waiting(topic, of.group)):
+        if self._force or not keep_waiting or not (waiting := await self._count_waiting(topic, companion.group)):
             return False
-        return Kept(topic.name, waiting, "records wait to be tried again")
+        return KeptTopic(topic.name, waiting, "records wait for a retry")
 
-    async def _dead_stays(self, topic: Topic, of: Beside) -> Kept | bool:
-        has = await held(self._log, topic)
-        if not has.letters:
-            return bool(has.others) or not await self._is_drained(topic, of)
-        if has.others:
-            return Kept(topic.name, has.letters + has.others, "it has dead letters and other records")
-        return False if self._force else Kept(topic.name, has.letters, "it has dead letters")
+    async def _keep_dead_topic(self, topic: Topic, companion: Companion) -> KeptTopic | bool:
+        count = await count_dead_letters(self._log, topic)
+        if not count.letters:
+            return bool(count.others) or not await self._had_dead_letters(topic, companion)
+        if count.others:
+            return KeptTopic(topic.name, count.letters + count.others, "it has dead letters and other records")
+        return False if self._force else KeptTopic(topic.name, count.letters, "it has dead letters")
 
-    async def _is_drained(self, topic: Topic, of: Beside) -> bool:
-        """Whether dead letters were in it that are gone. One that never had any was made by hand."""
-        retry = self.topics.get(retry_topic(of.group, of.topic))
+    async def _had_dead_letters(self, topic: Topic, companion: Companion) -> bool:
+        """Whether an empty topic had dead letters. If it never had any, a user created it."""
+        retry = self.topics.get(retry_topic(companion.group, companion.topic))
         has_retry = retry is not None and retry.kind is TopicKind.RETRY
-        if not has_retry and not self._known.has_read(of.group, of.topic):
+        if not has_retry and not self._readers.has_read(companion.group, companion.topic):
             return False
         return any(span.end for span in (await spans(self._log, topic)).values())
 
-    async def _waiting(self, topic: Topic, group: str) -> int:
-        """Records that are to be tried again: delayed ones, then those that came meanwhile or before, unread."""
+    async def _count_waiting(self, topic: Topic, group: str) -> int:
+        """Records that wait for a retry: delayed ones, and those on the retry topic that were not read yet."""
         if self._delayed is None:
-            self._delayed = await self._targets()
+            self._delayed = await self._count_delayed()
         unread = 0
         for partition, span in (await spans(self._log, topic)).items():
-            start, end = self._unread(group, partition, span)
-            unread += end - start
+            unread += await records_between(self._log, partition, *self._unread(group, partition, span))
         return self._delayed[topic.name] + unread
 
     def _unread(self, group: str, partition: Partition, span: Span) -> tuple[int, int]:
-        start = self._known.offset(group, partition, span.epoch)
+        start = self._readers.committed_offset(group, partition, span.epoch)
         return max(start, span.first), max(span.end, start)
 
-    async def _targets(self) -> Counter[str]:
-        """How many delayed records there are for each topic. Positions were looked up before: what a scheduler moves
-        meanwhile still counts."""
+    async def _count_delayed(self) -> Counter[str]:
+        """How many delayed records there are for each topic. The positions were read before, so records that a
+        scheduler moves in the meantime are still counted."""
         found: Counter[str] = Counter()
-        for rung in [p for name, topic in self.topics.items() if name.startswith(delays.RUNG) for p in topic]:
+        rungs = [topic for name, topic in self.topics.items() if name.startswith(delays.RUNG)]
+        for partition in (partition for rung in rungs for partition in rung):
             try:
-                start, end = self._unread(delays.GROUP, rung, await self._log.span(rung))
-                while start < end:
-                    try:
-                        batch = await self._log.read(rung, start)
-                    except OffsetTrimmed as error:
-                        start = error.first
-                        continue
+                start, end = self._unread(delays.GROUP, partition, await self._log.span(partition))
+                async for batch in scan(self._log, partition, start, end):
                     for chunk in batch.data["headers"].chunks:
-                        found += _targets(chunk)
-                    start = batch.end if len(batch) else end
+                        found += _count_targets(chunk)
             except (UnknownTopic, PartitionOutOfRange):
                 continue
         return found
 
 
-def _targets(headers: pa.MapArray) -> Counter[str]:
+def _count_targets(headers: pa.MapArray) -> Counter[str]:
     """How many of the records have each target."""
     if not len(headers):
         return Counter()

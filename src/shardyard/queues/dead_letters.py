@@ -1,263 +1,161 @@
-"""Dead letters: records that a group has given up, and how it gets them again."""
+"""Dead letters: records that a group has given up after their last retry."""
 
 import contextlib
 import heapq
-from collections.abc import AsyncGenerator, AsyncIterator, Collection, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass, replace
 
-from shardyard.log import Log, Sender
-from shardyard.model import (
-    Headers,
-    InvalidValue,
-    OffsetTrimmed,
-    Partition,
-    PartitionOutOfRange,
-    Record,
-    Topic,
-    TopicKind,
-    UnknownTopic,
-    whole_number,
-)
+from shardyard.log import Log
+from shardyard.log.scan import scan
+from shardyard.model import Partition, PartitionOutOfRange, Record, Topic, UnknownTopic, whole_number
 from shardyard.model.batch import Batch
 from shardyard.queues.retry_topics import (
-    bare_record,
     dead_topic,
-    home_of,
-    made,
-    number,
+    home_topic,
     origin_of,
-    original,
+    original_topic,
+    parse_number,
     published_of,
-    retry_topic,
+    strip_headers,
 )
-from shardyard.wire.headers import ATTEMPT, DIED, ERROR, ORIGIN, PUBLISHED, REDRIVEN
+from shardyard.wire.headers import ATTEMPT, DIED, ERROR, REDRIVEN
 
 CHUNK_RECORDS = 100
 CHUNK_BYTES = 4 * 1024 * 1024
-"""Of dead letters that are read together."""
-MOST_NAMED = 10
-"""Ids that an error names."""
+"""The limits of one read."""
 
 
 @dataclass(frozen=True, slots=True)
-class Dead:
+class DeadLetter:
     """A dead letter."""
 
     partition: Partition
     offset: int
     record: Record
-    """As it was published. The timestamp is that of its death if the other one is not known."""
+    """As it was published. If the time of publishing is not known, its timestamp is that of its death."""
     reason: str
     attempts: int
     origin: str | None
+    """Where it was published, such as `orders/3/17`, if that is known."""
     published: int | None
-    """When, in ms since 1970, as far as it is known."""
+    """When it was published, in ms since 1970, if that is known."""
     died_at: int
+    """In ms since 1970."""
     order: tuple[int, int, int]
-    """Its place in the list: what `dead` takes as `before`."""
+    """Its place in the list: pass that of the last one of a page as `before` to get the next page."""
 
 
-async def dead(
+async def list_dead_letters(
     log: Log, group: str, topic: str, limit: int = 100, before: tuple[int, int, int] | None = None
-) -> list[Dead]:
-    """A group's dead letters of a topic that were not driven again, newest first.
+) -> list[DeadLetter]:
+    """A group's dead letters of a topic that were not redriven, newest first.
 
-    `before`: the `Dead.order` of the last one of a page, to get the next page.
+    `before`: the `order` of the last one of a page, to get the next page.
     """
     limit = whole_number("limit", limit, at_least=1)
-    found = await letters_topic(log, group, topic)
-    newest: list[Dead] = []
+    found = await find_dead_topic(log, group, topic)
+    newest: list[DeadLetter] = []
     for partition in found or ():
-        letters: list[Dead] = []
-        async with contextlib.aclosing(_newest_first(log, partition)) as found_there:
-            async for letter in found_there:
+        page: list[DeadLetter] = []
+        async with contextlib.aclosing(_newest_first(log, partition)) as letters:
+            async for letter in letters:
                 if before is None or letter.order < before:
-                    letters.append(letter)
-                    if len(letters) == limit:
+                    page.append(letter)
+                    if len(page) == limit:
                         break
-        newest = heapq.nlargest(limit, newest + letters, key=lambda letter: letter.order)
+        newest = heapq.nlargest(limit, newest + page, key=lambda letter: letter.order)
     return newest
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """How many records a dead-letter topic has that were not driven again."""
+class DeadLetterCount:
+    """How many records a dead-letter topic has that were not redriven."""
 
     letters: int
     others: int
-    """That bear no mark of having been given up: somebody else put them there, or they were too large for it."""
+    """Records without the headers of a dead letter: a user published them there, or they were too large for these
+    headers."""
 
 
-async def held(log: Log, topic: Topic) -> Held:
-    """Count what is in a topic."""
+async def count_dead_letters(log: Log, topic: Topic) -> DeadLetterCount:
+    """Count the records of a dead-letter topic."""
     letters = others = 0
     for partition in topic:
-        async for _, record in _backwards(log, partition):
-            if number(record.header(DIED)) is None:
+        async for _, record in records_backwards(log, partition):
+            if parse_number(record.header(DIED)) is None:
                 others += 1
             else:
                 letters += 1
-    return Held(letters, others)
+    return DeadLetterCount(letters, others)
 
 
-async def redrive(log: Log, group: str, topic: str, *, ids: Collection[str] | None = None) -> int:
-    """Give a group its dead letters of a topic again, all or those of these ids, as if they had never failed.
-
-    They are durable on the retry topic before they are dropped here: if it breaks off, or two do it at once, some come
-    twice. Returns how many there were. `InvalidValue` if there is none of one of the ids, and `UnknownTopic` if nobody
-    could read them; nothing is driven again then.
-    """
-    if isinstance(ids, str):
-        raise InvalidValue("ids", ids, "a list of ids, or None for all")
-    wanted = None if ids is None else frozenset(ids)
-    found = await letters_topic(log, group, topic)
-    await _check_there(log, found, wanted or frozenset(), f"`shardyard dead list {group} {topic}`")
-    if found is None:
-        return 0
-    home = await home_of(log, group, topic)
-    sender = Sender(log, await _retry_topic(log, group, home, found))
-    return sum([await _redrive(log, sender, partition, wanted) for partition in found])
-
-
-async def _check_there(log: Log, found: Topic | None, ids: frozenset[str], see: str) -> None:
-    missing = set(ids)
-    for partition in found or ():
-        if missing:
-            missing -= {record.id async for _, record in _backwards(log, partition)}
-    if missing:
-        few = sorted(missing)[:MOST_NAMED]
-        raise InvalidValue("ids", few, f"ids of dead letters that are there, unlike {len(missing)} of these: see {see}")
-
-
-async def _retry_topic(log: Log, group: str, home: str, beside: Topic) -> str:
-    """The retry topic, made if it is missing; `UnknownTopic` if the topic beside which it would be is gone, too."""
-    name = retry_topic(group, home)
+async def find_dead_topic(log: Log, group: str, topic: str) -> Topic | None:
+    """The topic with a group's dead letters of `topic`. None if it does not exist yet, because no record died;
+    `UnknownTopic` if `topic` does not exist either."""
     try:
-        await log.topic(name)
+        return await log.topic(dead_topic(group, await home_topic(log, group, topic)))
     except UnknownTopic:
-        await log.topic(home)
-    return await made(log, name, beside, TopicKind.RETRY)
-
-
-async def _redrive(log: Log, sender: Sender, partition: Partition, ids: frozenset[str] | None) -> int:
-    """A beginning that is driven again is trimmed away; behind the first letter that stays, tombstones say so."""
-    end = (await log.span(partition)).end
-    gone: set[tuple[int, str]] = set()
-    async for offset, record in _all(log, partition, end):
-        if (of := _tombstone_of(offset, record)) is not None:
-            gone.add((of, record.id))
-
-    stays: int | None = None
-    count = 0
-    async for batch in _batches(log, partition, end):
-        again: list[Record] = []
-        tombstones: list[Record] = []
-        for offset, record in _numbered(batch):
-            if _tombstone_of(offset, record) is not None or (offset, record.id) in gone:
-                continue
-            if ids is not None and record.id not in ids:
-                stays = offset if stays is None else stays
-                continue
-            again.append(_fresh(record))
-            if stays is not None:
-                tombstones.append(Record(record.id, None, b"", ((REDRIVEN, b"%d" % offset),)))
-        await sender.send(again)
-        if tombstones:
-            await log.append(partition, tombstones)
-        if stays is None or stays >= batch.first:
-            await log.trim(partition, batch.end if stays is None else stays)
-        count += len(again)
-    return count
-
-
-def _fresh(record: Record) -> Record:
-    """As if it had never failed, but for where it came from, and when."""
-    origin, published = origin_of(record), published_of(record)
-    bare = bare_record(record)
-    marks: Headers = ()
-    if origin is not None:
-        marks += ((ORIGIN, origin.encode()),)
-    if published is not None:
-        marks += ((PUBLISHED, b"%d" % published),)
-    return replace(bare, headers=bare.headers + marks)
-
-
-def _tombstone_of(offset: int, record: Record) -> int | None:
-    """The offset of the dead letter whose tombstone this is, if it is one."""
-    of = number(record.header(REDRIVEN))
-    return of if of is not None and of < offset else None
-
-
-async def letters_topic(log: Log, group: str, topic: str) -> Topic | None:
-    """Where a group's dead letters of a topic are. None if nothing died yet; `UnknownTopic` if there is no such topic
-    either."""
-    try:
-        return await log.topic(dead_topic(group, await home_of(log, group, topic)))
-    except UnknownTopic:
-        await log.topic(original(group, topic))
+        await log.topic(original_topic(group, topic))
         return None
 
 
-async def _newest_first(log: Log, partition: Partition) -> AsyncGenerator[Dead, None]:
-    """The letters of a partition from its end on backwards."""
+async def _newest_first(log: Log, partition: Partition) -> AsyncGenerator[DeadLetter, None]:
+    """The dead letters of a partition, from its end backwards."""
     at: int | None = None
-    async with contextlib.aclosing(_backwards(log, partition)) as records:
+    async with contextlib.aclosing(records_backwards(log, partition)) as records:
         async for offset, record in records:
-            died = number(record.header(DIED))
+            died = parse_number(record.header(DIED))
             died_at = record.timestamp if died is None else died
-            at = died_at if at is None else min(at, died_at)  # clocks differ; the order of a partition is its own
-            yield _letter(partition, offset, record, died_at, (at, partition.index, offset))
+            at = died_at if at is None else min(at, died_at)  # clocks differ; within a partition the offset decides
+            yield _dead_letter(partition, offset, record, died_at, (at, partition.index, offset))
 
 
-async def _backwards(log: Log, partition: Partition) -> AsyncGenerator[tuple[int, Record], None]:
-    """What was not driven again, from the end on: tombstones come before what they stand for."""
-    gone: set[tuple[int, str]] = set()
+def _dead_letter(
+    partition: Partition, offset: int, record: Record, died_at: int, order: tuple[int, int, int]
+) -> DeadLetter:
+    reason = (record.header(ERROR) or b"").decode(errors="replace")
+    attempts = parse_number(record.header(ATTEMPT)) or 0
+    published = published_of(record)
+    bare = replace(strip_headers(record), timestamp=record.timestamp if published is None else published)
+    return DeadLetter(partition, offset, bare, reason, attempts, origin_of(record), published, died_at, order)
+
+
+async def records_backwards(log: Log, partition: Partition) -> AsyncGenerator[tuple[int, Record], None]:
+    """The records of a dead-letter partition that were not redriven, with their offsets, from the end backwards. In
+    this direction a tombstone comes before the record that it marks."""
+    redriven: set[tuple[int, str]] = set()
     try:
         span = await log.span(partition)
-    except (UnknownTopic, PartitionOutOfRange):  # it went meanwhile
+    except (UnknownTopic, PartitionOutOfRange):  # it was dropped in the meantime
         return
     end = span.end
     while end > span.first:
         start = max(end - CHUNK_RECORDS, span.first)
-        chunk = [numbered async for numbered in _all(log, partition, end, start)]
+        chunk = [numbered async for numbered in scan_records(log, partition, start, end)]
         for offset, record in reversed(chunk):
-            if (of := _tombstone_of(offset, record)) is not None:
-                gone.add((of, record.id))
-            elif (offset, record.id) not in gone:
+            if (marked := marked_offset(offset, record)) is not None:
+                redriven.add((marked, record.id))
+            elif (offset, record.id) not in redriven:
                 yield offset, record
         end = start
 
 
-def _letter(partition: Partition, offset: int, record: Record, died_at: int, order: tuple[int, int, int]) -> Dead:
-    reason = (record.header(ERROR) or b"").decode(errors="replace")
-    attempts = number(record.header(ATTEMPT)) or 0
-    published = published_of(record)
-    bare = replace(bare_record(record), timestamp=record.timestamp if published is None else published)
-    return Dead(partition, offset, bare, reason, attempts, origin_of(record), published, died_at, order)
-
-
-async def _all(log: Log, partition: Partition, end: int, start: int = 0) -> AsyncIterator[tuple[int, Record]]:
-    """The records from `start` up to, but without, `end`, with their offsets."""
-    async for batch in _batches(log, partition, end, start):
-        for numbered in _numbered(batch):
+async def scan_records(log: Log, partition: Partition, start: int, end: int) -> AsyncIterator[tuple[int, Record]]:
+    """The records of `scan_batches` with their offsets."""
+    async for batch in scan_batches(log, partition, start, end):
+        for numbered in zip(batch.offsets(), batch.records(), strict=True):
             yield numbered
 
 
-async def _batches(log: Log, partition: Partition, end: int, start: int = 0) -> AsyncIterator[Batch]:
-    """The same in batches. What is trimmed away meanwhile, or goes with its partition, is left out."""
-    while start < end:
-        try:
-            batch = await log.read(partition, start, max_records=min(CHUNK_RECORDS, end - start), max_bytes=CHUNK_BYTES)
-        except OffsetTrimmed as error:
-            start = error.first
-            continue
-        except (UnknownTopic, PartitionOutOfRange):
-            return
-        if not len(batch):  # the topic was made anew
-            return
-        yield batch
-        start = batch.end
+async def scan_batches(log: Log, partition: Partition, start: int, end: int) -> AsyncIterator[Batch]:
+    """The records with offsets from `start` up to, but without, `end`. Records that are trimmed meanwhile, or dropped
+    with their partition, are skipped."""
+    with contextlib.suppress(UnknownTopic, PartitionOutOfRange):
+        async for batch in scan(log, partition, start, end, max_records=CHUNK_RECORDS, max_bytes=CHUNK_BYTES):
+            yield batch
 
 
-def _numbered(batch: Batch) -> Iterable[tuple[int, Record]]:
-    return enumerate(batch.records(), batch.first)
+def marked_offset(offset: int, record: Record) -> int | None:
+    """The offset of the dead letter that this tombstone marks as redriven; None if the record is not a tombstone."""
+    marked = parse_number(record.header(REDRIVEN))
+    return marked if marked is not None and marked < offset else None

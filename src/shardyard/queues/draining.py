@@ -1,7 +1,7 @@
-"""Partitions that are closing, because their topic was contracted, and what keeps them.
+"""Draining partitions: their topic was contracted, so they take no more records and are dropped once they are read.
 
-One goes when every group that reads the topic is done with it. A group that never committed there has not read it,
-wherever else it is: it may be offline. One that no group ever read stays.
+A partition is drained when every group that reads the topic has read it to its end. A group that never committed on the
+partition has not read it, wherever else it has committed: it may be offline. A partition that no group ever read stays.
 """
 
 from collections import Counter
@@ -9,53 +9,45 @@ from dataclasses import dataclass
 
 from shardyard.groups.broadcast import parent_group
 from shardyard.log import Log
-from shardyard.model import Partition, PartitionOutOfRange, Span, Topic
-from shardyard.queues.topic_readers import Known, leading_to
+from shardyard.model import Partition, Span, Topic
+from shardyard.queues.partition_spans import records_between, spans
+from shardyard.queues.topic_readers import TopicReaders, with_predecessors
 
 
 @dataclass(frozen=True, slots=True)
-class ClosingPartition:
-    """A partition that is closing."""
+class DrainingPartition:
+    """A partition that takes no more records, and what it waits for."""
 
     partition: int
     records: int
-    """That are stored on it, and go with it."""
+    """Records stored on it, which are dropped with it."""
     waiting_for: dict[str, int]
-    """The groups that are not done with it, and how many records each of them has left."""
+    """The groups that have not read it to its end, and how many records each has left."""
     drained: bool
-    """It may go. If it may not and no group is waited for, none has read it."""
+    """It may be dropped. If it may not although no group is waited for, no group has ever read it."""
 
 
-async def closing(log: Log, known: Known, topic: Topic) -> list[ClosingPartition]:
-    """The closing partitions of a topic. Members of a broadcast group who are gone are not waited for."""
-    readers = known.reading(topic.name, leading_to(topic.name, await log.topics()))
+async def draining_partitions(log: Log, readers: TopicReaders, topic: Topic) -> list[DrainingPartition]:
+    """The draining partitions of a topic. Members that have left a broadcast group are not waited for."""
+    groups = readers.reading_groups(topic.name, with_predecessors(topic.name, await log.topics()))
     found = await spans(log, topic)
     return [
-        _closing(known, readers, partition, span)
+        await _draining_partition(log, readers, groups, partition, span)
         for partition, span in found.items()
         if partition.index >= topic.receiving
     ]
 
 
-def _closing(known: Known, readers: list[str], partition: Partition, span: Span) -> ClosingPartition:
-    left = {
-        group: span.end - min(max(known.offset(group, partition, span.epoch), span.first), span.end)
-        for group in readers
-    }
-    waiting: Counter[str] = Counter()
-    for group, records in left.items():
-        if records and group not in known.departed:
-            waiting[parent_group(group)] += records
-    is_read = span.first == span.end or 0 in left.values()
-    return ClosingPartition(partition.index, span.end - span.first, dict(waiting), is_read and not waiting)
-
-
-async def spans(log: Log, topic: Topic) -> dict[Partition, Span]:
-    """Of its partitions, without those that went since it was looked up."""
-    found: dict[Partition, Span] = {}
-    for partition in topic:
-        try:
-            found[partition] = await log.span(partition)
-        except PartitionOutOfRange:
-            break
-    return found
+async def _draining_partition(
+    log: Log, readers: TopicReaders, groups: list[str], partition: Partition, span: Span
+) -> DrainingPartition:
+    waiting_for: Counter[str] = Counter()
+    is_read = span.first == span.end
+    for group in groups:
+        start = max(readers.committed_offset(group, partition, span.epoch), span.first)
+        unread = await records_between(log, partition, start, span.end)
+        is_read = is_read or not unread
+        if unread and group not in readers.departed:
+            waiting_for[parent_group(group)] += unread
+    stored = await records_between(log, partition, span.first, span.end)
+    return DrainingPartition(partition.index, stored, dict(waiting_for), is_read and not waiting_for)

@@ -1,39 +1,37 @@
-"""What becomes of records whose handling failed: they are tried again later, and in the end given up as dead letters.
+"""Failed records: they are retried later and, after the last retry, become dead letters.
 
-A group has a retry topic and a dead-letter topic beside each of its topics, so that a failed record comes back to this
-group alone and holds up nobody. It leaves the order of its key: later records of the key are handled meanwhile.
+A group has a retry topic and a dead-letter topic for each of its topics (see `retry_topics`), so a failed record is
+delivered again to this group only, and does not block other records. It leaves the order of its key: later records of
+the key are handled in the meantime.
 
-First `Failures.handle`, then the commit: who crashes between them has the record tried again once more. Everything here
-is at least once.
+Call `Failures.handle` first, then commit: after a crash between the two the record is retried once more. Everything
+here is at least once.
 """
 
 import logging
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
 from typing import TypeVar
 
-import pyarrow as pa
-
 from shardyard.groups.broadcast import parent_group
 from shardyard.log import Log
-from shardyard.model import Fence, Headers, OffsetBeyondEnd, OffsetTrimmed, Partition, Record, TooLarge, TopicKind
-from shardyard.model.batch import Batch
+from shardyard.model import Fence, Headers, Partition, Record, TooLarge, TopicKind
 from shardyard.queues.delays import MAX_DELAY_MS, Delays
+from shardyard.queues.read_at import read_at
 from shardyard.queues.retry_topics import (
-    DEAD,
-    bare_record,
-    between,
     dead_topic,
-    home_of,
-    made,
-    number,
+    ensure_companion,
+    home_topic,
+    is_dead_topic,
     origin_of,
-    original,
+    original_topic,
+    parse_number,
     published_of,
     retry_topic,
+    strip_headers,
 )
 from shardyard.runtime.clock import Clock, SystemClock
 from shardyard.wire.headers import ATTEMPT, DIED, ERROR, ORIGIN, PUBLISHED, REASON_CHARACTERS
@@ -42,19 +40,19 @@ from shardyard.wire.settings import GroupSettings
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-NEAR_RECORDS = 100
-"""Failed records that lie no further apart are read together."""
 PART_BYTES = 256 * 1024
-"""Of records that are put to wait together."""
+"""The size of failed records that are delayed in one call."""
 
 
-class Fate(StrEnum):
-    """What became of a failed record."""
+class Disposition(StrEnum):
+    """What was done with a failed record."""
 
     RETRY = "retry"
+    """It will be delivered again."""
     DEAD = "dead"
+    """It is a dead letter."""
     GONE = "gone"
-    """It was trimmed away before it could be tried again."""
+    """It was trimmed before it could be retried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,19 +68,19 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a failure."""
+    """What was done about a failure."""
 
     failure: Failure
-    fate: Fate
+    disposition: Disposition
     attempts: int = 0
-    """How often its handling failed so far."""
+    """How often its handling has failed so far."""
     due: int | None = None
-    """When it is tried again, in ms since 1970."""
+    """When it is retried, in ms since 1970."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Case:
-    """A failed record, and what is to become of it."""
+class _Plan:
+    """A failed record and what is to be done with it."""
 
     failure: Failure
     fence: Fence
@@ -90,11 +88,16 @@ class _Case:
     record: Record
     attempts: int
     due: int | None
-    """None: it is dead."""
+    """None: it becomes a dead letter."""
+
+    @property
+    def outcome(self) -> Outcome:
+        disposition = Disposition.DEAD if self.due is None else Disposition.RETRY
+        return Outcome(self.failure, disposition, self.attempts, self.due)
 
 
 class Failures:
-    """Has failed records tried again after a while, and gives them up in the end."""
+    """Retries failed records after the group's back-off, and turns them into dead letters after the last retry."""
 
     def __init__(self, log: Log, delays: Delays, *, clock: Clock | None = None) -> None:
         self._log = log
@@ -108,164 +111,135 @@ class Failures:
         failures: Sequence[Failure],
         read: Collection[str] | None = None,
     ) -> list[Outcome]:
-        """Have each tried again when its next wait is over, or, after the last one, make it a dead letter. All is
-        durable when it returns; commit after that. `read`: the topics that members of the group read, if that is
-        known; where its retry topic is not among them, as in a broadcast group, a record is dead at once.
+        """Schedule the next retry of each record or, after the last one, make it a dead letter. Everything is durable
+        when this returns; commit after that. `read`: the topics that members of the group read, if that is known. If
+        its retry topic is not among them, as in a broadcast group, a record becomes a dead letter at once.
 
-        `Fenced` if one of the partitions has gone to another member, and `OffsetBeyondEnd` if there is no such record;
-        nothing is stored then. One that fails on the dead-letter topic itself stays there as it is.
+        Nothing is stored on `Fenced`, if one of the partitions has another owner, and on `OffsetBeyondEnd`, if there is
+        no such record. A record that fails on the dead-letter topic itself stays there as it is.
         """
         found = await self._read(group, failures)
         owner, group = group, parent_group(group)
         outcomes: dict[tuple[Partition, int], Outcome] = {}
-        cases: list[_Case] = []
+        plans: list[_Plan] = []
         homes: dict[str, str] = {}
         for failure in {(f.partition, f.offset): f for f in failures}.values():
             record = found.get((failure.partition, failure.offset))
             topic = failure.partition.topic
             if record is None:
-                _log.warning("offset %d of %s is not tried again: trimmed away", failure.offset, failure.partition)
-                outcome = Outcome(failure, Fate.GONE)
-            elif between(group, topic, DEAD) is not None:
-                outcome = Outcome(failure, Fate.DEAD, number(record.header(ATTEMPT)) or 0)
+                _log.warning("offset %d of %s is not retried: it was trimmed", failure.offset, failure.partition)
+                outcome = Outcome(failure, Disposition.GONE)
+            elif is_dead_topic(group, topic):
+                outcome = Outcome(failure, Disposition.DEAD, parse_number(record.header(ATTEMPT)) or 0)
             else:
                 if topic not in homes:
-                    homes[topic] = await home_of(self._log, group, topic)
+                    homes[topic] = await home_topic(self._log, group, topic)
                 waits = settings.backoff if read is None or retry_topic(group, homes[topic]) in read else ()
-                case = self._judge(owner, waits, failure, record, homes[topic])
-                cases.append(case)
-                fate = Fate.DEAD if case.due is None else Fate.RETRY
-                outcome = Outcome(failure, fate, case.attempts, case.due)
+                plans.append(self._plan(owner, waits, failure, record, homes[topic]))
+                outcome = plans[-1].outcome
             outcomes[failure.partition, failure.offset] = outcome
-        for case in await self._store(group, cases):
-            dead = Outcome(case.failure, Fate.DEAD, case.attempts)
-            outcomes[case.failure.partition, case.failure.offset] = dead
+        for plan in await self._store(group, plans):
+            outcomes[plan.failure.partition, plan.failure.offset] = replace(plan, due=None).outcome
         return [replace(outcomes[f.partition, f.offset], failure=f) for f in failures]
 
     async def _read(self, group: str, failures: Sequence[Failure]) -> dict[tuple[Partition, int], Record]:
-        """The records, those that are still there. Each ownership is checked by the read."""
-        wanted: defaultdict[tuple[Partition, int], set[int]] = defaultdict(set)
+        """The records that still exist. Each read checks the ownership."""
+        offsets: defaultdict[tuple[Partition, int], set[int]] = defaultdict(set)
         for failure in failures:
-            wanted[failure.partition, failure.epoch].add(failure.offset)
+            offsets[failure.partition, failure.epoch].add(failure.offset)
         found: dict[tuple[Partition, int], Record] = {}
-        for (partition, epoch), offsets in wanted.items():
-            fence = Fence(f"{group}/{partition}", epoch)
-            left = sorted(offsets)
-            while left:
-                try:
-                    batch = await self._log.read(partition, left[0], max_records=_near(left), fence=fence)
-                except OffsetTrimmed as error:
-                    left = [offset for offset in left if offset >= error.first]
-                    continue
-                if not len(batch):
-                    raise OffsetBeyondEnd(partition, left[0], batch.end)
-                found |= _picked(batch, {offset for offset in left if offset < batch.end})
-                left = [offset for offset in left if offset >= batch.end]
+        for (partition, epoch), wanted in offsets.items():
+            records = await read_at(self._log, partition, wanted, Fence(f"{group}/{partition}", epoch))
+            found |= {(partition, offset): record for offset, record in records.items()}
         return found
 
-    def _judge(self, group: str, waits: Sequence[float], failure: Failure, record: Record, home: str) -> _Case:
-        """Only what came by the retry topic has failed before: elsewhere our headers are a publisher's own."""
-        before, origin, published = 0, None, None
-        if original(group, failure.partition.topic) != failure.partition.topic:
-            before, origin = number(record.header(ATTEMPT)) or 0, origin_of(record)
+    def _plan(self, group: str, waits: Sequence[float], failure: Failure, record: Record, home: str) -> _Plan:
+        """Only records of the retry topic have failed before: on other topics such headers are the publisher's."""
+        failed, origin, published = 0, None, None
+        if original_topic(group, failure.partition.topic) != failure.partition.topic:
+            failed, origin = parse_number(record.header(ATTEMPT)) or 0, origin_of(record)
             published = published_of(record)
         due = None
-        marks: Headers = (
-            (ATTEMPT, b"%d" % (before + 1)),
+        headers: Headers = (
+            (ATTEMPT, b"%d" % (failed + 1)),
             (ORIGIN, (origin or f"{failure.partition}/{failure.offset}").encode()),
             (PUBLISHED, b"%d" % (record.timestamp if published is None else published)),
             (ERROR, failure.reason[:REASON_CHARACTERS].encode(errors="replace")),
         )
-        if before < len(waits):
-            due = int(self._clock.now() * 1000 + min(waits[before] * 1000, MAX_DELAY_MS))
-        bare = bare_record(record)
-        record = replace(bare, headers=bare.headers + marks)
+        if failed < len(waits):
+            due = int(self._clock.now() * 1000 + min(waits[failed] * 1000, MAX_DELAY_MS))
+        bare = strip_headers(record)
+        record = replace(bare, headers=bare.headers + headers)
         fence = Fence(f"{group}/{failure.partition}", failure.epoch)
-        return _Case(failure, fence, home, record, before + 1, due)
+        return _Plan(failure, fence, home, record, failed + 1, due)
 
-    async def _store(self, group: str, cases: Sequence[_Case]) -> list[_Case]:
-        """Returns those that are dead because they are too large to wait: with our headers the log refuses them."""
-        retries: defaultdict[tuple[str, Fence], list[_Case]] = defaultdict(list)
-        dead: defaultdict[str, list[_Case]] = defaultdict(list)
-        for case in cases:
-            if case.due is None:
-                dead[case.home].append(case)
+    async def _store(self, group: str, plans: Sequence[_Plan]) -> list[_Plan]:
+        """Returns those that became dead letters because the log refuses them as too large to be delayed, with the
+        headers for that."""
+        retries: defaultdict[tuple[str, Fence], list[_Plan]] = defaultdict(list)
+        dead: defaultdict[str, list[_Plan]] = defaultdict(list)
+        for plan in plans:
+            if plan.due is None:
+                dead[plan.home].append(plan)
             else:
-                retries[case.home, case.fence].append(case)
-        too_large: list[_Case] = []
+                retries[plan.home, plan.fence].append(plan)
+        too_large: list[_Plan] = []
         for (home, fence), waiting in retries.items():
-            beside = await self._log.topic(waiting[0].failure.partition.topic)
-            to = await made(self._log, retry_topic(group, home), beside, TopicKind.RETRY)
+            topic = await self._log.topic(waiting[0].failure.partition.topic)
+            to = await ensure_companion(self._log, retry_topic(group, home), topic, TopicKind.RETRY)
             for part in _small_parts(waiting):
-                refused = await _in_parts(partial(self._put, to, fence), part)
+                refused = await _store_in_halves(partial(self._delay, to, fence), part)
                 too_large += refused
                 dead[home] += refused
         for home, given_up in dead.items():
-            await self._bury(dead_topic(group, home), given_up)
+            await self._append_dead(dead_topic(group, home), given_up)
         return too_large
 
-    async def _put(self, to: str, fence: Fence, cases: Sequence[_Case]) -> None:
-        dues = [case.due or 0 for case in cases]
-        await self._delays.put(to, [case.record for case in cases], dues, fence=fence)
+    async def _delay(self, to: str, fence: Fence, plans: Sequence[_Plan]) -> None:
+        dues = [plan.due or 0 for plan in plans]
+        await self._delays.put(to, [plan.record for plan in plans], dues, fence=fence)
 
-    async def _bury(self, name: str, cases: Sequence[_Case]) -> None:
+    async def _append_dead(self, name: str, plans: Sequence[_Plan]) -> None:
         """Append to the dead-letter topic, as the owner of the partition where they failed."""
-        if not cases:
+        if not plans:
             return
-        await made(self._log, name, await self._log.topic(cases[0].failure.partition.topic))
+        await ensure_companion(self._log, name, await self._log.topic(plans[0].failure.partition.topic))
         receiving = (await self._log.topic(name)).receiving
         letters: defaultdict[tuple[int, Fence], list[Record]] = defaultdict(list)
         died: Headers = ((DIED, b"%d" % int(self._clock.now() * 1000)),)
-        for case in cases:
-            letter = replace(case.record, headers=case.record.headers + died)
-            letters[case.failure.partition.index % receiving, case.fence].append(letter)
+        for plan in plans:
+            letter = replace(plan.record, headers=plan.record.headers + died)
+            letters[plan.failure.partition.index % receiving, plan.fence].append(letter)
         for (index, fence), records in letters.items():
             append = partial(self._log.append, Partition(name, index), fence=fence)
-            for record in await _in_parts(append, records):
-                _log.warning("record %r is too large for the headers of a dead letter; kept without them", record.id)
-                await append([bare_record(record)])
+            for record in await _store_in_halves(append, records):
+                _log.warning("record %r is too large for the headers of a dead letter; stored without them", record.id)
+                await append([strip_headers(record)])
 
 
-def _small_parts(cases: Iterable[_Case]) -> Iterable[list[_Case]]:
-    """Large ones alone: when the delays refuse one, others of its part may be stored, and come twice."""
-    part: list[_Case] = []
+def _small_parts(plans: Iterable[_Plan]) -> Iterator[list[_Plan]]:
+    """Large records alone: when one of a part is refused, others of it may have been stored, and would be stored
+    twice."""
+    part: list[_Plan] = []
     total = 0
-    for case in cases:
-        size = len(case.record.value) + sum(len(value) for _, value in case.record.headers)
+    for plan in plans:
+        size = len(plan.record.value) + sum(len(value) for _, value in plan.record.headers)
         if part and total + size > PART_BYTES:
             yield part
             part, total = [], 0
-        part.append(case)
+        part.append(plan)
         total += size
     if part:
         yield part
 
 
-async def _in_parts(store: Callable[[list[T]], Awaitable[object]], rows: list[T]) -> list[T]:
-    """Store them, in halves where they are too large together; returns those that are too large alone."""
+async def _store_in_halves(store: Callable[[list[T]], Awaitable[object]], rows: list[T]) -> list[T]:
+    """Store the rows, in halves where they are too large together. Returns those that are too large alone."""
     try:
         await store(rows)
     except TooLarge:
         if len(rows) == 1:
             return rows
         half = len(rows) // 2
-        return [*await _in_parts(store, rows[:half]), *await _in_parts(store, rows[half:])]
+        return [*await _store_in_halves(store, rows[:half]), *await _store_in_halves(store, rows[half:])]
     return []
-
-
-def _near(offsets: Sequence[int]) -> int:
-    """How many records to read from the first offset on, to have those that lie near."""
-    last = offsets[0]
-    for offset in offsets:
-        if offset - last > NEAR_RECORDS:
-            break
-        last = offset
-    return last - offsets[0] + 1
-
-
-def _picked(batch: Batch, offsets: Collection[int]) -> dict[tuple[Partition, int], Record]:
-    """The records at these offsets of a batch; only they become Python objects."""
-    chosen = sorted(offsets)
-    rows = batch.data.take(pa.array([offset - batch.first for offset in chosen], pa.int64()))
-    records = replace(batch, data=rows).records()
-    return {(batch.partition, offset): record for offset, record in zip(chosen, records, strict=True)}

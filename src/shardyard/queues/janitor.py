@@ -1,89 +1,84 @@
-"""What goes by itself: partitions that were contracted away, when every group is done with them, and the own groups of
-members of broadcast groups who never came back."""
+"""`Janitor`: removing what is no longer needed, on one broker at a time."""
 
-import asyncio
 import logging
-from collections.abc import Awaitable, Callable
 
 from shardyard.groups.broadcast import is_departed
 from shardyard.log import Log
-from shardyard.model import ShardyardError, Topic, UnknownTopic
-from shardyard.queues.draining import closing
-from shardyard.queues.topic_readers import Known, known
-from shardyard.registry import Registry, Snapshot, Transaction, lease
+from shardyard.model import Topic, UnknownTopic
+from shardyard.queues.draining import draining_partitions
+from shardyard.queues.topic_readers import topic_readers
+from shardyard.registry import Snapshot, Transaction
+from shardyard.registry.batcher import TransactionBatcher
+from shardyard.registry.lease import RegistryLease
 from shardyard.runtime.clock import Clock, SystemClock
+from shardyard.runtime.leader import LeaderLoop
 
 _log = logging.getLogger(__name__)
 
-LEASE = "retiring"
+LEASE = "janitor"
+LEASE_SECONDS = 30.0
 EVERY_SECONDS = 2.0
-LOOK_SECONDS = 60.0
-"""Between looks for members who never came back."""
+DEPARTED_EVERY_SECONDS = 60.0
+"""How often departed members are looked for."""
 KEPT_SECONDS = 7 * 24 * 3600.0
-"""How long a member of a broadcast group who is gone can come back and go on where it was. Partitions that were
-contracted away do not wait for it."""
+"""How long a member that left a broadcast group can come back and continue where it was. Draining partitions do not
+wait for it."""
 
 
 class Janitor:
-    """Drops closing partitions once they are drained, and forgets members who never came back, on one broker at a
-    time."""
+    """Drops draining partitions when every group has read them, and deletes the own groups of members that left a
+    broadcast group and did not come back."""
 
     def __init__(
-        self, log: Log, registry: Registry, *, holder: str, every: float = EVERY_SECONDS, clock: Clock | None = None
+        self,
+        log: Log,
+        transactions: TransactionBatcher,
+        *,
+        holder: str,
+        every: float = EVERY_SECONDS,
+        clock: Clock | None = None,
     ) -> None:
+        """`holder`: the name of this broker, different from that of any other. `every`: seconds between two rounds."""
         self._log = log
-        self._registry = registry
-        self._holder = holder
-        self._every = every
+        self._transactions = transactions
         self._clock = clock or SystemClock()
+        self._departed_at = self._clock.monotonic()
+        """When to look for departed members next."""
+        self._leader = LeaderLoop(
+            "cleaning up",
+            RegistryLease(transactions, LEASE, holder, LEASE_SECONDS),
+            self._clean_up,
+            every=every,
+            clock=self._clock,
+        )
 
     async def run(self) -> None:
         """Until cancelled."""
-        look_at = self._clock.monotonic()
-        while True:
-            await _tried(self.check_once)
-            if self._clock.monotonic() >= look_at:
-                await _tried(self.forget_once)
-                look_at = self._clock.monotonic() + LOOK_SECONDS
-            await self._clock.sleep(self._every)
+        await self._leader.run()
 
-    async def check_once(self) -> list[Topic]:
-        """Drop what is drained; returns the topics it was dropped from."""
+    async def run_once(self) -> bool:
+        """One round. Returns whether this broker holds the lease; if not, nothing was done."""
+        return await self._leader.run_once()
+
+    async def _clean_up(self, token: int) -> None:
+        """Each step checks in its own transaction what it relies on, so a second leader would do no harm."""
+        del token
+        if self._clock.monotonic() >= self._departed_at:
+            await self.delete_departed_members()
+            self._departed_at = self._clock.monotonic() + DEPARTED_EVERY_SECONDS
+        await self.drop_drained_partitions()
+
+    async def drop_drained_partitions(self) -> list[Topic]:
+        """Drop the draining partitions of each topic, if all of them are drained. Returns the topics that changed."""
         topics = [t for t in await self._log.topics() if t.open_partitions is not None and not t.sealed]
-        if not topics or not await asyncio.to_thread(self._leads):
-            return []
-        dropped = [await self._dropped(topic) for topic in topics]
+        dropped = [await self._drop_partitions(topic) for topic in topics]
         return [topic for topic in dropped if topic is not None]
 
-    async def forget_once(self) -> list[str]:
-        """Forget the own groups of members of broadcast groups who are gone and did nothing for `KEPT_SECONDS`; returns
-        their names."""
-        return await asyncio.to_thread(self._forget)
-
-    def _forget(self) -> list[str]:
-        with self._registry.snapshot() as tx:
-            if not _abandoned(tx):
-                return []
-        with self._registry.transaction() as tx:
-            if not self._leads_in(tx):
-                return []
-            names = _abandoned(tx)  # some may have come back
-            for name in names:
-                tx.delete_group(name)
-                tx.audit("broker", "group deleted", name, {"because": "its member did not come back"})
-            return names
-
-    def _leads(self) -> bool:
-        with self._registry.transaction() as tx:
-            return self._leads_in(tx)
-
-    def _leads_in(self, tx: Transaction) -> bool:
-        return lease.acquire(tx, LEASE, self._holder, 3 * self._every) is not None
-
-    async def _dropped(self, topic: Topic) -> Topic | None:
-        """The topic without its closing partitions; None if one of them is not drained, or they went already."""
+    async def _drop_partitions(self, topic: Topic) -> Topic | None:
+        """The topic without its draining partitions; None if one of them is not drained, or they were dropped
+        already."""
         try:
-            found = await closing(self._log, await asyncio.to_thread(self._known), topic)
+            found = await draining_partitions(self._log, await self._transactions.read(topic_readers), topic)
             if not found or not all(partition.drained for partition in found):
                 return None
             after = await self._log.drop_partitions(topic.name, topic.receiving)
@@ -93,29 +88,29 @@ class Janitor:
             "partitions": [partition.partition for partition in found],
             "records": sum(partition.records for partition in found),
         }
-        _log.info("topic %s: partitions from %d on are drained, and gone", topic.name, topic.receiving)
-        await asyncio.to_thread(self._note, topic.name, detail)
+        _log.info("topic %s: partitions from %d on are drained and were dropped", topic.name, topic.receiving)
+        await self._transactions.run(lambda tx: tx.audit("broker", "partitions dropped", topic.name, detail))
         return after
 
-    def _known(self) -> Known:
-        with self._registry.snapshot() as tx:
-            return known(tx)
-
-    def _note(self, topic: str, detail: object) -> None:
-        with self._registry.transaction() as tx:
-            tx.audit("broker", "partitions dropped", topic, detail)
-
-
-async def _tried(work: Callable[[], Awaitable[object]]) -> None:
-    try:
-        await work()
-    except ShardyardError as error:
-        _log.warning("retiring put off: %s", error)
+    async def delete_departed_members(self) -> list[str]:
+        """Delete the own groups of members that left a broadcast group and have not been active for `KEPT_SECONDS`.
+        Returns the names of these groups."""
+        if not await self._transactions.read(_departed_groups):
+            return []
+        return await self._transactions.run(_delete_departed_groups)
 
 
-def _abandoned(tx: Snapshot) -> list[str]:
-    """Own groups of members who are gone for good. One without positions goes at once: there is
-    nothing to go on from."""
+def _delete_departed_groups(tx: Transaction) -> list[str]:
+    names = _departed_groups(tx)
+    for name in names:
+        tx.delete_group(name)
+        tx.audit("broker", "group deleted", name, {"because": "its member did not come back"})
+    return names
+
+
+def _departed_groups(tx: Snapshot) -> list[str]:
+    """The own groups of members that will not come back. One without positions is among them at once: there is nothing
+    to continue from."""
     return [
         group.name
         for group in tx.groups()

@@ -1,4 +1,8 @@
-"""The topics beside a group's topics where failed records go, and the marks that these bear."""
+"""The companion topics where a group keeps the failed records of a topic, and the headers that these records carry.
+
+The companions of the topic `orders` in the group `billing` are its retry topic, `billing.orders.retry`, and its
+dead-letter topic, `billing.orders.dead`.
+"""
 
 import contextlib
 import re
@@ -10,118 +14,127 @@ from shardyard.log import Log
 from shardyard.model import Record, Topic, TopicExists, TopicKind, UnknownTopic
 from shardyard.wire.headers import ATTEMPT, DIED, ERROR, ORIGIN, PUBLISHED, REDRIVEN, RESERVED
 
-_OURS = frozenset({ATTEMPT, ORIGIN, PUBLISHED, ERROR, DIED, REDRIVEN}) | RESERVED
-"""Whatever a publisher put there is dropped when the record fails: it means something else here."""
+_OUR_HEADERS = frozenset({ATTEMPT, ORIGIN, PUBLISHED, ERROR, DIED, REDRIVEN}) | RESERVED
+"""If a publisher set one of these, it is dropped when the record fails."""
 
-MOST_PARTITIONS = 4
+MAX_PARTITIONS = 4
 """Of a retry or dead-letter topic."""
 _NUMBER = re.compile(rb"[0-9]{1,15}")
 _TIME = re.compile(rb"[0-9]{1,19}")
-_PLACE = re.compile(rb"[A-Za-z0-9._-]+/[0-9]{1,15}/[0-9]{1,15}")
+_RECORD_POSITION = re.compile(rb"[A-Za-z0-9._-]+/[0-9]{1,15}/[0-9]{1,15}")
 RETRY, DEAD = ".retry", ".dead"
 
 
 def retry_topic(group: str, topic: str) -> str:
-    """Where a group's failed records of a topic, or of its retry topic, come back."""
-    return f"{group}.{original(group, topic)}{RETRY}"
+    """The topic to which a group's failed records of a topic, or of its retry topic, are delivered again."""
+    return f"{group}.{original_topic(group, topic)}{RETRY}"
 
 
 def dead_topic(group: str, topic: str) -> str:
-    """Where a group's dead letters of a topic, or of its retry topic, are."""
-    return f"{group}.{original(group, topic)}{DEAD}"
+    """The topic with a group's dead letters of a topic, or of its retry topic."""
+    return f"{group}.{original_topic(group, topic)}{DEAD}"
 
 
-def original(group: str, topic: str) -> str:
-    """The topic whose retry topic this is; any other topic is its own."""
-    return between(group, topic, RETRY) or topic
+def is_dead_topic(group: str, topic: str) -> bool:
+    """Whether it has the name of a dead-letter topic of the group."""
+    return _infix(group, topic, DEAD) is not None
 
 
-class Beside(NamedTuple):
-    """Which retry or dead-letter topic it is."""
-
-    group: str
-    topic: str
-    end: str
+def original_topic(group: str, topic: str) -> str:
+    """The topic whose retry topic this is; the topic itself if it is not a retry topic of the group."""
+    return _infix(group, topic, RETRY) or topic
 
 
-def beside(name: str) -> Beside | None:
-    """Whose retry or dead-letter topic has this name. There is one answer: names of groups have no dots."""
-    group, _, rest = name.partition(".")
-    for end in (RETRY, DEAD):
-        if group and (topic := rest.removesuffix(end)) and topic != rest:
-            return Beside(group, topic, end)
+def _infix(group: str, topic: str, suffix: str) -> str | None:
+    if topic.startswith(f"{group}.") and topic.endswith(suffix):
+        return topic[len(group) + 1 : -len(suffix)] or None
     return None
 
 
-def between(group: str, topic: str, end: str) -> str | None:
-    if topic.startswith(f"{group}.") and topic.endswith(end):
-        return topic[len(group) + 1 : -len(end)] or None
+class Companion(NamedTuple):
+    """What the name of a retry or dead-letter topic says."""
+
+    group: str
+    topic: str
+    suffix: str
+
+
+def parse_companion(name: str) -> Companion | None:
+    """The group and topic whose retry or dead-letter topic has this name; None if it is not such a name. The answer is
+    unambiguous, because names of groups have no dots."""
+    group, _, rest = name.partition(".")
+    for suffix in (RETRY, DEAD):
+        if group and (topic := rest.removesuffix(suffix)) and topic != rest:
+            return Companion(group, topic, suffix)
     return None
 
 
 def with_retry_topics(group: str, topics: Iterable[str]) -> list[str]:
-    """The topics with their retry topics: what a member of the group subscribes to."""
-    wanted: dict[str, None] = {}
+    """The topics and their retry topics: what a member of the group subscribes to."""
+    names: dict[str, None] = {}
     for name in topics:
-        wanted[name] = None
-        if _has_retries(group, name):
-            wanted[retry_topic(group, name)] = None
-    return list(wanted)
+        names[name] = None
+        if _has_retry_topic(group, name):
+            names[retry_topic(group, name)] = None
+    return list(names)
 
 
 async def ensure_retry_topics(log: Log, group: str, topics: Iterable[str]) -> list[str]:
-    """Make the retry topics of these topics where they are missing; returns the topics with them."""
+    """Create the missing retry topics of these topics. Returns the topics and their retry topics."""
     names = list(topics)
     for name in names:
-        if _has_retries(group, name):
-            await made(log, retry_topic(group, name), await log.topic(name), TopicKind.RETRY)
+        if _has_retry_topic(group, name):
+            await ensure_companion(log, retry_topic(group, name), await log.topic(name), TopicKind.RETRY)
     return with_retry_topics(group, names)
 
 
-def _has_retries(group: str, topic: str) -> bool:
-    return original(group, topic) == topic and between(group, topic, DEAD) is None
+def _has_retry_topic(group: str, topic: str) -> bool:
+    return original_topic(group, topic) == topic and not is_dead_topic(group, topic)
 
 
-async def made(log: Log, name: str, beside: Topic, kind: TopicKind = TopicKind.NORMAL) -> str:
-    """`name`, of a topic that is there from now on."""
+async def ensure_companion(log: Log, name: str, topic: Topic, kind: TopicKind = TopicKind.NORMAL) -> str:
+    """Create the companion `name` of a topic if it does not exist. Returns its name."""
     try:
         await log.topic(name)
     except UnknownTopic:
-        with contextlib.suppress(TopicExists):  # others need it too
-            await log.create_topic(name, min(beside.receiving, MOST_PARTITIONS), kind=kind)
+        with contextlib.suppress(TopicExists):  # another process created it
+            await log.create_topic(name, min(topic.receiving, MAX_PARTITIONS), kind=kind)
     return name
 
 
-async def home_of(log: Log, group: str, topic: str) -> str:
-    """The topic beside which a group keeps the failures of this one: itself, or, if it has no retry topic, one that
-    moved there and has one. Members who subscribed before the move read that."""
-    name = original(group, topic)
+async def home_topic(log: Log, group: str, topic: str) -> str:
+    """The topic whose companions take the group's failed records of this topic: the topic itself or, if it has no retry
+    topic, a topic that moved to it and has one. Members that subscribed before the move read that one."""
+    name = original_topic(group, topic)
     with contextlib.suppress(UnknownTopic):
         await log.topic(retry_topic(group, name))
         return name
     topics = {found.name: found for found in await log.topics()}
-    chain = [name]
-    for one in chain:  # which grows meanwhile
-        if retry_topic(group, one) in topics:
-            return one
-        chain += (found.name for found in topics.values() if found.successor == one)
+    candidates = [name]
+    for candidate in candidates:  # the list grows during the iteration
+        if retry_topic(group, candidate) in topics:
+            return candidate
+        candidates += (found.name for found in topics.values() if found.successor == candidate)
     return name
 
 
-def bare_record(record: Record) -> Record:
-    """As it was published; the log sets the timestamp anew, so that retention counts from then."""
-    return replace(record, headers=tuple(header for header in record.headers if header[0] not in _OURS), timestamp=0)
+def strip_headers(record: Record) -> Record:
+    """The record with the publisher's own headers only. The log gives it a new timestamp, which retention goes by."""
+    headers = tuple(header for header in record.headers if header[0] not in _OUR_HEADERS)
+    return replace(record, headers=headers, timestamp=0)
 
 
-def number(value: bytes | None) -> int | None:
+def parse_number(value: bytes | None) -> int | None:
     return int(value) if value is not None and _NUMBER.fullmatch(value) else None
 
 
 def origin_of(record: Record) -> str | None:
+    """Where the record was published, such as `orders/3/17`, if its headers say so."""
     value = record.header(ORIGIN)
-    return value.decode() if value is not None and _PLACE.fullmatch(value) else None
+    return value.decode() if value is not None and _RECORD_POSITION.fullmatch(value) else None
 
 
 def published_of(record: Record) -> int | None:
+    """When the record was published, in ms since 1970, if its headers say so."""
     value = record.header(PUBLISHED)
     return int(value) if value is not None and _TIME.fullmatch(value) else None

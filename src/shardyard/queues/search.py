@@ -1,6 +1,5 @@
 """Finding records of a topic by id, key, trace, tag or time."""
 
-from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from functools import reduce
 
@@ -10,27 +9,19 @@ import pyarrow.compute as pc
 
 from shardyard.log import Log
 from shardyard.log.port import READ_RECORDS
-from shardyard.model import (
-    TRACE,
-    InvalidValue,
-    OffsetTrimmed,
-    Partition,
-    PartitionOutOfRange,
-    Record,
-    TooLarge,
-    whole_number,
-)
+from shardyard.log.scan import scan
+from shardyard.model import TRACE, InvalidValue, Partition, PartitionOutOfRange, Record, TooLarge, whole_number
 from shardyard.model.batch import Batch, to_records
 from shardyard.model.checks import check_int64, check_text
 from shardyard.queues.filtering import only_tagged
 
-MOST_FOUND = 1_000
+MAX_RESULTS = 1_000
 """Records that one search may return."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A record and where it lies."""
+    """A record and where it is stored."""
 
     partition: Partition
     offset: int
@@ -38,8 +29,8 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
-class _Wanted:
-    """What a record must have; None: anything."""
+class _Query:
+    """What a record must match. None matches any."""
 
     id: str | None
     key: bytes | None
@@ -62,17 +53,16 @@ class _Wanted:
         if self.since is not None and self.until is not None and self.since >= self.until:
             raise InvalidValue("until", self.until, f"a time after {self.since}, which is `since`")
 
-    def within(self, batch: Batch) -> pa.Table:
-        """The rows that have it, with their offsets."""
+    def matching_rows(self, batch: Batch) -> pa.Table:
+        """The rows of a batch that match, with their offsets."""
         if self.tag is not None:
             batch = only_tagged(batch, [self.tag])
-        places = np.arange(batch.first, batch.end) if batch.places is None else batch.places
-        rows = batch.data.append_column("offset", pa.array(places))
+        rows = batch.data.append_column("offset", pa.array(np.asarray(batch.offsets(), np.int64)))
         masks = self._masks(batch.data)
         return rows.filter(reduce(pc.and_, masks)) if masks else rows
 
     def _masks(self, data: pa.Table) -> list[pa.ChunkedArray]:
-        """True for the rows that have one thing of it; null or False for the others."""
+        """For each condition, true for the rows that match it; null or false for the others."""
         masks = []
         if self.id is not None:
             masks.append(pc.equal(data["id"], self.id))
@@ -101,56 +91,43 @@ async def search(
     partition: int | None = None,
     limit: int = 100,
 ) -> list[Found]:
-    """The records that have all of what is named, the newest last; of more than `limit`, the newest.
+    """The records that match all of the conditions, newest last. If more than `limit` match, the newest of them.
 
-    `since` is the first millisecond (since 1970) that counts, `until` the first that no longer does. All partitions are
-    searched unless one is named, also for a key: when a topic was expanded, its earlier records stayed where they were.
-    Of several tags of a record each counts, as for the groups that go by them; of several traces, the last.
-    What is appended during the search is not found, nor what goes meanwhile.
+    `since` and `until` are in ms since 1970; `since` is inclusive, `until` is not. All partitions are searched unless
+    one is named, also for a key: when a topic is expanded, its earlier records stay where they are. A record with
+    several tags matches each of them; of several traces, the last one counts.
+    Records that are appended or trimmed during the search are not found.
     """
-    wanted = _Wanted(id, key, trace, tag, since, until)
+    query = _Query(id, key, trace, tag, since, until)
     limit = whole_number("limit", limit, at_least=1)
-    if limit > MOST_FOUND:
-        raise TooLarge("limit of a search", limit, MOST_FOUND)
+    if limit > MAX_RESULTS:
+        raise TooLarge("limit of a search", limit, MAX_RESULTS)
     found: list[Found] = []
     for each in await _partitions(log, topic, partition):
         try:
-            async for batch in _batches(log, each, since):
-                found = sorted(found + _matching(batch, wanted, limit), key=_age)[-limit:]
-        except PartitionOutOfRange:  # contracted away meanwhile
+            span = await log.span(each)
+            start = span.first if since is None else await log.offset_at(each, since)
+            async for batch in scan(log, each, start, span.end, epoch=span.epoch, max_records=READ_RECORDS):
+                found = sorted(found + _matching(batch, query, limit), key=_age)[-limit:]
+        except PartitionOutOfRange:  # it was dropped in the meantime
             if partition is not None:
                 raise
     return found
 
 
-async def _batches(log: Log, partition: Partition, since: int | None) -> AsyncIterator[Batch]:
-    """What there is in a partition, from a time on."""
-    span = await log.span(partition)
-    offset = span.first if since is None else await log.offset_at(partition, since)
-    while offset < span.end:
-        count = min(READ_RECORDS, span.end - offset)
-        try:
-            batch = await log.read(partition, offset, epoch=span.epoch, max_records=count)
-        except OffsetTrimmed as error:
-            offset = error.first
-            continue
-        yield batch
-        offset = batch.end
-
-
-async def _partitions(log: Log, topic: str, named: int | None) -> list[Partition]:
+async def _partitions(log: Log, topic: str, index: int | None) -> list[Partition]:
     described = await log.topic(topic)
-    if named is None:
+    if index is None:
         return list(described)
-    partition = Partition(topic, whole_number("partition", named, at_least=0))
+    partition = Partition(topic, whole_number("partition", index, at_least=0))
     if partition.index >= described.partitions:
         raise PartitionOutOfRange(partition, described.partitions)
     return [partition]
 
 
-def _matching(batch: Batch, wanted: _Wanted, limit: int) -> list[Found]:
-    """What a batch has of it, the newest if there are more than `limit`; no other row becomes a Python object."""
-    rows = wanted.within(batch)
+def _matching(batch: Batch, query: _Query, limit: int) -> list[Found]:
+    """The matches of a batch, the newest if there are more than `limit`. No other row becomes a Python object."""
+    rows = query.matching_rows(batch)
     if len(rows) > limit:
         rows = rows.sort_by([("timestamp", "ascending"), ("offset", "ascending")]).slice(len(rows) - limit)
     return [

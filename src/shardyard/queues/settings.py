@@ -1,50 +1,53 @@
-"""What is set on the server about topics and groups; it takes effect without restarting anybody."""
+"""Settings of topics and groups that are stored on the server. Changes take effect without restarting anything.
+
+What the rebalancer needs to know of a group (`assignor`, `max_active`, `release_after`, `broadcast`) is its
+`GroupConfig`, which is stored with the group. The other settings are stored as JSON. The API shows both as one
+`GroupSettings`.
+"""
 
 import hashlib
 import hmac
 import re
 from collections.abc import Mapping
+from dataclasses import asdict, fields, replace
 from typing import Any, TypeVar
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from shardyard.groups import GroupConfig, configure
 from shardyard.groups.broadcast import groups_of, is_member_group, parent_group
+from shardyard.groups.config import config_of
 from shardyard.model import InvalidValue
 from shardyard.registry import Snapshot, Transaction
 from shardyard.wire.settings import Count, GroupSettings
 from shardyard.wire.validation import masked, validation_error
 
 NAME = "queue"
-"""Of the row that has all settings of a topic or group."""
+"""The name of the row with all settings of a topic or group."""
 
 S = TypeVar("S", bound=Struct)
 
+_CONFIG_FIELDS = frozenset(field.name for field in fields(GroupConfig))
 _TOKEN = re.compile(r"[!-~]{8,}")
 """What every client can send in a header."""
 
 
 class TopicSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    """About a topic."""
+    """The settings of a topic."""
 
     token_hash: str | None = None
-    """Of the token that publishers must show; None: nobody is asked for one."""
+    """The hash of the token that publishers must show; None: no token is needed."""
     records_per_second: Count | None = None
-    """What publishers together may send through each broker."""
+    """How many records all publishers together may send through each broker."""
 
     def admits(self, token: str | None) -> bool:
-        """Whether who shows this token may publish."""
+        """Whether a caller with this token may publish."""
         return self.token_hash is None or (token is not None and hmac.compare_digest(self.token_hash, hashed(token)))
 
 
 def hashed(token: str) -> str:
     return hashlib.sha256(token.encode()).hexdigest()
-
-
-def sharing(settings: GroupSettings) -> dict[str, Any]:
-    """What of it the rebalancer goes by."""
-    return {name: getattr(settings, name) for name in ("assignor", "max_active", "release_after")}
 
 
 def topic_scope(topic: str) -> str:
@@ -56,42 +59,54 @@ def group_scope(group: str) -> str:
 
 
 def is_joined(tx: Snapshot, group: str) -> bool:
-    """Whether anybody is, or was, a member of a group that exists: it may be set before the first one joins."""
-    if tx.setting(group_scope(group), NAME) is None:  # what else would it exist by
+    """Whether an existing group has, or had, a member. Settings may be changed before the first member joins."""
+    if tx.setting(group_scope(group), NAME) is None:  # only a member can have created the group
         return True
-    those = groups_of(tx, group)
-    owned = any(row.epoch for part in those for row in tx.ownerships(part))
-    return owned or any(is_member_group(part) or tx.members(part) for part in those)
+    names = groups_of(tx, group)
+    owned = any(row.epoch for name in names for row in tx.ownerships(name))
+    return owned or any(is_member_group(name) or tx.members(name) for name in names)
 
 
 def topic_settings(tx: Snapshot, topic: str) -> TopicSettings:
-    return _load(TopicSettings, tx, topic_scope(topic))
+    return msgspec.convert(_stored(tx, topic_scope(topic)), TopicSettings)
 
 
 def group_settings(tx: Snapshot, group: str) -> GroupSettings:
-    return _load(GroupSettings, tx, group_scope(parent_group(group)))
+    """The settings of a group. The own group of a member of a broadcast group has the settings of the broadcast
+    group."""
+    parent = parent_group(group)
+    stored = {name: value for name, value in _stored(tx, group_scope(parent)).items() if name not in _CONFIG_FIELDS}
+    settings = msgspec.convert(stored, GroupSettings)
+    row = tx.group(parent)
+    return settings if row is None else structs.replace(settings, **asdict(config_of(row)))
+
+
+def initial_config(settings: GroupSettings) -> GroupConfig:
+    """The configuration of a group that is created with these settings. In particular, a member that hangs is evicted
+    after the default `release_after` of `GroupSettings`, whereas other groups evict no member by default."""
+    return GroupConfig(**{name: getattr(settings, name) for name in _CONFIG_FIELDS})
 
 
 def check_topic(changes: Mapping[str, Any]) -> dict[str, Any]:
-    """The changes as they are kept, if they may be made: the hash of a token."""
-    told = dict(changes)
-    if "token" in told:
-        token = told.pop("token")
+    """Check changes of topic settings. Returns them as they are stored: with the hash of a token instead of it."""
+    checked = dict(changes)
+    if "token" in checked:
+        token = checked.pop("token")
         if token is not None and (not isinstance(token, str) or not _TOKEN.fullmatch(token)):
-            raise InvalidValue("token", "***", "at least 8 ASCII characters without spaces, or null to ask for none")
-        told["token_hash"] = None if token is None else hashed(token)
-    _changed(TopicSettings(), told)
-    return told
+            raise InvalidValue("token", "***", "at least 8 ASCII characters without spaces, or null to require none")
+        checked["token_hash"] = None if token is None else hashed(token)
+    _apply(TopicSettings(), checked)
+    return checked
 
 
 def change_topic(
     tx: Transaction, topic: str, who: str, changes: Mapping[str, Any], limits: Mapping[str, Any] | None = None
 ) -> TopicSettings:
-    """Change some settings and leave the others. `token` stands for `token_hash`: the token itself is not kept.
+    """Change the named settings and leave the others. `token` sets `token_hash`: the token itself is not stored.
 
-    `limits`: what was set in the log by the same call; it is audited with them.
+    `limits`: what the same call changed in the log; it is audited together with the settings.
     """
-    changed = _changed(topic_settings(tx, topic), check_topic(changes))
+    changed = _apply(topic_settings(tx, topic), check_topic(changes))
     if changes:
         tx.put_setting(topic_scope(topic), NAME, msgspec.to_builtins(changed))
     tx.audit(who, "topic settings changed", topic, _masked({**changes, **(limits or {})}))
@@ -99,33 +114,34 @@ def change_topic(
 
 
 def change_group(tx: Transaction, group: str, who: str, changes: Mapping[str, Any]) -> GroupSettings:
-    """Change some settings and leave the others."""
+    """Change the named settings and leave the others. The group is created if it does not exist. `InvalidValue` if
+    `broadcast` changes while the group has members."""
     before = group_settings(tx, group)
-    changed = _changed(before, changes)
-    those = groups_of(tx, group)
-    if changed.broadcast != before.broadcast and any(tx.members(part) for part in those):
-        raise InvalidValue("broadcast", changed.broadcast, "no change while the group has members")
-    shared = sharing(changed)
-    if tx.group(group) is None or any(shared[name] != getattr(before, name) for name in shared):
-        for part in {group, *those}:
-            configure(tx, part, GroupConfig(**shared, broadcast=changed.broadcast and part == group), who=None)
-    tx.put_setting(group_scope(group), NAME, msgspec.to_builtins(changed))
+    changed = _apply(before, changes)
+    config = initial_config(changed)
+    if tx.group(group) is None or config != initial_config(before):
+        configure(tx, group, config, who=None)
+        for name in groups_of(tx, group):
+            if is_member_group(name):
+                configure(tx, name, replace(config, broadcast=False), who=None)
+    stored = {name: value for name, value in msgspec.to_builtins(changed).items() if name not in _CONFIG_FIELDS}
+    tx.put_setting(group_scope(group), NAME, stored)
     tx.audit(who, "group settings changed", group, _masked(changes))
     return changed
 
 
-def forget(tx: Transaction, scope: str) -> None:
-    """What is about is gone: another one of that name begins anew."""
+def delete_settings(tx: Transaction, scope: str) -> None:
+    """Delete the settings of a topic or group that was deleted: another one of the same name starts with none."""
     if tx.setting(scope, NAME) is not None:
         tx.delete_setting(scope, NAME)
 
 
-def _load(kind: type[S], tx: Snapshot, scope: str) -> S:
+def _stored(tx: Snapshot, scope: str) -> dict[str, Any]:
     row = tx.setting(scope, NAME)
-    return kind() if row is None else msgspec.convert(row.value, kind)
+    return {} if row is None else msgspec.convert(row.value, dict[str, Any])
 
 
-def _changed(before: S, changes: Mapping[str, Any]) -> S:
+def _apply(before: S, changes: Mapping[str, Any]) -> S:
     try:
         return msgspec.convert({**msgspec.to_builtins(before), **changes}, type(before))
     except msgspec.ValidationError:
@@ -133,5 +149,5 @@ def _changed(before: S, changes: Mapping[str, Any]) -> S:
 
 
 def _masked(changes: Mapping[str, Any]) -> dict[str, Any]:
-    """What may be told of the changes; also of a secret that it was taken away."""
+    """The changes for the audit log, without secrets. That a secret was removed is no secret."""
     return {name: None if value is None else masked(name, value) for name, value in changes.items()}

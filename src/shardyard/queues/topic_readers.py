@@ -1,4 +1,4 @@
-"""Who reads which topics, and how far they got, as the registry knows it."""
+"""Which groups read which topics, and what they have committed, according to the registry."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -9,49 +9,51 @@ from shardyard.registry import OwnershipRow, Snapshot
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
-    """What the registry knows of those who read."""
+class TopicReaders:
+    """The groups of a registry with their subscriptions and positions, at one moment."""
 
     subscribers: Mapping[str, frozenset[str]]
-    """Of a topic: the groups with members that named it."""
-    rows: Mapping[tuple[str, Partition], OwnershipRow]
+    """By topic: the groups with members that subscribe to it."""
+    ownerships: Mapping[tuple[str, Partition], OwnershipRow]
+    """By group and partition."""
     departed: frozenset[str]
-    """The own groups of members of broadcast groups, who are gone."""
+    """The own groups of members that have left their broadcast group."""
 
-    def subscribing(self, topics: Iterable[str]) -> list[str]:
-        """The groups that subscribe to one of these, by name."""
+    def subscribed_groups(self, topics: Iterable[str]) -> list[str]:
+        """The groups that subscribe to at least one of these topics, by name."""
         return sorted({group for topic in topics for group in self.subscribers.get(topic, ())})
 
-    def reading(self, topic: str, names: Iterable[str]) -> list[str]:
-        """The groups that read a topic, by name: they subscribe to it under one of these names, or have been given any
-        of its partitions."""
-        given = {group for group, partition in self.rows if partition.topic == topic}
-        return sorted(given.union(self.subscribing(names)))
+    def reading_groups(self, topic: str, names: Iterable[str]) -> list[str]:
+        """The groups that read a topic, by name: those that subscribe to it under one of `names`, and those that were
+        ever assigned one of its partitions."""
+        assigned = {group for group, partition in self.ownerships if partition.topic == topic}
+        return sorted(assigned.union(self.subscribed_groups(names)))
 
     def has_read(self, group: str, topic: str) -> bool:
-        return any(parent_group(of) == group and partition.topic == topic for of, partition in self.rows)
+        """Whether the group was ever assigned a partition of the topic."""
+        return any(parent_group(name) == group and partition.topic == topic for name, partition in self.ownerships)
 
-    def offset(self, group: str, partition: Partition, epoch: int) -> int:
-        """Where a group goes on in this life of a partition; 0 if it never committed there."""
-        row = self.rows.get((group, partition))
-        at = None if row is None else row.committed
-        return at.offset if at is not None and at.epoch == epoch else 0
+    def committed_offset(self, group: str, partition: Partition, epoch: int) -> int:
+        """The offset from which a group continues in this epoch of a partition; 0 if it has not committed there."""
+        row = self.ownerships.get((group, partition))
+        committed = None if row is None else row.committed
+        return committed.offset if committed is not None and committed.epoch == epoch else 0
 
 
-def known(tx: Snapshot) -> Known:
-    """As things are now."""
+def topic_readers(tx: Snapshot) -> TopicReaders:
+    """The readers of all topics, as of now."""
     subscribers: dict[str, frozenset[str]] = {}
-    rows: dict[tuple[str, Partition], OwnershipRow] = {}
+    ownerships: dict[tuple[str, Partition], OwnershipRow] = {}
     names = [group.name for group in tx.groups()]
     for name in names:
         for topic in {topic for member in tx.members(name) for topic in member.topics}:
             subscribers[topic] = subscribers.get(topic, frozenset()) | {name}
-        rows |= {(row.group, row.partition): row for row in tx.ownerships(name)}
-    return Known(subscribers, rows, frozenset(name for name in names if is_departed(tx, name)))
+        ownerships |= {(row.group, row.partition): row for row in tx.ownerships(name)}
+    return TopicReaders(subscribers, ownerships, frozenset(name for name in names if is_departed(tx, name)))
 
 
-def leading_to(name: str, topics: Iterable[Topic]) -> set[str]:
-    """The topic, and those that moved there: who named one of them shares in it."""
+def with_predecessors(name: str, topics: Iterable[Topic]) -> set[str]:
+    """The topic and all topics that have moved to it: a group that subscribes to one of these reads it."""
     found: set[str] = set()
     more = {name}
     while more:

@@ -254,11 +254,11 @@ def _partition_row(row: dict[str, Any], group: str) -> dict[str, object]:
 
 def _member_row(member: dict[str, Any]) -> dict[str, object]:
     """A member without its retry topics, which every member has."""
-    from shardyard.queues.retry_topics import beside  # noqa: PLC0415 slow to import
+    from shardyard.queues.retry_topics import parse_companion  # noqa: PLC0415 slow to import
 
     return {
         "member": member["member"],
-        "topics": ",".join(topic for topic in member["topics"] if beside(topic) is None),
+        "topics": ",".join(topic for topic in member["topics"] if parse_companion(topic) is None),
         "weight": member["weight"],
         "static": member["static"],
         "session_timeout": member["session_timeout"],

@@ -199,9 +199,9 @@ def _path(topic: str) -> str:
 
 
 def _is_internal(name: str) -> bool:
-    from shardyard.queues.retry_topics import beside  # noqa: PLC0415 slow to import
+    from shardyard.queues.retry_topics import parse_companion  # noqa: PLC0415 slow to import
 
-    return name.startswith(INTERNAL_PREFIX) or beside(name) is not None
+    return name.startswith(INTERNAL_PREFIX) or parse_companion(name) is not None
 
 
 def _row(topic: dict[str, Any]) -> dict[str, Any]:

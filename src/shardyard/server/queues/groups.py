@@ -7,10 +7,12 @@ from fastapi import APIRouter, Query, Request, Response
 from shardyard.groups import PartitionStatus, ResetTarget, reset, resolve_positions, status
 from shardyard.groups.broadcast import groups_of, is_member_group, parent_group
 from shardyard.model import GroupInUse, InvalidCall, Partition, Position, UnknownGroup
-from shardyard.queues import cascade_delete, dead_letters
+from shardyard.queues import cascade_delete
 from shardyard.queues.broker import Broker
-from shardyard.queues.settings import change_group, forget, group_scope, group_settings, is_joined
-from shardyard.queues.topic_readers import known
+from shardyard.queues.dead_letters import find_dead_topic, list_dead_letters
+from shardyard.queues.redrive import redrive as redrive_letters
+from shardyard.queues.settings import change_group, delete_settings, group_scope, group_settings, is_joined
+from shardyard.queues.topic_readers import topic_readers
 from shardyard.registry import MemberRow, Snapshot, Transaction
 from shardyard.server.auth import Authorised
 from shardyard.server.http import caller_of, read_body, request_body, respond
@@ -119,15 +121,16 @@ async def delete_group(group: str, request: Request, broker: Authorised, force: 
     Its retry and dead-letter topics are deleted too. Those with records that wait for a retry, or with dead letters,
     are kept, unless by `force`; a second request with `force` deletes them.
     """
-    left = await cascade_delete.beside_group(broker.log, await broker.node.transactions.read(known), group, force=force)
+    readers = await broker.node.transactions.read(topic_readers)
+    companions = await cascade_delete.companions_of_group(broker.log, readers, group, force=force)
     who = caller_of(request)
-    has_topics = bool(left.going or left.kept)
+    has_topics = bool(companions.deleted or companions.kept)
     await broker.node.transactions.run(lambda tx: _delete(tx, group, who, has_topics=has_topics))
     broker.forget_settings()
-    now = await broker.node.transactions.read(known)  # a member may have joined in the meantime
-    going = [topic for topic in left.going if not now.subscribing([topic])]
-    await delete_topics(broker, going, who, {"with": f"group {group}"})
-    return respond(responses.GroupDeleted(group, going, kept_topics(left.kept)))
+    now = await broker.node.transactions.read(topic_readers)  # a member may have joined in the meantime
+    deleted = [topic for topic in companions.deleted if not now.subscribed_groups([topic])]
+    await delete_topics(broker, deleted, who, {"with": f"group {group}"})
+    return respond(responses.GroupDeleted(group, deleted, kept_topics(companions.kept)))
 
 
 def _delete(tx: Transaction, group: str, who: str, *, has_topics: bool) -> None:
@@ -141,7 +144,7 @@ def _delete(tx: Transaction, group: str, who: str, *, has_topics: bool) -> None:
         raise GroupInUse(group, member.name)
     for part in parts:
         tx.delete_group(part)
-    forget(tx, group_scope(group))
+    delete_settings(tx, group_scope(group))
     tx.audit(who, "group deleted", group)
 
 
@@ -168,11 +171,11 @@ def _reset(tx: Transaction, group: str, positions: dict[Partition, Position], wh
 
 
 @router.get("/groups/{group}/dead")
-async def list_dead_letters(group: str, topic: str, broker: Authorised, limit: Limit = 100) -> Response:
+async def show_dead_letters(group: str, topic: str, broker: Authorised, limit: Limit = 100) -> Response:
     """Dead letters of a topic, the newest first; also those that were kept of a group or topic that was deleted."""
-    if await dead_letters.letters_topic(broker.log, group, topic) is None and not await _parts(broker, group):
+    if await find_dead_topic(broker.log, group, topic) is None and not await _parts(broker, group):
         raise UnknownGroup(group)
-    found = await dead_letters.dead(broker.log, group, topic, limit=limit)
+    found = await list_dead_letters(broker.log, group, topic, limit=limit)
     return respond(
         [
             responses.DeadLetterInfo(
@@ -198,7 +201,7 @@ async def redrive(group: str, request: Request, broker: Authorised) -> Response:
         raise InvalidCall(
             f"group {group!r} is a broadcast group: publish its dead letters again for all of its members"
         )
-    count = await dead_letters.redrive(broker.log, group, body.topic, ids=body.ids)
+    count = await redrive_letters(broker.log, group, body.topic, ids=body.ids)
     who = caller_of(request)
     detail = {"topic": body.topic, "records": count}
     await broker.node.transactions.run(lambda tx: tx.audit(who, "dead letters re-driven", group, detail))

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from fastapi import APIRouter, Request, Response
 
-from shardyard.groups import GroupConfig, protocol
+from shardyard.groups import protocol
 from shardyard.groups.broadcast import parent_group
 from shardyard.groups.coordinator import JoinRequest, MemberIdentity
 from shardyard.groups.protocol import MemberAssignment
@@ -25,10 +25,10 @@ from shardyard.model import (
 from shardyard.model.batch import Batch
 from shardyard.model.limits import Limits, check_topic_name
 from shardyard.queues.broker import SETTINGS_SECONDS, Broker
-from shardyard.queues.failures import Failure, Fate, Outcome
+from shardyard.queues.failures import Disposition, Failure, Outcome
 from shardyard.queues.filtering import only_tagged, without_header
-from shardyard.queues.retry_topics import ensure_retry_topics, original, with_retry_topics
-from shardyard.queues.settings import sharing
+from shardyard.queues.retry_topics import ensure_retry_topics, original_topic, with_retry_topics
+from shardyard.queues.settings import initial_config
 from shardyard.registry import ChangeSignal, Snapshot
 from shardyard.runtime.metrics import (
     COMMITS,
@@ -86,7 +86,7 @@ async def join(group: str, request: Request, broker: Authorised) -> Response:
         body.address,
         body.metadata,
         body.prepare_seconds,
-        GroupConfig(**sharing(settings), broadcast=settings.broadcast),
+        initial_config(settings),
     )
     member = await broker.node.coordinator.join(candidate, body.since)
     JOINS.add()
@@ -211,15 +211,15 @@ async def fail(group: str, request: Request, broker: Authorised) -> Response:
         lambda tx: {topic for member in tx.members(group) if member.manual is None for topic in member.topics}
     )
     outcomes = await broker.failures.handle(group, settings, failures, subscribed)
-    RETRIES.add(sum(outcome.fate == Fate.RETRY for outcome in outcomes))
-    DEAD_LETTERS.add(sum(outcome.fate == Fate.DEAD for outcome in outcomes))
+    RETRIES.add(sum(outcome.disposition == Disposition.RETRY for outcome in outcomes))
+    DEAD_LETTERS.add(sum(outcome.disposition == Disposition.DEAD for outcome in outcomes))
     return respond(responses.FailureOutcomes([_outcome(outcome) for outcome in outcomes]))
 
 
 def _outcome(outcome: Outcome) -> responses.FailureOutcome:
     failure = outcome.failure
     failed = responses.FailedRecord(failure.partition, failure.epoch, failure.offset, failure.reason)
-    return responses.FailureOutcome(failed, outcome.fate, outcome.attempts, outcome.due)
+    return responses.FailureOutcome(failed, outcome.disposition, outcome.attempts, outcome.due)
 
 
 @router.delete("/members/{member}", status_code=204)
@@ -314,7 +314,7 @@ class _OwnerRead:
 
     def _to_deliver(self, batch: Batch) -> Batch:
         """Without the time of publishing that retried records carry for the case that they become dead letters."""
-        is_retry = original(self._group, batch.partition.topic) != batch.partition.topic
+        is_retry = original_topic(self._group, batch.partition.topic) != batch.partition.topic
         return without_header(batch, PUBLISHED) if is_retry else batch
 
     async def _read(self, max_records: int, wait: float = 0.0) -> Batch:

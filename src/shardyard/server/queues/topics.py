@@ -10,9 +10,10 @@ from msgspec import UNSET, structs
 from shardyard.model import Partition, Retention, Topic, TopicInUse, UnknownTopic
 from shardyard.queues import cascade_delete
 from shardyard.queues.broker import Broker
-from shardyard.queues.draining import closing, spans
-from shardyard.queues.settings import change_topic, check_topic, forget, topic_scope
-from shardyard.queues.topic_readers import known, leading_to
+from shardyard.queues.draining import draining_partitions
+from shardyard.queues.partition_spans import spans
+from shardyard.queues.settings import change_topic, check_topic, delete_settings, topic_scope
+from shardyard.queues.topic_readers import topic_readers, with_predecessors
 from shardyard.registry import Transaction
 from shardyard.server.auth import Authorised
 from shardyard.server.http import Index, caller_of, read_body, request_body, respond
@@ -66,9 +67,10 @@ async def _resized(broker: Broker, topic: Topic) -> Response:
 async def _draining(broker: Broker, topic: Topic) -> list[responses.DrainingPartition]:
     if topic.open_partitions is None:
         return []
+    readers = await broker.node.transactions.read(topic_readers)
     return [
         responses.DrainingPartition(row.partition, row.records, row.waiting_for, row.drained)
-        for row in await closing(broker.log, await broker.node.transactions.read(known), topic)
+        for row in await draining_partitions(broker.log, readers, topic)
     ]
 
 
@@ -124,17 +126,17 @@ async def delete_topic(name: str, request: Request, broker: Authorised, force: b
     unless by `force`.
     """
     topic = await broker.log.topic(name)
-    names = leading_to(name, await broker.log.topics())
-    readers = await broker.node.transactions.read(known)
-    if not force and (groups := readers.subscribing(names)):
+    names = with_predecessors(name, await broker.log.topics())
+    readers = await broker.node.transactions.read(topic_readers)
+    if not force and (groups := readers.subscribed_groups(names)):
         raise TopicInUse(name, groups)
-    left = await cascade_delete.beside_topic(broker.log, readers, topic, force=force)
+    companions = await cascade_delete.companions_of_topic(broker.log, readers, topic, force=force)
     who = caller_of(request)
     # Companions first: if this fails halfway, it can be repeated.
-    await delete_topics(broker, left.going, who, {"with": f"topic {name}"})
+    await delete_topics(broker, companions.deleted, who, {"with": f"topic {name}"})
     await broker.log.delete_topic(name)
     await _forget(broker, name, who, {"force": force})
-    return respond(responses.TopicDeleted(name, list(left.going), kept_topics(left.kept)))
+    return respond(responses.TopicDeleted(name, list(companions.deleted), kept_topics(companions.kept)))
 
 
 async def delete_topics(broker: Broker, names: Sequence[str], who: str, detail: object) -> None:
@@ -145,7 +147,7 @@ async def delete_topics(broker: Broker, names: Sequence[str], who: str, detail: 
             await _forget(broker, name, who, detail)
 
 
-def kept_topics(kept: Iterable[cascade_delete.Kept]) -> list[responses.KeptTopic]:
+def kept_topics(kept: Iterable[cascade_delete.KeptTopic]) -> list[responses.KeptTopic]:
     return [responses.KeptTopic(topic.topic, topic.records, topic.because) for topic in kept]
 
 
@@ -153,7 +155,7 @@ async def _forget(broker: Broker, name: str, who: str, detail: object) -> None:
     """Delete the settings of a topic that was deleted, and audit it."""
 
     def work(tx: Transaction) -> None:
-        forget(tx, topic_scope(name))
+        delete_settings(tx, topic_scope(name))
         tx.audit(who, "topic deleted", name, detail)
 
     await broker.node.transactions.run(work)

@@ -1,0 +1,20 @@
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from shardyard.registry import Registry
+from shardyard.registry.batcher import TransactionBatcher
+
+
+@pytest.fixture
+def batcher() -> Iterator[Callable[[Registry], TransactionBatcher]]:
+    """Opens transaction batchers, which are closed after the test."""
+    opened: list[TransactionBatcher] = []
+
+    def open_batcher(registry: Registry) -> TransactionBatcher:
+        opened.append(TransactionBatcher(registry))
+        return opened[-1]
+
+    yield open_batcher
+    for one in opened:
+        one.close()
