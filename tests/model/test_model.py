@@ -58,7 +58,7 @@ def test_a_topic_that_takes_no_records_says_whether_to_wait_or_where_to_go() -> 
     assert issubclass(Moved, Conflict)
     sealed, moved = (pickle.loads(pickle.dumps(error)) for error in (Sealed("orders"), Moved("orders", "orders.2")))
     assert str(sealed) == "topic 'orders' takes no records while it is being moved: try again in a moment"
-    assert str(moved) == "topic 'orders' goes on as 'orders.2': append there"
+    assert str(moved) == "topic 'orders' continues as 'orders.2': append there"
     assert (sealed.topic, moved.topic, moved.successor) == ("orders", "orders", "orders.2")
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from pyspark.sql import SparkSession
 
 from shardyard.groups import Node, Reader
 from shardyard.log import Sender, open_log
+from shardyard.log.sqlite import SqliteLog
 from shardyard.model import (
     Busy,
     Damaged,
@@ -19,11 +21,13 @@ from shardyard.model import (
     Partition,
     Record,
     Retention,
+    SealLost,
     TopicExists,
     UnknownTopic,
 )
 from shardyard.pipeline.blocking import blocking
 from shardyard.pipeline.reshard import reshard as job
+from shardyard.pipeline.reshard import seal
 from shardyard.pipeline.reshard.job import abort, alone_at, home_of, next_name
 from shardyard.pipeline.reshard.reshard import reshard
 from shardyard.pipeline.source.staging import commit, folder_of
@@ -99,7 +103,7 @@ def test_a_topic_may_be_resharded_again_and_again(spark: SparkSession, log: str)
     fill(log, "orders.2", 40, first=60)
     assert reshard(spark, log, "orders.2", partitions=3).target == "orders.3"
     assert len(ids(contents(log, "orders.3"))) == 100
-    with pytest.raises(Moved, match=r"'orders' goes on as 'orders\.2'"):
+    with pytest.raises(Moved, match=r"'orders' continues as 'orders\.2'"):
         reshard(spark, log, "orders", partitions=5)
 
 
@@ -283,6 +287,72 @@ def test_a_reshard_that_dies_at_any_step_is_finished_by_the_next_run(
     assert [path for path in left_behind(log) if path.suffix != ".arrow"] == []
 
 
+def test_a_reshard_that_was_stalled_until_its_seal_ended_does_not_move_the_topic_and_the_next_run_does(
+    spark: SparkSession, log: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create(log, "orders", 3)
+    fill(log, "orders", 200)
+    late = Record("late", b"key-1", b"v")
+
+    def stalls(work: Any) -> dict[str, int]:
+        with blocking(log) as other:
+            other.wait(Sender(other.log, "orders").send([late]))  # returns when the seal has ended
+        return carried(work)
+
+    carried = job._Work._carry_over
+    with monkeypatch.context() as patch:
+        patch.setattr(seal, "SEAL_SECONDS", 0.5)
+        patch.setattr(seal, "RENEW_SECONDS", 3600.0)
+        patch.setattr(job._Work, "_carry_over", stalls)
+        with pytest.raises(SealLost, match="topic 'orders' is not sealed by 'reshard-"):
+            reshard(spark, log, "orders", partitions=5)
+    with blocking(log) as opened:
+        topic = opened.wait(opened.log.topic("orders"))
+        assert (topic.sealed, topic.successor) == (False, None)
+    before = contents(log, "orders")
+    assert "late" in ids(before)
+    assert reshard(spark, log, "orders", partitions=5).records == 201
+    assert by_key(contents(log, "orders.2")) == by_key(before)
+
+
+def test_a_reshard_renews_its_seal_while_it_copies(
+    spark: SparkSession, log: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create(log, "orders", 3)
+    fill(log, "orders", 50)
+    renewed: list[int] = []
+    enough = threading.Event()
+    seal_topic = SqliteLog.seal_topic
+
+    async def counting(self: SqliteLog, *args: Any, **options: Any) -> Any:
+        topic = await seal_topic(self, *args, **options)
+        renewed.append(topic.generation)
+        if len(renewed) == 10:
+            enough.set()
+        return topic
+
+    def takes_long(work: Any) -> dict[str, int]:
+        assert enough.wait(60)
+        return carried(work)
+
+    carried = job._Work._carry_over
+    monkeypatch.setattr(seal, "SEAL_SECONDS", 1.0)
+    monkeypatch.setattr(seal, "RENEW_SECONDS", 0.2)
+    monkeypatch.setattr(job._Work, "_carry_over", takes_long)
+    monkeypatch.setattr(SqliteLog, "seal_topic", counting)
+    assert reshard(spark, log, "orders", partitions=5).records == 50
+    assert len(set(renewed)) == 1, "it never lost it"
+
+
+def test_a_reshard_waits_for_the_seal_that_a_killed_one_left(spark: SparkSession, log: str) -> None:
+    create(log, "orders", 3)
+    fill(log, "orders", 50)
+    with blocking(log) as opened:
+        opened.wait(opened.log.seal_topic("orders", "a reshard that was killed", seconds=3.0))
+    assert reshard(spark, log, "orders", partitions=5).records == 50
+    assert len(ids(contents(log, "orders.2"))) == 50
+
+
 def test_a_copy_that_differs_is_never_switched_to(
     spark: SparkSession, log: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -314,7 +384,7 @@ def test_an_aborted_reshard_leaves_the_topic_as_it_was(
     create(log, "orders", 3)
     fill(log, "orders", 50)
 
-    def dies(*_: Any) -> Any:
+    def dies(*_: Any, **__: Any) -> Any:
         raise Dies
 
     with monkeypatch.context() as patch:
@@ -359,7 +429,7 @@ def test_one_reshard_of_a_topic_at_a_time(spark: SparkSession, log: str, monkeyp
     create(log, "orders", 3)
     fill(log, "orders", 50)
 
-    def dies(*_: Any) -> Any:
+    def dies(*_: Any, **__: Any) -> Any:
         raise Dies
 
     with monkeypatch.context() as patch:

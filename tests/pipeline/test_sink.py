@@ -16,6 +16,7 @@ from shardyard.model import InvalidValue, Record
 from shardyard.pipeline.blocking import blocking
 from shardyard.pipeline.source.staging import Manifest, Staging, commit, folder_of
 from shardyard.placement import Jump, Modulus
+from tests.log.samples import move
 from tests.pipeline.logs import append, by_key, contents, create, fill, numbered, url
 
 
@@ -147,7 +148,7 @@ def test_a_log_that_is_not_there_is_not_made(spark: SparkSession, log: str, tmp_
         ),
         ("'v' value", {"partitioner": "column"}, "expected a frame with a column 'partition'"),
         ("'v' value", {"partitioner": "ring"}, "partitioner is 'ring'"),
-        ("'v' value; '' id", {}, "column 'id' is '': expected no empty text"),
+        ("'v' value; '' id", {}, "column 'id' is '': expected no empty string"),
         ("cast(null as string) value", {}, "column 'value' is None: expected no null"),
         ("repeat('x', 1100000) value", {}, "in bytes is 1100000, beyond the limit of 1048576"),
     ],
@@ -245,7 +246,7 @@ def test_a_stream_follows_its_topic_when_it_moves(log: str, copied: Callable[...
     fill(log, "orders", 100)
     copied()
     with blocking(log) as opened:
-        opened.wait(opened.log.move_topic("copy", "copy.2"))
+        opened.wait(move(opened.log, "copy", "copy.2"))
     fill(log, "orders", 100, first=100)
     copied()
     assert sent(contents(log, "copy")) == list(range(100))
@@ -329,7 +330,7 @@ def test_a_batch_cut_off_by_a_move_is_finished_in_the_successor(log: str, monkey
         nonlocal left
         left -= 1
         if left == 0:
-            await self.move_topic("orders", "orders.2")
+            await move(self, "orders", "orders.2")
         return await append_for_real(self, *args, **options)
 
     append_for_real = SqliteLog.append

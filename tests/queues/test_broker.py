@@ -21,6 +21,7 @@ from shardyard.registry.memory import MemoryRegistry
 from shardyard.server import http
 from shardyard.server.app import serving
 from shardyard.wire import records as wire
+from tests.log.samples import move
 from tests.queues.setup import Handled, Told, Yard, running, tell
 
 RECORDS = "/v1/topics/orders/records"
@@ -548,8 +549,8 @@ def test_a_topic_is_in_use_by_those_who_named_one_that_moved_there() -> None:
         for name in ("orders", "orders-2", "orders-3", "other"):
             await yard.topic(name, partitions=1)
         async with yard.consumer("m1"):
-            await yard.log.move_topic("orders", "orders-2")
-            await yard.log.move_topic("orders-2", "orders-3")
+            await move(yard.log, "orders", "orders-2")
+            await move(yard.log, "orders-2", "orders-3")
             for name in ("orders", "orders-2", "orders-3"):
                 refused = await yard.ask("DELETE", f"/v1/topics/{name}")
                 assert (refused.status, refused.code) == (409, "topic_in_use"), name

@@ -16,7 +16,7 @@ from shardyard.queues.delays import UNDELIVERABLE, Delays
 from shardyard.queues.retry_topics import beside
 from shardyard.queues.topic_readers import Known
 from shardyard.wire.headers import REASON
-from tests.log.samples import awaited
+from tests.log.samples import awaited, move
 from tests.queues.setup import Yard, running, tell
 
 RETRY, DEAD = "billing.orders.retry", "billing.orders.dead"
@@ -174,7 +174,7 @@ def test_what_waits_to_be_tried_again_on_a_topic_that_moved_is_kept() -> None:
         await yard.topic()
         await fail(yard, "a", backoff=(A_LONG_TIME,))
         await yard.topic("orders-2")
-        await yard.log.move_topic("orders", "orders-2")
+        await move(yard.log, "orders", "orders-2")
         assert await deleted(yard, "topics/orders") == ([], [(RETRY, 1, WAITING)])
 
     tell(story)

@@ -34,6 +34,7 @@ from shardyard.queues.delays import GROUP, LADDER_MS, MAX_DELAY_MS, UNDELIVERABL
 from shardyard.registry import Registry, open_registry
 from shardyard.registry.memory import MemoryRegistry
 from shardyard.wire.headers import DUE, REASON, TARGET
+from tests.log.samples import HOLDER, move
 
 TOPIC = "orders"
 PARTITIONS = 3
@@ -200,7 +201,7 @@ def test_a_pinned_record_goes_to_its_partition_and_by_key_when_that_is_gone(tell
         await yard.log.create_topic("old", 2)
         await yard.delays.put("old", records("moved", key=b"k"), yard.delays.due_in(100), partition=1)
         await yard.log.create_topic("new", 1)
-        await yard.log.move_topic("old", "new")
+        await move(yard.log, "old", "new")
         async with yard.scheduler():
             await yard.delivered(PARTITIONS)
             (moved,) = await yard.delivered(1, "new")
@@ -230,7 +231,7 @@ def test_a_delivery_follows_a_topic_that_moves(tell_in_memory: Callable[[Story],
     async def story(yard: Yard) -> None:
         await yard.delays.put(TOPIC, records("a", key=b"k"), yard.delays.due_in(300))
         await yard.log.create_topic("orders2", 5)
-        await yard.log.move_topic(TOPIC, "orders2")
+        await move(yard.log, TOPIC, "orders2")
         async with yard.scheduler():
             (found,) = await yard.delivered(1, "orders2")
         assert (found.id, found.key) == ("a", b"k")
@@ -524,13 +525,13 @@ def test_a_target_that_is_sealed_gets_its_records_when_it_takes_them_again(
         await yard.log.create_topic("sealed", 1)
         await yard.delays.put("sealed", records("a"), yard.delays.due_in(60))
         await yard.delays.put("sealed", records("b"), yard.delays.due_in(60), partition=0)
-        await yard.log.seal_topic("sealed")
+        await yard.log.seal_topic("sealed", HOLDER)
         async with yard.scheduler():
             await asyncio.sleep(0.3)
             await yard.delays.put(TOPIC, records("c"), due := yard.delays.due_in(60))
             (other,) = await yard.delivered(1)
             assert other.timestamp - due < LATE_MS, "the others go on"
-            await yard.log.unseal_topic("sealed")
+            await yard.log.unseal_topic("sealed", HOLDER)
             found = await yard.delivered(2, "sealed")
         assert {(record.id, record.headers) for record in found} == {("a", ()), ("b", ())}
         assert await contents(yard.log, UNDELIVERABLE) == []

@@ -32,7 +32,7 @@ from shardyard.queues.retry_topics import dead_topic, ensure_retry_topics, origi
 from shardyard.wire.headers import ATTEMPT, DIED, ERROR, ORIGIN, PUBLISHED, REDRIVEN
 from shardyard.wire.settings import GroupSettings
 from tests.groups.test_reader import PATIENCE_SECONDS, TOPIC, Yard, a_yard
-from tests.log.samples import contents
+from tests.log.samples import HOLDER, contents, move
 
 GROUP = "billing"
 RETRY, DEAD = "billing.orders.retry", "billing.orders.dead"
@@ -350,8 +350,8 @@ def test_failures_of_a_topic_that_moved_go_where_the_members_read(tell: Callable
     async def story(ward: Ward) -> None:
         await ensure_retry_topics(ward.log, GROUP, [TOPIC])
         await ward.log.create_topic("orders.2", 1)
-        await ward.log.seal_topic(TOPIC)
-        await ward.log.move_topic(TOPIC, "orders.2")
+        await ward.log.seal_topic(TOPIC, HOLDER)
+        await move(ward.log, TOPIC, "orders.2")
         at = Partition("orders.2", 0)
         await ward.send("a", "b", partition=at)
         async with ward.scheduling():
@@ -629,11 +629,11 @@ def test_letters_survive_a_redrive_that_breaks_off(tell: Callable[[Story], None]
         await ward.kill("a", "b")
         await redrive(ward.log, GROUP, TOPIC)
         await ward.kill("c", "d")
-        await ward.log.seal_topic(RETRY)
+        await ward.log.seal_topic(RETRY, HOLDER)
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(redrive(ward.log, GROUP, TOPIC), 0.1)
         assert await ward.dead_ids() == ["d", "c"]
-        await ward.log.unseal_topic(RETRY)
+        await ward.log.unseal_topic(RETRY, HOLDER)
         assert await redrive(ward.log, GROUP, TOPIC) == 2
         assert sorted(record.id for record in await ward.all_of(RETRY)) == ["a", "b", "c", "d"]
 

@@ -20,7 +20,7 @@ from shardyard.queues.topic_readers import known
 from shardyard.registry import GroupRow, OwnershipRow, Registry, open_registry
 from shardyard.registry.memory import MemoryRegistry
 from shardyard.runtime.clock import ManualClock
-from tests.log.samples import awaited
+from tests.log.samples import HOLDER, awaited, move
 
 P0, P1, P2 = (Partition("orders", index) for index in range(3))
 
@@ -109,7 +109,7 @@ async def test_a_group_is_waited_for_from_when_its_members_subscribe_also_to_a_t
         with MemoryRegistry() as registry:
             epoch = await contracted(log)
             await log.create_topic("old", 1)
-            await log.move_topic("old", "orders")
+            await move(log, "old", "orders")
             commit(registry, "on", P2, Position(epoch, 3))
             join(registry, "billing", "m1")
             join(registry, "shipping", "m1", "old")
@@ -275,12 +275,12 @@ async def test_a_topic_that_is_sealed_meanwhile_holds_up_no_other() -> None:
     async with MemoryLog() as log:
         with MemoryRegistry() as registry:
             await contracted(log, records=0)
-            await log.seal_topic("orders")
+            await log.seal_topic("orders", HOLDER)
             await log.create_topic("returns", 2)
             await log.contract_topic("returns", 1)
             retiring = Janitor(log, registry, holder="b1")
             assert [topic.name for topic in await retiring.check_once()] == ["returns"]
-            await log.unseal_topic("orders")
+            await log.unseal_topic("orders", HOLDER)
             assert [topic.name for topic in await retiring.check_once()] == ["orders"]
 
 

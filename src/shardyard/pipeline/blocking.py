@@ -4,11 +4,9 @@ import asyncio
 import threading
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, TypeVar
 
-from shardyard.log import Log, open_log
-from shardyard.log.sqlite.files import FILE
+from shardyard.log import Log, is_shared, log_exists, open_log
 from shardyard.model import InvalidValue
 
 T = TypeVar("T")
@@ -19,10 +17,9 @@ class BlockingLog:
 
     def __init__(self, url: str, *, create: bool = False) -> None:
         """A log that is not there is refused unless it is to be created: a name that was mistyped makes nothing."""
-        if url == "memory://":
+        if not is_shared(url):
             raise InvalidValue("log", url, "a log that other processes can open: Spark's workers are some")
-        folder = url.removeprefix("sqlite:///")
-        if not create and folder != url and not Path(folder, FILE).is_file():
+        if not create and not log_exists(url):
             raise InvalidValue("log", url, "a log that exists")
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="shardyard-log", daemon=True)

@@ -352,7 +352,7 @@ class Scheduler:
         bare = [replace(record, headers=_own_headers(record), timestamp=0) for record in records]
         try:
             if partition is None or not await self._pinned(batch, Partition(target, partition), bare):
-                await Sender(self._log, target, patience=0.0, clock=self._clock).send(bare, fence=batch.fence)
+                await Sender(self._log, target, timeout=0.0, clock=self._clock).send(bare, fence=batch.fence)
         except RetryLater as error:
             _log.warning("%d records for %r wait again: %s", len(records), target, error)
             now = _now_ms(self._clock)

@@ -93,7 +93,8 @@ def abort(log: str, topic: str) -> str:
         job = _load(home)
         if job is None:
             raise InvalidCall(f"there is no reshard of {topic!r} under way")
-        opened.wait(opened.log.unseal_topic(topic))  # refuses when the topic has moved
+        if (successor := opened.wait(opened.log.topic(topic)).successor) is not None:
+            raise Moved(topic, successor)
         opened.wait(opened.log.set_retention(topic, job.retention))
         for there in opened.wait(opened.log.topics()):
             if there.name == job.target and there.epoch == job.target_epoch:

@@ -6,7 +6,6 @@ the new one. Up to that moment nothing has changed for anyone, and a reshard tha
 when it is run again.
 """
 
-import contextlib
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -25,16 +24,17 @@ from shardyard.model import (
     Partition,
     Position,
     Retention,
-    ShardyardError,
     Span,
     whole_number,
 )
+from shardyard.model.url import parse_url
 from shardyard.pipeline.blocking import BlockingLog, blocking
 from shardyard.pipeline.failures import told_plainly
 from shardyard.pipeline.placing import Placing
 from shardyard.pipeline.reshard.carrying import Chunk, carry, levels
 from shardyard.pipeline.reshard.checksum import checksum
 from shardyard.pipeline.reshard.job import Job, Round, Rounds, alone_at, begin, forget, home_of
+from shardyard.pipeline.reshard.seal import sealed
 from shardyard.pipeline.source import lookup
 from shardyard.pipeline.source.columns import from_spark
 from shardyard.pipeline.source.options import absolute
@@ -95,8 +95,8 @@ def reshard(
 
 def check_registry(url: str) -> None:
     """Refuse a registry that is not there: a new one would have no group to carry over."""
-    path = Path(url.removeprefix("sqlite:///"))
-    if not url.startswith("sqlite:///") or not path.is_file():
+    engine = parse_url("registry", url)
+    if engine.engine != "sqlite" or not Path(engine.path).is_file():
         raise InvalidValue("registry", url, "one that exists, sqlite:///FILE; without groups, none (--no-groups)")
 
 
@@ -114,6 +114,7 @@ class _Work:
     ) -> None:
         self._spark = spark
         self._url = url
+        self._opened = opened
         self._wait = opened.wait
         self._log = opened.log
         self._job = job
@@ -154,16 +155,12 @@ class _Work:
     def _switch(self) -> dict[str, int]:
         """Seal the topic, copy the rest, carry positions over, and move it. If that fails, it takes records again."""
         job = self._job
-        try:
-            self._wait(self._log.seal_topic(job.topic))
+        with sealed(self._opened, job.topic) as seal:
             self._copy(self._ends())
             self._check_complete()
             groups = self._carry_over()
-            self._wait(self._log.move_topic(job.topic, job.target))
-        except BaseException:
-            with contextlib.suppress(ShardyardError):
-                self._wait(self._log.unseal_topic(job.topic))
-            raise
+            move = self._log.move_topic(job.topic, job.target, holder=seal.holder, generation=seal.generation)
+            self._wait(move)
         return groups
 
     def _check_complete(self) -> None:

@@ -14,12 +14,13 @@ import pyarrow.compute as pc
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
+from shardyard.log.router import current_topic
 from shardyard.model import InvalidValue, Topic
 from shardyard.pipeline.blocking import blocking
 from shardyard.pipeline.placing import Placing
 from shardyard.pipeline.source.columns import from_spark
 from shardyard.pipeline.source.options import WriteOptions
-from shardyard.pipeline.source.staging import Manifest, Places, Staging, commit, folder_of, successor_of
+from shardyard.pipeline.source.staging import Manifest, Places, Staging, commit, folder_of
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class _Sink:
         task = context.partitionId() if context is not None else 0
         with blocking(self._options.log) as log:
             asked = log.wait(log.log.topic(self._options.topic))
-            topic = log.wait(successor_of(log.log, asked))
+            topic = log.wait(current_topic(log.log, asked.name))
         return Staged(task, self._staging.put(self._placed(iterator, topic, task)), asked, topic)
 
     def _placed(

@@ -21,28 +21,20 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from shardyard.log import Log
-from shardyard.model import (
-    Closing,
-    InvalidValue,
-    Moved,
-    Partition,
-    PartitionOutOfRange,
-    RetryLater,
-    SequenceTooOld,
-    Stamp,
-    Topic,
-)
+from shardyard.log import Log, local_folder
+from shardyard.log.router import PLACE_AGAIN, append_with_retry, current_topic
+from shardyard.model import InvalidValue, Moved, Partition, SequenceTooOld, Stamp, Topic
 from shardyard.model.batch import SCHEMA, now_ms
 from shardyard.model.limits import Limits, check_batch
 from shardyard.pipeline.durable import store_json, sync
+from shardyard.runtime.clock import SystemClock
 
 APPEND_RECORDS = 20_000
 APPEND_BYTES = 4 * 1024 * 1024
 AT_ONCE = 8
 """Partitions appended to at the same time."""
-PATIENCE_SECONDS = 60.0
-RETRY_SECONDS = 0.1
+RETRY_SECONDS = 60.0
+"""How long an append is retried while the log refuses it for now: a topic that is being moved is sealed for seconds."""
 BATCH_SEQUENCES = 2**20
 """How many appends to one partition a batch may take."""
 ORPHAN_SECONDS = 24 * 3600
@@ -69,10 +61,10 @@ class Manifest:
 
 def folder_of(url: str) -> Path:
     """Where records for this log are put aside: on its own disk, which every worker of an embedded log can reach."""
-    path = url.removeprefix("sqlite:///")
-    if path == url:
+    folder = local_folder(url)
+    if folder is None:
         raise InvalidValue("log", url, "an embedded log, sqlite:///FOLDER: others have a connector of their own")
-    return Path(path) / "staging"
+    return folder / "staging"
 
 
 class Staging:
@@ -215,21 +207,13 @@ async def _append(log: Log, staging: Staging, manifest: Manifest) -> int:
     refused = await _fill(log, topic, parts, manifest.producer, first)
     while refused:
         # What the topic, or the partition, has of this batch is settled: the rest goes where it would go now.
-        topic = await successor_of(log, topic)
+        topic = await current_topic(log, topic.name)
         placing = manifest.detail.get("placing")
         if placing is None:
             raise Moved(manifest.topic, topic.name)
         parts = [_placed(data, placing, topic) for data in refused]
         refused = await _fill(log, topic, parts, f"{manifest.producer}@{topic.name}", first)
     return sum(len(batch) for name in manifest.files for batch in staging.read(name))
-
-
-async def successor_of(log: Log, topic: Topic) -> Topic:
-    """Where a topic goes on, as of now; itself if it has not moved."""
-    topic = await log.topic(topic.name)
-    while topic.successor is not None:
-        topic = await log.topic(topic.successor)
-    return topic
 
 
 def _placed(data: pa.RecordBatch, placing: Sequence[str | None], topic: Topic) -> pa.RecordBatch:
@@ -250,6 +234,7 @@ async def _fill(
     count = max((int(part["partition"][-1].as_py()) + 1 for part in parts if len(part)), default=0)
     edges = [np.searchsorted(part["partition"].to_numpy(), np.arange(count + 1)) for part in parts]
     turn = asyncio.Semaphore(AT_ONCE)
+    clock = SystemClock()
     refused: dict[int, list[pa.RecordBatch]] = {}
 
     async def fill(partition: Partition) -> None:
@@ -257,29 +242,17 @@ async def _fill(
         slices = (p.slice(e[i], e[i + 1] - e[i]) for p, e in zip(parts, edges, strict=True) if e[i + 1] > e[i])
         async with turn:
             for n, data in enumerate(_cut(slices)):
+                deadline = clock.monotonic() + RETRY_SECONDS
+                stamp = Stamp(producer, first + n)
                 try:
-                    await _patiently(log, partition, data, Stamp(producer, first + n))
+                    await append_with_retry(log, partition, data, clock=clock, deadline=deadline, stamp=stamp)
                 except SequenceTooOld:
                     pass  # appended in this order, by this producer alone: what is too old to be known was stored
-                except (Moved, Closing, PartitionOutOfRange):
+                except PLACE_AGAIN:
                     refused.setdefault(i, []).append(data)
 
     await asyncio.gather(*(fill(Partition(topic.name, index)) for index in range(count)))
     return [data for i in sorted(refused) for data in refused[i]]
-
-
-async def _patiently(log: Log, partition: Partition, data: pa.RecordBatch, stamp: Stamp) -> None:
-    """Append, waiting for a while if the log refuses for now: a topic that is being moved is sealed for seconds."""
-    until = time.monotonic() + PATIENCE_SECONDS
-    while True:
-        try:
-            await log.append(partition, data, stamp=stamp)
-        except RetryLater:
-            if time.monotonic() > until:
-                raise
-            await asyncio.sleep(RETRY_SECONDS)
-        else:
-            return
 
 
 def _cut(slices: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
