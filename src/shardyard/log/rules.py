@@ -26,11 +26,13 @@ from shardyard.model.checks import check_int64, check_text
 from shardyard.runtime.clock import Clock
 
 _LONGEST_SEAL_SECONDS = 24 * 3600.0
+_ROUNDING_MS = 0.001
+"""More than a float of seconds is off by: without it, the time could be a millisecond behind that of `now_ms`."""
 
 
 def milliseconds(clock: Clock) -> int:
     """The time of a clock in milliseconds since 1970."""
-    return int(clock.now() * 1000)
+    return int(clock.now() * 1000 + _ROUNDING_MS)
 
 
 # Arguments
