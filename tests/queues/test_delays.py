@@ -28,7 +28,7 @@ from shardyard.model import (
     UnknownGroup,
     UnknownTopic,
 )
-from shardyard.model.limits import Limits
+from shardyard.model.limits import ANY_SIZE, Limits, validate
 from shardyard.queues import delays as delays_module
 from shardyard.queues.delays import GROUP, LADDER_MS, MAX_DELAY_MS, UNDELIVERABLE, Delays, Scheduler
 from shardyard.registry import Registry, open_registry
@@ -254,7 +254,7 @@ def test_a_record_takes_the_longest_rung_that_fits_and_then_the_next(
         append = yard.log.append
 
         async def noted(partition: Partition, rows: Any, **options: Any) -> Any:
-            hops.extend(partition.topic for record in rows if record.id == "long")
+            hops.extend(partition.topic for record in validate(rows, ANY_SIZE, 0).rows if record.id == "long")
             return await append(partition, rows, **options)
 
         monkeypatch.setattr(yard.log, "append", noted)
