@@ -212,7 +212,7 @@ async def test_a_deleted_topic_is_unknown(log: Log) -> None:
 
 
 @awaited
-async def test_a_topic_made_anew_has_a_higher_epoch_no_records_and_no_memory_of_stamps(log: Log) -> None:
+async def test_a_recreated_topic_has_a_higher_epoch_no_records_and_no_stamps(log: Log) -> None:
     old = await log.create_topic("t", 1)
     await log.append(T0, records(0, 1), stamp=Stamp("p", 1))
     await log.delete_topic("t")
@@ -225,7 +225,7 @@ async def test_a_topic_made_anew_has_a_higher_epoch_no_records_and_no_memory_of_
 
 
 @awaited
-async def test_a_position_of_an_earlier_life_is_refused(log: Log) -> None:
+async def test_a_position_of_a_topic_before_it_was_recreated_is_refused(log: Log) -> None:
     old = await log.create_topic("t", 1)
     await log.delete_topic("t")
     new = await log.create_topic("t", 1)
@@ -287,7 +287,7 @@ async def test_a_sealed_topic_takes_no_records_until_it_is_unsealed(log: Log) ->
 @awaited
 async def test_once_a_topic_is_sealed_nothing_comes_after(log: Log) -> None:
     topic = await log.create_topic("t", 2)
-    under_way = asyncio.Event()
+    in_flight = asyncio.Event()
 
     async def produce(name: int) -> int:
         for n in itertools.count():
@@ -296,12 +296,12 @@ async def test_once_a_topic_is_sealed_nothing_comes_after(log: Log) -> None:
             except Sealed:
                 return n
             if n == 5:
-                under_way.set()
+                in_flight.set()
             await asyncio.sleep(0)  # the others' turn
         raise AssertionError
 
     producing = [asyncio.ensure_future(produce(name)) for name in range(20)]
-    await under_way.wait()
+    await in_flight.wait()
     await log.seal_topic("t", HOLDER)
     ends = [(await log.span(p)).end for p in topic]
     assert sum(await asyncio.gather(*producing)) == sum([len(await contents(log, p)) for p in topic])
@@ -309,7 +309,7 @@ async def test_once_a_topic_is_sealed_nothing_comes_after(log: Log) -> None:
 
 
 @awaited
-async def test_a_moved_topic_says_where_it_goes_on_and_keeps_its_records(log: Log) -> None:
+async def test_a_moved_topic_names_its_successor_and_keeps_its_records(log: Log) -> None:
     topic = await log.create_topic("t", 1)
     await log.create_topic("u", 1)
     await log.append(T0, records(0, 1, 2))
@@ -326,7 +326,7 @@ async def test_a_moved_topic_says_where_it_goes_on_and_keeps_its_records(log: Lo
 
 
 @awaited
-async def test_a_sealed_or_moved_topic_is_read_trimmed_retained_and_deleted_as_ever(log: Log) -> None:
+async def test_a_sealed_or_moved_topic_can_be_read_trimmed_and_deleted_and_retention_applies(log: Log) -> None:
     topic = await log.create_topic("t", 1)
     await log.create_topic("u", 1)
     await log.append(T0, records(*range(6)))
@@ -345,7 +345,7 @@ async def test_a_sealed_or_moved_topic_is_read_trimmed_retained_and_deleted_as_e
 
 
 @awaited
-async def test_a_topic_made_anew_under_the_name_of_a_moved_one_is_open(log: Log) -> None:
+async def test_a_topic_recreated_under_the_name_of_a_moved_one_takes_records(log: Log) -> None:
     await log.create_topic("u", 1)
     await log.create_topic("t", 1, partitioner="jump")
     await move(log, "t", "u")
@@ -356,7 +356,7 @@ async def test_a_topic_made_anew_under_the_name_of_a_moved_one_is_open(log: Log)
 
 
 @awaited
-async def test_a_retried_append_is_known_also_when_its_topic_is_sealed_or_moved(log: Log) -> None:
+async def test_a_retried_append_is_recognised_although_its_topic_is_sealed_or_moved(log: Log) -> None:
     topic = await log.create_topic("t", 1)
     await log.create_topic("u", 1)
     stored = await log.append(T0, records(0, 1), stamp=Stamp("p", 100))
@@ -446,7 +446,7 @@ def test_a_topic_has_at_least_one_open_partition_and_fewer_than_it_has(number: A
 
 
 @awaited
-async def test_closing_partitions_take_no_records_and_the_others_go_on(log: Log) -> None:
+async def test_draining_partitions_take_no_records_and_the_others_do(log: Log) -> None:
     topic = await log.create_topic("t", 4)
     for partition in topic:
         await log.append(partition, records(0))
@@ -476,7 +476,7 @@ async def test_a_topic_contracted_to_what_it_has_is_as_it_was(log: Log) -> None:
 
 
 @awaited
-async def test_contracting_goes_on_to_fewer_but_not_to_more_nor_to_none(log: Log) -> None:
+async def test_a_topic_can_be_contracted_further_but_not_to_more_partitions_nor_to_none(log: Log) -> None:
     topic = await log.create_topic("t", 5)
     for number in (4, 2, 1):
         assert state(await log.contract_topic("t", number)) == state(replace(topic, open_partitions=number))
@@ -491,7 +491,7 @@ async def test_contracting_goes_on_to_fewer_but_not_to_more_nor_to_none(log: Log
 
 
 @awaited
-async def test_a_closing_partition_is_read_trimmed_and_retained_as_ever(log: Log) -> None:
+async def test_a_draining_partition_can_be_read_and_trimmed_and_retention_applies(log: Log) -> None:
     topic = await log.create_topic("t", 2)
     await log.append(T1, records(*range(6)))
     closing = await log.contract_topic("t", 1)
@@ -508,7 +508,7 @@ async def test_a_closing_partition_is_read_trimmed_and_retained_as_ever(log: Log
 
 
 @awaited
-async def test_a_retried_append_is_known_also_when_its_partition_is_closing(log: Log) -> None:
+async def test_a_retried_append_is_recognised_although_its_partition_is_draining(log: Log) -> None:
     topic = await log.create_topic("t", 2)
     await log.append(T1, records(0, 1), stamp=Stamp("p", 100))
     await log.contract_topic("t", 1)
@@ -541,7 +541,7 @@ async def test_a_fence_comes_before_closing_and_is_not_raised_by_what_closing_re
 @awaited
 async def test_once_a_topic_is_contracted_nothing_comes_after_on_what_is_closing(log: Log) -> None:
     topic = await log.create_topic("t", 4)
-    under_way = asyncio.Event()
+    in_flight = asyncio.Event()
     stop = asyncio.Event()
 
     async def produce(name: int) -> int:
@@ -554,12 +554,12 @@ async def test_once_a_topic_is_contracted_nothing_comes_after_on_what_is_closing
                 assert name % 4 >= 2
                 return n
             if n == 5:
-                under_way.set()
+                in_flight.set()
             await asyncio.sleep(0)  # the others' turn
         raise AssertionError
 
     producing = [asyncio.ensure_future(produce(name)) for name in range(20)]
-    await under_way.wait()
+    await in_flight.wait()
     await log.contract_topic("t", 2)
     ends = [(await log.span(p)).end for p in list(topic)[2:]]
     refused = [producing[name] for name in range(20) if name % 4 >= 2]
@@ -598,7 +598,7 @@ async def test_dropped_partitions_are_gone_with_their_records_and_the_others_sta
 
 
 @awaited
-async def test_an_expansion_opens_closing_partitions_as_far_as_it_reaches_and_they_go_on_where_they_were(
+async def test_an_expansion_reopens_draining_partitions_and_they_continue_where_they_were(
     log: Log,
 ) -> None:
     topic = await log.create_topic("t", 4)
@@ -647,7 +647,7 @@ async def test_partitions_are_dropped_only_if_those_that_are_to_stay_are_the_ope
 
 @pytest.mark.parametrize("maintained", [False, True])
 @awaited
-async def test_a_partition_that_comes_back_goes_on_empty_where_the_dropped_one_ended(
+async def test_a_partition_that_is_added_again_is_empty_and_continues_where_the_dropped_one_ended(
     log: Log, maintained: bool
 ) -> None:
     topic = await log.create_topic("t", 3)
@@ -692,7 +692,7 @@ async def test_partitions_come_back_one_by_one_each_where_it_ended(log: Log) -> 
 
 
 @awaited
-async def test_a_topic_made_anew_after_partitions_were_dropped_starts_at_offset_0(log: Log) -> None:
+async def test_a_topic_recreated_after_partitions_were_dropped_starts_at_offset_0(log: Log) -> None:
     await log.create_topic("t", 2)
     await log.append(T1, records(0, 1))
     await log.contract_topic("t", 1)
@@ -1102,7 +1102,7 @@ async def test_many_readers_can_wait_for_one_partition_and_for_many(log: Log) ->
 
 
 @awaited
-async def test_a_reader_that_waits_in_vain_gets_nothing_when_its_time_is_over(log: Log) -> None:
+async def test_a_waiting_read_returns_an_empty_batch_when_its_time_is_over(log: Log) -> None:
     await log.create_topic("t", 1)
     began = time.monotonic()
     batch = await log.read(T0, 0, wait=0.1)
@@ -1134,7 +1134,7 @@ async def test_a_cancelled_reader_leaves_the_log_as_it_was(log: Log) -> None:
 
 
 @awaited
-async def test_a_waiting_reader_hears_at_once_that_the_log_was_closed(log: Log) -> None:
+async def test_a_waiting_reader_fails_at_once_when_the_log_is_closed(log: Log) -> None:
     await log.create_topic("t", 1)
     reader = asyncio.ensure_future(log.read(T0, 0, wait=100 * PATIENCE))
     for _ in range(5):
@@ -1145,7 +1145,7 @@ async def test_a_waiting_reader_hears_at_once_that_the_log_was_closed(log: Log) 
 
 
 @awaited
-async def test_a_waiting_reader_hears_at_once_that_its_partition_was_dropped_or_its_topic_deleted(log: Log) -> None:
+async def test_a_waiting_reader_fails_at_once_when_its_partition_is_dropped_or_its_topic_deleted(log: Log) -> None:
     await log.create_topic("t", 2)
     await log.append(T1, records(0, 1))
     kept, dropped = (
@@ -1181,7 +1181,7 @@ async def test_a_retried_batch_is_stored_once(log: Log) -> None:
 
 
 @awaited
-async def test_the_same_stamp_sent_many_times_at_once_is_stored_once(log: Log) -> None:
+async def test_the_same_stamp_sent_many_times_concurrently_is_stored_once(log: Log) -> None:
     await log.create_topic("t", 1)
     placed = await asyncio.gather(*(log.append(T0, records(0, 1), stamp=Stamp("p", 0)) for _ in range(20)))
     assert {a.first for a in placed} == {placed[0].first}
@@ -1507,7 +1507,7 @@ async def test_a_refused_call_says_why_and_changes_nothing(opened: Open, case: s
 
 
 @awaited
-async def test_a_refused_append_does_not_harm_those_that_go_on_beside_it(opened: Open) -> None:
+async def test_a_refused_append_does_not_affect_concurrent_appends(opened: Open) -> None:
     async with opened(limits=LIMITS) as log:
         await log.create_topic("t", 2)
         good = [Record(f"good {i}", None, b"v", timestamp=1) for i in range(len(REFUSED))]
@@ -1607,7 +1607,7 @@ async def test_a_log_that_was_never_used_can_be_closed(log: Log) -> None:
 
 
 @awaited
-async def test_appends_under_way_are_finished_before_the_log_closes(log: Log) -> None:
+async def test_appends_in_flight_are_finished_before_the_log_closes(log: Log) -> None:
     await log.create_topic("t", 1)
     appends = [asyncio.ensure_future(log.append(T0, records(i))) for i in range(20)]
     await asyncio.sleep(0)  # each has begun

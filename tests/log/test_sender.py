@@ -123,7 +123,7 @@ async def test_records_go_where_the_topics_own_partitioner_places_their_keys(
 
 @both_paths
 @awaited
-async def test_records_without_a_key_are_dealt_in_turn_and_those_beside_them_keep_their_place(
+async def test_records_without_a_key_are_distributed_round_robin_and_the_others_go_to_their_partitions(
     log: Log, path: Path_
 ) -> None:
     await log.create_topic("t", 4)
@@ -142,7 +142,7 @@ async def test_records_without_a_key_are_dealt_in_turn_and_those_beside_them_kee
 
 @both_paths
 @awaited
-async def test_a_round_robin_topic_has_no_use_for_keys(log: Log, path: Path_) -> None:
+async def test_a_round_robin_topic_ignores_keys(log: Log, path: Path_) -> None:
     await log.create_topic("t", 4, partitioner="round_robin")
     sender = Sender(log, "t")
     for at in range(0, 30, 3):
@@ -199,7 +199,7 @@ async def test_when_one_part_is_refused_the_others_are_finished_first() -> None:
 
 
 @awaited
-async def test_what_is_refused_for_now_is_tried_again_with_the_same_stamp_and_stored_once() -> None:
+async def test_an_append_that_may_succeed_later_is_retried_with_the_same_stamp_and_stored_once() -> None:
     async with Refusing() as log:
         await log.create_topic("t", 1)
         log.before = [Busy("the log", 1.0), Busy("the log", 1.0)]
@@ -258,7 +258,7 @@ async def test_the_topic_is_looked_up_when_it_has_changed_and_not_with_every_sen
 
 
 @awaited
-async def test_a_topic_made_anew_with_fewer_partitions_is_noticed_at_once(log: Log) -> None:
+async def test_a_topic_recreated_with_fewer_partitions_is_noticed_at_once(log: Log) -> None:
     await log.create_topic("t", 8)
     sender = Sender(log, "t")
     await sender.send(keyed(*range(20)))
@@ -365,7 +365,7 @@ async def test_while_a_topic_is_contracted_and_expanded_again_no_record_is_lost_
 
 @both_paths
 @awaited
-async def test_a_sender_waits_at_a_sealed_topic_and_goes_on_when_it_is_unsealed(log: Log, path: Path_) -> None:
+async def test_a_sender_waits_while_a_topic_is_sealed(log: Log, path: Path_) -> None:
     await log.create_topic("t", 4)
     await log.seal_topic("t", HOLDER)
     clock = Hurried(meanwhile=lambda: log.unseal_topic("t", HOLDER))
@@ -376,7 +376,7 @@ async def test_a_sender_waits_at_a_sealed_topic_and_goes_on_when_it_is_unsealed(
 
 @both_paths
 @awaited
-async def test_a_sender_follows_a_topic_that_moved_to_the_end_of_its_way(log: Log, path: Path_) -> None:
+async def test_a_sender_follows_a_topic_that_moved_more_than_once(log: Log, path: Path_) -> None:
     await log.create_topic("t", 4)
     sender = Sender(log, "t")
     await sender.send(path(keyed(*range(20))))
@@ -403,7 +403,7 @@ async def test_a_sender_follows_a_topic_that_moved_to_the_end_of_its_way(log: Lo
 
 
 @awaited
-async def test_over_a_move_under_way_no_record_is_lost_or_doubled_and_each_key_keeps_its_order(log: Log) -> None:
+async def test_during_a_move_no_record_is_lost_or_doubled_and_each_key_keeps_its_order(log: Log) -> None:
     await log.create_topic("t", 4)
     chance = random.Random(1)
     sent = [0] * 6

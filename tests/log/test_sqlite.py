@@ -452,7 +452,7 @@ async def test_a_topic_that_is_contracted_by_one_process_is_so_for_another(folde
 
 
 @awaited
-async def test_a_reader_hears_that_its_partition_was_dropped_though_another_process_has_cleared_it_away(
+async def test_a_reader_learns_that_its_partition_was_dropped_although_another_process_has_deleted_its_batches(
     folder: Path,
 ) -> None:
     async with quiet(folder) as log, quiet(folder) as other:
@@ -488,7 +488,7 @@ async def test_the_batches_of_dropped_partitions_are_cleared_away_by_maintenance
 
 
 @awaited
-async def test_retention_is_not_held_up_by_partitions_that_are_dropped_meanwhile(
+async def test_retention_is_not_blocked_by_partitions_that_are_dropped_meanwhile(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(maintenance, "PARTITIONS_A_STEP", 1)
@@ -577,7 +577,7 @@ async def test_processes_that_append_at_once_lose_nothing_and_keep_their_order(f
 
 
 @awaited
-async def test_the_write_ahead_log_begins_anew_once_nobody_reads_its_old_pages(
+async def test_the_write_ahead_log_restarts_once_no_reader_needs_its_old_pages(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(checkpoints, "CHECKPOINT_BYTES", 200_000)
@@ -614,7 +614,7 @@ async def test_processes_that_open_and_close_at_once_do_not_disturb_each_other(f
 
 
 @awaited
-async def test_a_writer_that_waits_too_long_for_another_says_so_and_goes_on_later(folder: Path) -> None:
+async def test_a_writer_that_waits_too_long_for_another_raises_busy_and_works_again_later(folder: Path) -> None:
     async with quiet(folder, busy_wait=0.1) as log:
         await log.create_topic("t", 1)
         with closing(sqlite3.connect(folder / "log.db", isolation_level=None)) as other:
@@ -661,7 +661,7 @@ async def test_small_batches_are_merged_and_keep_their_content(folder: Path) -> 
 
 
 @awaited
-async def test_merging_goes_on_behind_a_small_batch_between_large_ones(folder: Path) -> None:
+async def test_merging_continues_after_a_small_batch_between_large_ones(folder: Path) -> None:
     sizes = [5, 300_000, 5, 300_000] + [5] * 100
     wanted = [record for i, size in enumerate(sizes) for record in records(i, size=size)]
     async with quiet(folder) as log:
@@ -674,7 +674,7 @@ async def test_merging_goes_on_behind_a_small_batch_between_large_ones(folder: P
 
 
 @awaited
-async def test_maintenance_ends_though_producers_go_on(folder: Path) -> None:
+async def test_maintenance_ends_although_producers_keep_appending(folder: Path) -> None:
     async with quiet(folder) as log:
         topic = await log.create_topic("t", 8)
         stop = asyncio.Event()
@@ -709,7 +709,7 @@ async def test_an_open_log_maintains_itself(folder: Path) -> None:
 
 
 @awaited
-async def test_trimmed_room_is_given_back_to_the_disk(folder: Path) -> None:
+async def test_trimmed_space_is_returned_to_the_disk(folder: Path) -> None:
     async with quiet(folder) as log:
         await log.create_topic("t", 2)
         for at in range(0, 200, 10):
@@ -865,7 +865,7 @@ async def fill(log: Log, stored: int = 0) -> int:
 
 
 @awaited
-async def test_a_full_disk_refuses_appends_and_the_log_goes_on_when_there_is_room(mount: Mount) -> None:
+async def test_a_full_disk_refuses_appends_and_the_log_works_again_when_there_is_space(mount: Mount) -> None:
     disk = mount("size=4m")
     ballast = disk / "ballast"
     ballast.write_bytes(bytes(2 * 2**20))
@@ -898,7 +898,7 @@ async def test_a_log_on_a_full_disk_still_serves_readers_and_can_be_opened_again
 
 
 @awaited
-async def test_a_log_that_found_no_room_to_be_created_is_created_when_there_is(mount: Mount) -> None:
+async def test_a_log_that_found_no_space_to_be_created_is_created_when_there_is_some(mount: Mount) -> None:
     disk = mount("size=1m")
     ballast = disk / "ballast"
     with pytest.raises(OSError, match="No space left"):

@@ -60,7 +60,7 @@ def test_one_or_many_records_in_each_medium_are_where_the_answer_says(engine: st
     tell(story, tmp_path if engine == "sqlite" else None)
 
 
-def test_records_without_a_key_are_dealt_in_turn_and_those_with_one_go_where_the_topic_places_them() -> None:
+def test_records_without_a_key_are_distributed_round_robin_and_those_with_one_go_where_the_topic_places_them() -> None:
     async def story(yard: Yard) -> None:
         await yard.topic(partitions=6)
         for i in range(60):
@@ -146,7 +146,7 @@ def test_a_delayed_record_comes_when_it_is_due_and_holds_up_nobody(engine: str, 
     tell(story, tmp_path if engine == "sqlite" else None)
 
 
-def test_a_topics_quota_refuses_what_is_too_much_for_now_and_it_works_again_later() -> None:
+def test_a_topics_quota_refuses_too_many_records_and_takes_them_later() -> None:
     async def story(yard: Yard) -> None:
         await yard.topic()
         await yard.do("PATCH", "/v1/topics/orders", {"records_per_second": 20})
@@ -195,7 +195,7 @@ def test_a_quota_is_a_bucket_of_one_second() -> None:
     quota.take("t", 10, 10)
 
 
-def test_a_publish_finds_its_way_when_the_topic_is_contracted_or_goes_on_as_another() -> None:
+def test_a_publish_follows_the_topic_when_it_is_contracted() -> None:
     async def story(yard: Yard) -> None:
         await yard.topic(partitions=4)
         await yard.publish("a", "b", "c", "d")
@@ -211,7 +211,7 @@ def test_a_publish_finds_its_way_when_the_topic_is_contracted_or_goes_on_as_anot
     tell(story)
 
 
-def test_a_producers_records_without_keys_are_dealt_in_turn_small_batches_one_by_one_large_ones_whole() -> None:
+def test_a_producers_small_batches_are_distributed_record_by_record_and_large_ones_as_a_whole() -> None:
     async def story(yard: Yard) -> None:
         await yard.topic(partitions=4)
         async with yard.producer() as producer:
@@ -259,7 +259,7 @@ def test_a_batch_with_keys_is_not_kept_together() -> None:
     tell(story)
 
 
-def test_brokers_agree_on_a_topic_that_was_just_expanded_or_made_anew(tmp_path: Path) -> None:
+def test_brokers_agree_on_a_topic_that_was_just_expanded_or_recreated(tmp_path: Path) -> None:
     async def story(yard: Yard) -> None:
         keys = [f"k{i}" for i in range(8)]
         records = [{"value": key, "key": key} for key in keys]
