@@ -14,6 +14,7 @@ from shardyard.runtime.clock import ManualClock
 from shardyard.wire import responses
 from shardyard.wire.codec import decode
 from tests.client.test_producer import dead_address
+from tests.log.samples import move
 from tests.queues.setup import Cluster, run
 
 
@@ -24,7 +25,7 @@ def test_a_topic_is_the_same_through_a_broker_also_while_it_drains() -> None:
         await cluster.log.create_topic("billing.orders.retry", 2, kind=TopicKind.RETRY)
         await cluster.log.append(Partition("orders", 3), [Record.new(b"x")])
         await cluster.do("POST", "/v1/topics/orders/contract", {"partitions": 2})
-        await cluster.log.move_topic("later", "orders")
+        await move(cluster.log, "later", "orders")
         async with Brokers(cluster.urls) as brokers:
             remote = RemoteLog(brokers)
             drained = await remote.topic("orders")

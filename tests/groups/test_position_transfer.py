@@ -15,6 +15,8 @@ from shardyard.model import Partition, Position, Record, Topic, UnknownGroup
 from tests.groups.test_protocol import GROUP, P0, Yard, yard
 from tests.groups.test_reader import PATIENCE_SECONDS, TOPIC, a_yard
 from tests.groups.test_reader import Yard as MemberYard
+from tests.log.samples import HOLDER
+from tests.log.samples import move as move_topic
 from tests.registry.blocks import snapshot, transaction
 
 __all__ = ["yard"]  # the fixture
@@ -247,10 +249,10 @@ def test_members_go_on_with_the_successor_and_every_record_is_delivered(kind: st
                 return False
 
             await yard.until(part_consumed)
-            await yard.log.seal_topic(TOPIC)
+            await yard.log.seal_topic(TOPIC, HOLDER)
             sending = asyncio.create_task(sender.send(RECORDS[200:]))  # it waits at the seal
             await carry_rest_over(yard, "billing")
-            await yard.log.move_topic(TOPIC, NEXT)
+            await move_topic(yard.log, TOPIC, NEXT)
 
             async def all_consumed() -> bool:
                 rows = await status(yard.log, yard.registry, "billing")

@@ -71,8 +71,8 @@ async def maintain(log: SqliteLog) -> None:
 
 
 def telling(name: str, step: maintenance.Step) -> maintenance.Step:
-    def told(db: sqlite3.Connection) -> bool:
-        worked = step(db)
+    def told(db: sqlite3.Connection, now: int) -> bool:
+        worked = step(db, now)
         if worked:
             say("S", name)
         return worked

@@ -1,5 +1,5 @@
 """Calls that every log refuses, and how. The log has the topic `t` of two partitions: `t/0` holds ten records, trimmed
-up to offset 3, the last by producer `p` with sequence 100; the fence `g` stands at 5; the limits are `LIMITS`."""
+up to the fourth, the last by producer `p` with sequence 100; the fence `g` stands at 5; the limits are `LIMITS`."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -14,6 +14,7 @@ from shardyard.model import (
     InvalidValue,
     OffsetBeyondEnd,
     OffsetTrimmed,
+    Outdated,
     Partition,
     PartitionOutOfRange,
     Record,
@@ -28,7 +29,7 @@ from shardyard.model import (
 )
 from shardyard.model.batch import SCHEMA
 from shardyard.model.limits import Limits
-from tests.log.samples import T0, arrow, record, records
+from tests.log.samples import HOLDER, T0, arrow, at, end, record, records
 
 LIMITS = Limits(record_bytes=1000, batch_bytes=10_000, batch_records=50, topic_name=20)
 
@@ -83,13 +84,22 @@ REFUSED: dict[str, tuple[Callable[[Log], Awaitable[Any]], type[ShardyardError]]]
         lambda log: log.create_topic("u", 1, partitioner="round_robin", hash_="md5"),
         InvalidValue,
     ),
-    "seal: unknown": (lambda log: log.seal_topic("u"), UnknownTopic),
-    "unseal: unknown": (lambda log: log.unseal_topic("u"), UnknownTopic),
-    "move: unknown": (lambda log: log.move_topic("u", "t"), UnknownTopic),
-    "move: to unknown": (lambda log: log.move_topic("t", "u"), UnknownTopic),
-    "move: to itself": (lambda log: log.move_topic("t", "t"), InvalidValue),
-    "move: to nothing": (lambda log: log.move_topic("t", NEITHER), InvalidValue),
-    "move: to no name": (lambda log: log.move_topic("t", ""), InvalidValue),
+    "seal: unknown": (lambda log: log.seal_topic("u", HOLDER), UnknownTopic),
+    "seal: no holder": (lambda log: log.seal_topic("t", ""), InvalidValue),
+    "seal: holder None": (lambda log: log.seal_topic("t", NEITHER), InvalidValue),
+    "seal: 0 seconds": (lambda log: log.seal_topic("t", HOLDER, seconds=0), InvalidValue),
+    "seal: -1 seconds": (lambda log: log.seal_topic("t", HOLDER, seconds=-1), InvalidValue),
+    "seal: not a number": (lambda log: log.seal_topic("t", HOLDER, seconds=float("nan")), InvalidValue),
+    "seal: for ever": (lambda log: log.seal_topic("t", HOLDER, seconds=float("inf")), InvalidValue),
+    "seal: text": (lambda log: log.seal_topic("t", HOLDER, seconds="1"), InvalidValue),  # type: ignore[arg-type]
+    "unseal: unknown": (lambda log: log.unseal_topic("u", HOLDER), UnknownTopic),
+    "unseal: no holder": (lambda log: log.unseal_topic("t", ""), InvalidValue),
+    "move: unknown": (lambda log: log.move_topic("u", "t", holder=HOLDER, generation=1), UnknownTopic),
+    "move: to unknown": (lambda log: log.move_topic("t", "u", holder=HOLDER, generation=1), UnknownTopic),
+    "move: to itself": (lambda log: log.move_topic("t", "t", holder=HOLDER, generation=1), InvalidValue),
+    "move: to nothing": (lambda log: log.move_topic("t", NEITHER, holder=HOLDER, generation=1), InvalidValue),
+    "move: to no name": (lambda log: log.move_topic("t", "", holder=HOLDER, generation=1), InvalidValue),
+    "move: no holder": (lambda log: log.move_topic("t", "u", holder="", generation=1), InvalidValue),
     "expand: fewer": (lambda log: log.expand_topic("t", 1), InvalidValue),
     "expand: none": (lambda log: log.expand_topic("t", 0), InvalidValue),
     "expand: unknown": (lambda log: log.expand_topic("u", 3), UnknownTopic),
@@ -112,21 +122,25 @@ REFUSED: dict[str, tuple[Callable[[Log], Awaitable[Any]], type[ShardyardError]]]
     "span: partition 2**80": (lambda log: log.span(Partition("t", 2**80)), PartitionOutOfRange),
     "read: unknown topic": (lambda log: log.read(Partition("u", 0), 0), UnknownTopic),
     "read: partition": (lambda log: log.read(Partition("t", 2), 0), PartitionOutOfRange),
+    "count: unknown topic": (lambda log: log.count(Partition("u", 0), 0, 1), UnknownTopic),
+    "count: partition": (lambda log: log.count(Partition("t", 2), 0, 1), PartitionOutOfRange),
+    "count: from -1": (lambda log: log.count(T0, -1, 1), InvalidValue),
+    "count: to 1.5": (lambda log: log.count(T0, 0, 1.5), InvalidValue),  # type: ignore[arg-type]
     "read: offset -1": (lambda log: log.read(T0, -1), InvalidValue),
     "read: offset 1.5": (lambda log: log.read(T0, 1.5), InvalidValue),  # type: ignore[arg-type]
-    "read: trimmed": (lambda log: log.read(T0, 2), OffsetTrimmed),
-    "read: beyond": (lambda log: log.read(T0, 11), OffsetBeyondEnd),
-    "read: epoch": (lambda log: log.read(T0, 5, epoch=1), WrongEpoch),
-    "read: no records": (lambda log: log.read(T0, 5, max_records=0), InvalidValue),
-    "read: no bytes": (lambda log: log.read(T0, 5, max_bytes=0), InvalidValue),
-    "read: fenced": (lambda log: log.read(T0, 5, fence=Fence("g", 4)), Fenced),
+    "read: trimmed": (lambda log: log.read(T0, at(log, 3) - 1), OffsetTrimmed),
+    "read: beyond": (lambda log: log.read(T0, end(log, 10) + 1), OffsetBeyondEnd),
+    "read: epoch": (lambda log: log.read(T0, at(log, 5), epoch=1), WrongEpoch),
+    "read: no records": (lambda log: log.read(T0, at(log, 5), max_records=0), InvalidValue),
+    "read: no bytes": (lambda log: log.read(T0, at(log, 5), max_bytes=0), InvalidValue),
+    "read: fenced": (lambda log: log.read(T0, at(log, 5), fence=Fence("g", 4)), Fenced),
     "offset_at: unknown topic": (lambda log: log.offset_at(Partition("u", 0), 0), UnknownTopic),
     "offset_at: partition": (lambda log: log.offset_at(Partition("t", 2), 0), PartitionOutOfRange),
     "offset_at: text": (lambda log: log.offset_at(T0, "now"), InvalidValue),  # type: ignore[arg-type]
     "offset_at: 2**80": (lambda log: log.offset_at(T0, 2**80), InvalidValue),
     "trim: unknown topic": (lambda log: log.trim(Partition("u", 0), 0), UnknownTopic),
     "trim: partition": (lambda log: log.trim(Partition("t", 2), 0), PartitionOutOfRange),
-    "trim: beyond": (lambda log: log.trim(T0, 11), OffsetBeyondEnd),
+    "trim: beyond": (lambda log: log.trim(T0, end(log, 10) + 1), OffsetBeyondEnd),
     "trim: -1": (lambda log: log.trim(T0, -1), InvalidValue),
     "fence: lower": (lambda log: log.set_fence(Fence("g", 4)), Fenced),
     "fence: no name": (lambda log: log.set_fence(Fence("", 9)), InvalidValue),
@@ -138,6 +152,8 @@ REFUSED: dict[str, tuple[Callable[[Log], Awaitable[Any]], type[ShardyardError]]]
     "append: no partition": (lambda log: log.append(["t", 0], records(1)), InvalidValue),  # type: ignore[arg-type]
     "append: topic None": (lambda log: log.append(Partition(NEITHER, 0), records(1)), InvalidValue),
     "span: a text": (lambda log: log.span("t/0"), InvalidValue),  # type: ignore[arg-type]
+    "append: generation a text": (append(records(1), generation="1"), InvalidValue),
+    "append: generation of nothing": (append(records(1), generation=1), Outdated),
     "append: fenced": (append(records(1), fence=Fence("g", 4)), Fenced),
     "append: too old, higher fence": (append(records(1), stamp=Stamp("p", 1), fence=Fence("g", 6)), SequenceTooOld),
     "append: fenced, new stamp": (append(records(1), stamp=Stamp("p", 101), fence=Fence("g", 4)), Fenced),

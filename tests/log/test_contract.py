@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from shardyard.log import Log
 from shardyard.log.memory import MemoryLog
+from shardyard.log.scan import scan
 from shardyard.log.sqlite import SqliteLog
 from shardyard.model import (
     SEQUENCE_WINDOW,
@@ -43,7 +44,6 @@ from shardyard.model import (
     Sealed,
     SequenceTooOld,
     ShardyardError,
-    Span,
     Stamp,
     TooLarge,
     Topic,
@@ -55,9 +55,27 @@ from shardyard.model import (
 from shardyard.model.batch import SCHEMA, Batch
 from shardyard.model.limits import Limits
 from tests.log.refused import LIMITS, REFUSED
-from tests.log.samples import PATIENCE, T0, T1, arrow, awaited, contents, record, records
+from tests.log.samples import (
+    HOLDER,
+    PATIENCE,
+    T0,
+    T1,
+    arrow,
+    at,
+    awaited,
+    contents,
+    end,
+    from_,
+    move,
+    numbered,
+    record,
+    records,
+    spanned,
+    state,
+)
+from tests.log.sparse import SparseLog
 
-ENGINES = ["memory", "sqlite"]
+ENGINES = ["memory", "sqlite", "sparse"]
 MINUTE = 60_000
 
 
@@ -66,8 +84,8 @@ class Open(Protocol):
 
 
 def open_engine(engine: str, folder: Path, limits: Limits | None = None) -> Log:
-    if engine == "memory":
-        return MemoryLog(limits=limits)
+    if engine != "sqlite":
+        return (SparseLog if engine == "sparse" else MemoryLog)(limits=limits)
     return SqliteLog(folder, durability="process", limits=limits, maintain_every=None)
 
 
@@ -92,7 +110,7 @@ def ids(batch: Batch) -> list[str]:
 async def test_a_topic_is_described_as_it_was_created(log: Log) -> None:
     retention = Retention(age_ms=5, bytes_per_partition=6)
     created = await log.create_topic("Orders.v1_x-y", 3, kind=TopicKind.RETRY, retention=retention)
-    assert created == Topic("Orders.v1_x-y", 3, TopicKind.RETRY, retention, created.epoch)
+    assert created == Topic("Orders.v1_x-y", 3, TopicKind.RETRY, retention, created.epoch, generation=created.epoch)
     assert created.epoch > 0
     assert await log.topic("Orders.v1_x-y") == created
 
@@ -108,7 +126,7 @@ async def test_topics_are_listed_by_name(log: Log) -> None:
 async def test_a_new_partition_is_empty_and_starts_at_offset_0(log: Log) -> None:
     topic = await log.create_topic("t", 2)
     for partition in topic:
-        assert await log.span(partition) == Span(topic.epoch, 0, 0)
+        assert await log.span(partition) == spanned(log, topic.epoch, 0, 0)
         assert len(await log.read(partition, 0)) == 0
 
 
@@ -130,9 +148,10 @@ async def test_whole_numbers_may_come_from_numpy_and_are_stored_as_such(opened: 
     stamp, fence = Stamp("p", np.int64(1)), Fence("f", np.int64(5))  # type: ignore[arg-type]
     await log.append(T0, records(0, 1), stamp=stamp, fence=fence)
     assert (await log.append(T0, records(0, 1), stamp=Stamp("p", 1), fence=Fence("f", 5))).duplicate
-    assert await log.offset_at(T0, np.int64(0)) == 0  # type: ignore[arg-type]
-    await log.trim(T0, np.int64(1))  # type: ignore[arg-type]
-    batch = await log.read(T0, np.int64(1), max_records=np.int64(5), fence=fence)  # type: ignore[arg-type]
+    assert await log.offset_at(T0, np.int64(0)) == at(log, 0)  # type: ignore[arg-type]
+    second = np.int64(at(log, 1))
+    await log.trim(T0, second)  # type: ignore[arg-type]
+    batch = await log.read(T0, second, max_records=np.int64(5), fence=fence)  # type: ignore[arg-type]
     assert batch.records() == records(1)
     assert await log.topic("t") == await log.contract_topic("t", 2)
     assert type((await log.topic("t")).open_partitions) is int
@@ -157,12 +176,12 @@ async def test_an_expanded_topic_keeps_its_records_and_its_new_partitions_are_em
     with pytest.raises(PartitionOutOfRange):
         await log.append(T1, records(2))
     expanded = await log.expand_topic("t", 3)
-    assert expanded == Topic("t", 3, epoch=topic.epoch)
+    assert state(expanded) == Topic("t", 3, epoch=topic.epoch)
     assert await log.topic("t") == expanded
     assert await contents(log, T0) == records(0, 1)
-    assert await log.span(T1) == Span(topic.epoch, 0, 0)
+    assert await log.span(T1) == spanned(log, topic.epoch, 0, 0)
     appended = await log.append(Partition("t", 2), records(2))
-    assert appended.first == Position(topic.epoch, 0)
+    assert appended.first == Position(topic.epoch, at(log, 0))
 
 
 @awaited
@@ -178,7 +197,7 @@ async def test_a_topic_can_be_expanded_to_what_it_has_but_not_shrunk(log: Log) -
 async def test_retention_can_be_changed(log: Log) -> None:
     topic = await log.create_topic("t", 1)
     changed = await log.set_retention("t", Retention(age_ms=7))
-    assert changed == Topic("t", 1, retention=Retention(age_ms=7), epoch=topic.epoch)
+    assert changed == replace(topic, retention=Retention(age_ms=7))
     assert await log.topic("t") == changed
 
 
@@ -193,20 +212,20 @@ async def test_a_deleted_topic_is_unknown(log: Log) -> None:
 
 
 @awaited
-async def test_a_topic_made_anew_has_a_higher_epoch_no_records_and_no_memory_of_stamps(log: Log) -> None:
+async def test_a_recreated_topic_has_a_higher_epoch_no_records_and_no_stamps(log: Log) -> None:
     old = await log.create_topic("t", 1)
     await log.append(T0, records(0, 1), stamp=Stamp("p", 1))
     await log.delete_topic("t")
     new = await log.create_topic("t", 1)
     await log.maintain()
     assert new.epoch > old.epoch
-    assert await log.span(T0) == Span(new.epoch, 0, 0)
-    assert await log.append(T0, records(2), stamp=Stamp("p", 1)) == Appended(T0, Position(new.epoch, 0), 1)
+    assert await log.span(T0) == spanned(log, new.epoch, 0, 0)
+    assert await log.append(T0, records(2), stamp=Stamp("p", 1)) == Appended(T0, Position(new.epoch, at(log, 0)), 1)
     assert await contents(log, T0) == records(2)
 
 
 @awaited
-async def test_a_position_of_an_earlier_life_is_refused(log: Log) -> None:
+async def test_a_position_of_a_topic_before_it_was_recreated_is_refused(log: Log) -> None:
     old = await log.create_topic("t", 1)
     await log.delete_topic("t")
     new = await log.create_topic("t", 1)
@@ -241,7 +260,7 @@ async def test_a_topic_says_how_its_keys_are_placed(
     assert (topic.partitioner, topic.hash) == kept
     assert (topic.sealed, topic.successor) == (False, None)
     assert await log.topic("t") == topic
-    assert await log.expand_topic("t", 4) == replace(topic, partitions=4)
+    assert state(await log.expand_topic("t", 4)) == state(replace(topic, partitions=4))
 
 
 @awaited
@@ -250,8 +269,8 @@ async def test_a_sealed_topic_takes_no_records_until_it_is_unsealed(log: Log) ->
     await log.create_topic("u", 1)
     await log.append(T0, records(0))
     for _ in range(2):  # once more changes nothing
-        assert await log.seal_topic("t") == replace(topic, sealed=True)
-        assert await log.topic("t") == replace(topic, sealed=True)
+        assert state(await log.seal_topic("t", HOLDER)) == state(replace(topic, sealed=True))
+        assert state(await log.topic("t")) == state(replace(topic, sealed=True))
         for path in (list, arrow):
             with pytest.raises(Sealed, match="topic 't' takes no records while it is being moved") as refused:
                 await log.append(T0, path(records(1)), stamp=Stamp("p", 1))
@@ -259,8 +278,8 @@ async def test_a_sealed_topic_takes_no_records_until_it_is_unsealed(log: Log) ->
     await log.append(U0, records(9))
     assert await contents(log, T0) == records(0)
     for _ in range(2):
-        assert await log.unseal_topic("t") == topic
-        assert await log.topic("t") == topic
+        assert state(await log.unseal_topic("t", HOLDER)) == state(topic)
+        assert state(await log.topic("t")) == state(topic)
     assert not (await log.append(T0, records(1), stamp=Stamp("p", 1))).duplicate
     assert await contents(log, T0) == records(0, 1)
 
@@ -268,7 +287,7 @@ async def test_a_sealed_topic_takes_no_records_until_it_is_unsealed(log: Log) ->
 @awaited
 async def test_once_a_topic_is_sealed_nothing_comes_after(log: Log) -> None:
     topic = await log.create_topic("t", 2)
-    under_way = asyncio.Event()
+    in_flight = asyncio.Event()
 
     async def produce(name: int) -> int:
         for n in itertools.count():
@@ -277,27 +296,29 @@ async def test_once_a_topic_is_sealed_nothing_comes_after(log: Log) -> None:
             except Sealed:
                 return n
             if n == 5:
-                under_way.set()
+                in_flight.set()
             await asyncio.sleep(0)  # the others' turn
         raise AssertionError
 
     producing = [asyncio.ensure_future(produce(name)) for name in range(20)]
-    await under_way.wait()
-    await log.seal_topic("t")
+    await in_flight.wait()
+    await log.seal_topic("t", HOLDER)
     ends = [(await log.span(p)).end for p in topic]
-    assert sum(await asyncio.gather(*producing)) == sum(ends)
+    assert sum(await asyncio.gather(*producing)) == sum([len(await contents(log, p)) for p in topic])
     assert [(await log.span(p)).end for p in topic] == ends
 
 
 @awaited
-async def test_a_moved_topic_says_where_it_goes_on_and_keeps_its_records(log: Log) -> None:
+async def test_a_moved_topic_names_its_successor_and_keeps_its_records(log: Log) -> None:
     topic = await log.create_topic("t", 1)
     await log.create_topic("u", 1)
     await log.append(T0, records(0, 1, 2))
-    for _ in range(2):
-        assert await log.move_topic("t", "u") == replace(topic, sealed=True, successor="u")
-        assert await log.topic("t") == replace(topic, sealed=True, successor="u")
-        with pytest.raises(Moved, match="topic 't' goes on as 'u': append there") as refused:
+    sealed = await log.seal_topic("t", HOLDER)
+    for _ in range(2):  # once more changes nothing
+        moved = await log.move_topic("t", "u", holder=HOLDER, generation=sealed.generation)
+        assert state(moved) == state(replace(topic, sealed=True, successor="u"))
+        assert await log.topic("t") == moved
+        with pytest.raises(Moved, match="topic 't' continues as 'u': append there") as refused:
             await log.append(T0, records(3))
         assert (refused.value.topic, refused.value.successor) == ("t", "u")
     assert await contents(log, T0) == records(0, 1, 2)
@@ -305,44 +326,44 @@ async def test_a_moved_topic_says_where_it_goes_on_and_keeps_its_records(log: Lo
 
 
 @awaited
-async def test_a_sealed_or_moved_topic_is_read_trimmed_retained_and_deleted_as_ever(log: Log) -> None:
+async def test_a_sealed_or_moved_topic_can_be_read_trimmed_and_deleted_and_retention_applies(log: Log) -> None:
     topic = await log.create_topic("t", 1)
     await log.create_topic("u", 1)
     await log.append(T0, records(*range(6)))
-    for first, change in enumerate((log.seal_topic("t"), log.move_topic("t", "u")), 1):
+    for first, change in enumerate((log.seal_topic("t", HOLDER), move(log, "t", "u")), 1):
         changed = await change
-        assert await log.trim(T0, first) == Span(topic.epoch, first, 6)
+        assert await log.trim(T0, at(log, first)) == spanned(log, topic.epoch, first, 6)
         assert await contents(log, T0) == records(*range(first, 6))
-        assert await log.offset_at(T0, 0) == first
+        assert await log.offset_at(T0, 0) == at(log, first)
         kept = Retention(age_ms=10**15 + first)
         assert await log.set_retention("t", kept) == replace(changed, retention=kept)
     await log.set_retention("t", Retention(age_ms=1))
     await log.maintain()
-    assert await log.span(T0) == Span(topic.epoch, 6, 6)
+    assert await log.span(T0) == spanned(log, topic.epoch, 6, 6)
     await log.delete_topic("t")
     assert [left.name for left in await log.topics()] == ["u"]
 
 
 @awaited
-async def test_a_topic_made_anew_under_the_name_of_a_moved_one_is_open(log: Log) -> None:
+async def test_a_topic_recreated_under_the_name_of_a_moved_one_takes_records(log: Log) -> None:
     await log.create_topic("u", 1)
     await log.create_topic("t", 1, partitioner="jump")
-    await log.move_topic("t", "u")
+    await move(log, "t", "u")
     await log.delete_topic("t")
     topic = await log.create_topic("t", 1)
-    assert topic == Topic("t", 1, epoch=topic.epoch)
+    assert topic == Topic("t", 1, epoch=topic.epoch, generation=topic.epoch)
     await log.append(T0, records(0))
 
 
 @awaited
-async def test_a_retried_append_is_known_also_when_its_topic_is_sealed_or_moved(log: Log) -> None:
+async def test_a_retried_append_is_recognised_although_its_topic_is_sealed_or_moved(log: Log) -> None:
     topic = await log.create_topic("t", 1)
     await log.create_topic("u", 1)
     stored = await log.append(T0, records(0, 1), stamp=Stamp("p", 100))
-    for change, refusal in ((log.seal_topic("t"), Sealed), (log.move_topic("t", "u"), Moved)):
+    for change, refusal in ((log.seal_topic("t", HOLDER), Sealed), (move(log, "t", "u"), Moved)):
         await change
         again = await log.append(T0, records(0, 1), stamp=Stamp("p", 100))
-        assert again == Appended(T0, Position(topic.epoch, 0), 2, duplicate=True)
+        assert again == Appended(T0, Position(topic.epoch, at(log, 0)), 2, duplicate=True)
         assert again.first == stored.first
         with pytest.raises(InvalidValue, match="not used for another batch"):
             await log.append(T0, records(0), stamp=Stamp("p", 100))
@@ -357,7 +378,7 @@ async def test_a_retried_append_is_known_also_when_its_topic_is_sealed_or_moved(
 async def test_a_fence_comes_before_the_seal_and_is_not_raised_by_what_the_seal_refuses(log: Log) -> None:
     await log.create_topic("t", 1)
     await log.append(T0, records(0), stamp=Stamp("p", 1), fence=Fence("g", 5))
-    await log.seal_topic("t")
+    await log.seal_topic("t", HOLDER)
     with pytest.raises(Fenced):
         await log.append(T0, records(1), fence=Fence("g", 4))
     with pytest.raises(Sealed):
@@ -372,7 +393,7 @@ async def test_a_fence_comes_before_the_seal_and_is_not_raised_by_what_the_seal_
 async def test_a_sealed_or_moved_topic_is_not_expanded(log: Log) -> None:
     await log.create_topic("t", 2)
     await log.create_topic("u", 1)
-    for change, refusal in ((log.seal_topic("t"), Sealed), (log.move_topic("t", "u"), Moved)):
+    for change, refusal in ((log.seal_topic("t", HOLDER), Sealed), (move(log, "t", "u"), Moved)):
         changed = await change
         for partitions in (2, 3):
             with pytest.raises(refusal):
@@ -384,31 +405,33 @@ async def test_a_sealed_or_moved_topic_is_not_expanded(log: Log) -> None:
 async def test_a_topic_that_has_moved_is_neither_sealed_unsealed_nor_moved_elsewhere(log: Log) -> None:
     for name in "tuv":
         await log.create_topic(name, 1)
-    moved = await log.move_topic("t", "u")
-    for call in (log.seal_topic("t"), log.unseal_topic("t"), log.move_topic("t", "v"), log.move_topic("t", "t")):
-        with pytest.raises(Moved, match="'t' goes on as 'u'"):
+    moved = await move(log, "t", "u")
+    again = functools.partial(log.move_topic, "t", holder=HOLDER, generation=moved.generation)
+    for call in (log.seal_topic("t", HOLDER), log.unseal_topic("t", HOLDER), again("v"), again("t")):
+        with pytest.raises(Moved, match="'t' continues as 'u'"):
             await call
-    await log.move_topic("u", "v")
-    assert await log.move_topic("t", "u") == moved, "also when the successor has moved on"
+    await move(log, "u", "v")
+    assert await again("u") == moved, "also when the successor has moved on"
     await log.delete_topic("u")
-    assert await log.move_topic("t", "u") == moved, "or is gone"
+    assert await again("u") == moved, "or is gone"
 
 
 @awaited
 async def test_topics_do_not_move_in_circles_nor_to_what_is_not_there(log: Log) -> None:
-    topics = [await log.create_topic(name, 1) for name in "tuv"]
+    for name in "tuv":
+        await log.create_topic(name, 1)
     with pytest.raises(InvalidValue, match="successor is 't': expected another topic"):
-        await log.move_topic("t", "t")
+        await move(log, "t", "t")
     with pytest.raises(UnknownTopic, match="'w'"):
-        await log.move_topic("t", "w")
-    assert await log.topics() == topics
-    await log.move_topic("t", "u")
-    with pytest.raises(InvalidValue, match="successor is 't': expected one that does not go on itself, as 'u'"):
-        await log.move_topic("u", "t")
-    await log.move_topic("u", "v")
+        await move(log, "t", "w")
+    assert [topic.successor for topic in await log.topics()] == [None] * 3
+    await move(log, "t", "u")
+    with pytest.raises(InvalidValue, match=r"successor is 't': expected a topic that does not continue as .* 'u'"):
+        await move(log, "u", "t")
+    await move(log, "u", "v")
     with pytest.raises(InvalidValue, match="successor is 't'"):
-        await log.move_topic("v", "t")
-    assert await log.topic("v") == topics[2]
+        await move(log, "v", "t")
+    assert [topic.successor for topic in await log.topics()] == ["u", "v", None]
 
 
 # Contracting -------------------------------------------------------------------------------------------------------
@@ -423,21 +446,21 @@ def test_a_topic_has_at_least_one_open_partition_and_fewer_than_it_has(number: A
 
 
 @awaited
-async def test_closing_partitions_take_no_records_and_the_others_go_on(log: Log) -> None:
+async def test_draining_partitions_take_no_records_and_the_others_do(log: Log) -> None:
     topic = await log.create_topic("t", 4)
     for partition in topic:
         await log.append(partition, records(0))
     closing = replace(topic, open_partitions=2)
     for _ in range(2):  # once more changes nothing
-        assert await log.contract_topic("t", 2) == closing
-        assert await log.topic("t") == closing
-        assert await log.topics() == [closing]
+        assert state(await log.contract_topic("t", 2)) == state(closing)
+        assert state(await log.topic("t")) == state(closing)
+        assert [state(topic) for topic in await log.topics()] == [state(closing)]
         for partition in topic:
             for path in (list, arrow):
                 if partition.index < 2:
                     await log.append(partition, path(records(1)))
                     continue
-                with pytest.raises(Closing, match=f"{partition} is closing, .* append to partitions 0 to 1") as refused:
+                with pytest.raises(Closing, match=f"{partition} is draining .* append to partitions 0 to 1") as refused:
                     await log.append(partition, path(records(1)), stamp=Stamp("p", 1))
                 assert (refused.value.partition, refused.value.receiving) == (partition, 2)
     assert [await contents(log, p) for p in topic] == [records(0, *[1] * 4)] * 2 + [records(0)] * 2
@@ -453,44 +476,44 @@ async def test_a_topic_contracted_to_what_it_has_is_as_it_was(log: Log) -> None:
 
 
 @awaited
-async def test_contracting_goes_on_to_fewer_but_not_to_more_nor_to_none(log: Log) -> None:
+async def test_a_topic_can_be_contracted_further_but_not_to_more_partitions_nor_to_none(log: Log) -> None:
     topic = await log.create_topic("t", 5)
     for number in (4, 2, 1):
-        assert await log.contract_topic("t", number) == replace(topic, open_partitions=number)
+        assert state(await log.contract_topic("t", number)) == state(replace(topic, open_partitions=number))
         with pytest.raises(InvalidValue, match=f"expected at most the {number} that 't' has open"):
             await log.contract_topic("t", number + 1)
         with pytest.raises(InvalidValue, match="expected a whole number of at least 1"):
             await log.contract_topic("t", 0)
         with pytest.raises(Closing):
             await log.append(Partition("t", number), records(0))
-        assert await log.topic("t") == replace(topic, open_partitions=number)
+        assert state(await log.topic("t")) == state(replace(topic, open_partitions=number))
     await log.append(T0, records(0))
 
 
 @awaited
-async def test_a_closing_partition_is_read_trimmed_and_retained_as_ever(log: Log) -> None:
+async def test_a_draining_partition_can_be_read_and_trimmed_and_retention_applies(log: Log) -> None:
     topic = await log.create_topic("t", 2)
     await log.append(T1, records(*range(6)))
     closing = await log.contract_topic("t", 1)
-    assert await log.span(T1) == Span(topic.epoch, 0, 6)
-    assert ids(await log.read(T1, 4, epoch=topic.epoch)) == ["r4", "r5"]
-    assert len(await log.read(T1, 6, wait=0.01)) == 0
-    assert await log.trim(T1, 2) == Span(topic.epoch, 2, 6)
-    assert await log.offset_at(T1, 0) == 2
+    assert await log.span(T1) == spanned(log, topic.epoch, 0, 6)
+    assert ids(await log.read(T1, at(log, 4), epoch=topic.epoch)) == ["r4", "r5"]
+    assert len(await log.read(T1, end(log, 6), wait=0.01)) == 0
+    assert await log.trim(T1, at(log, 2)) == spanned(log, topic.epoch, 2, 6)
+    assert await log.offset_at(T1, 0) == at(log, 2)
     await log.maintain()
     assert await contents(log, T1) == records(*range(2, 6))
     assert await log.set_retention("t", Retention(age_ms=1)) == replace(closing, retention=Retention(age_ms=1))
     await log.maintain()
-    assert await log.span(T1) == Span(topic.epoch, 6, 6)
+    assert await log.span(T1) == spanned(log, topic.epoch, 6, 6)
 
 
 @awaited
-async def test_a_retried_append_is_known_also_when_its_partition_is_closing(log: Log) -> None:
+async def test_a_retried_append_is_recognised_although_its_partition_is_draining(log: Log) -> None:
     topic = await log.create_topic("t", 2)
     await log.append(T1, records(0, 1), stamp=Stamp("p", 100))
     await log.contract_topic("t", 1)
     again = await log.append(T1, records(0, 1), stamp=Stamp("p", 100))
-    assert again == Appended(T1, Position(topic.epoch, 0), 2, duplicate=True)
+    assert again == Appended(T1, Position(topic.epoch, at(log, 0)), 2, duplicate=True)
     with pytest.raises(InvalidValue, match="not used for another batch"):
         await log.append(T1, records(0), stamp=Stamp("p", 100))
     with pytest.raises(SequenceTooOld):
@@ -518,7 +541,7 @@ async def test_a_fence_comes_before_closing_and_is_not_raised_by_what_closing_re
 @awaited
 async def test_once_a_topic_is_contracted_nothing_comes_after_on_what_is_closing(log: Log) -> None:
     topic = await log.create_topic("t", 4)
-    under_way = asyncio.Event()
+    in_flight = asyncio.Event()
     stop = asyncio.Event()
 
     async def produce(name: int) -> int:
@@ -531,16 +554,16 @@ async def test_once_a_topic_is_contracted_nothing_comes_after_on_what_is_closing
                 assert name % 4 >= 2
                 return n
             if n == 5:
-                under_way.set()
+                in_flight.set()
             await asyncio.sleep(0)  # the others' turn
         raise AssertionError
 
     producing = [asyncio.ensure_future(produce(name)) for name in range(20)]
-    await under_way.wait()
+    await in_flight.wait()
     await log.contract_topic("t", 2)
     ends = [(await log.span(p)).end for p in list(topic)[2:]]
     refused = [producing[name] for name in range(20) if name % 4 >= 2]
-    assert sum(await asyncio.gather(*refused)) == sum(ends)
+    assert sum(await asyncio.gather(*refused)) == sum([len(await contents(log, p)) for p in list(topic)[2:]])
     assert [(await log.span(p)).end for p in list(topic)[2:]] == ends
     open_end = (await log.span(T0)).end
     async with asyncio.timeout(PATIENCE):
@@ -548,7 +571,7 @@ async def test_once_a_topic_is_contracted_nothing_comes_after_on_what_is_closing
             await asyncio.sleep(0)
     stop.set()
     stored = sum(await asyncio.gather(*producing))
-    assert stored == sum([(await log.span(p)).end for p in topic])
+    assert stored == sum([len(await contents(log, p)) for p in topic])
 
 
 @awaited
@@ -559,8 +582,8 @@ async def test_dropped_partitions_are_gone_with_their_records_and_the_others_sta
         await log.append(partition, records(0, 1))
     await log.contract_topic("t", 2)
     for _ in range(2):  # once more changes nothing
-        assert await log.drop_partitions("t", 2) == replace(topic, partitions=2)
-        assert await log.topic("t") == replace(topic, partitions=2)
+        assert state(await log.drop_partitions("t", 2)) == state(replace(topic, partitions=2))
+        assert state(await log.topic("t")) == state(replace(topic, partitions=2))
         for gone in (Partition("t", 2), Partition("t", 3)):
             for call in (log.span(gone), log.read(gone, 0), log.read(gone, 2, wait=PATIENCE), log.trim(gone, 0)):
                 with pytest.raises(PartitionOutOfRange, match="'t' has partitions 0 to 1"):
@@ -575,7 +598,7 @@ async def test_dropped_partitions_are_gone_with_their_records_and_the_others_sta
 
 
 @awaited
-async def test_an_expansion_opens_closing_partitions_as_far_as_it_reaches_and_they_go_on_where_they_were(
+async def test_an_expansion_reopens_draining_partitions_and_they_continue_where_they_were(
     log: Log,
 ) -> None:
     topic = await log.create_topic("t", 4)
@@ -585,20 +608,24 @@ async def test_an_expansion_opens_closing_partitions_as_far_as_it_reaches_and_th
     await log.expand_topic("t", 2)
     with pytest.raises(InvalidValue, match="at least the 2 that 't' has open"):
         await log.expand_topic("t", 1)
-    assert await log.topic("t") == replace(topic, open_partitions=2)
-    assert await log.expand_topic("t", 2) == replace(topic, open_partitions=2), "to what is open: nothing changes"
-    assert await log.expand_topic("t", 3) == replace(topic, open_partitions=3)
+    assert state(await log.topic("t")) == state(replace(topic, open_partitions=2))
+    assert state(await log.expand_topic("t", 2)) == state(replace(topic, open_partitions=2)), (
+        "to what is open: nothing changes"
+    )
+    assert state(await log.expand_topic("t", 3)) == state(replace(topic, open_partitions=3))
     for partition in list(topic)[:3]:
         assert (await log.append(partition, records(0), stamp=Stamp("p", 1))).duplicate
-        assert await log.append(partition, records(1)) == Appended(partition, Position(topic.epoch, 1), 1)
+        assert await log.append(partition, records(1)) == Appended(partition, Position(topic.epoch, at(log, 1)), 1)
         assert await contents(log, partition) == records(0, 1)
     with pytest.raises(Closing):
         await log.append(Partition("t", 3), records(1))
-    assert await log.expand_topic("t", 4) == topic
+    assert state(await log.expand_topic("t", 4)) == state(topic)
     await log.contract_topic("t", 3)
-    assert await log.expand_topic("t", 6) == replace(topic, partitions=6)
+    assert state(await log.expand_topic("t", 6)) == state(replace(topic, partitions=6))
     assert await contents(log, Partition("t", 3)) == records(0)
-    assert await log.append(Partition("t", 5), records(0)) == Appended(Partition("t", 5), Position(topic.epoch, 0), 1)
+    assert await log.append(Partition("t", 5), records(0)) == Appended(
+        Partition("t", 5), Position(topic.epoch, at(log, 0)), 1
+    )
 
 
 @awaited
@@ -615,41 +642,40 @@ async def test_partitions_are_dropped_only_if_those_that_are_to_stay_are_the_ope
     await log.expand_topic("t", 4)
     with pytest.raises(InvalidValue, match="partitions is 2: expected the 4 that 't' has open"):
         await log.drop_partitions("t", 2)
-    assert await log.drop_partitions("t", 4) == topic
+    assert state(await log.drop_partitions("t", 4)) == state(topic)
 
 
 @pytest.mark.parametrize("maintained", [False, True])
 @awaited
-async def test_a_partition_that_comes_back_goes_on_empty_where_the_dropped_one_ended(
+async def test_a_partition_that_is_added_again_is_empty_and_continues_where_the_dropped_one_ended(
     log: Log, maintained: bool
 ) -> None:
     topic = await log.create_topic("t", 3)
     for path in (list, arrow):
         await log.append(T1, path(records(0, 1, 2)))
-    await log.trim(T1, 1)
-    end = 6
-    for _ in range(3):
+    await log.trim(T1, at(log, 1))
+    for count in (6, 8, 10):
+        ended = end(log, count)
         await log.contract_topic("t", 1)
         await log.drop_partitions("t", 1)
         if maintained:
             await log.maintain()
-        assert await log.expand_topic("t", 3) == topic
-        assert await log.span(T1) == Span(topic.epoch, end, end)
-        assert await log.span(Partition("t", 2)) == Span(topic.epoch, 0, 0), "it never had a record"
-        assert await log.offset_at(T1, 0) == end
-        for committed in range(end):
+        assert state(await log.expand_topic("t", 3)) == state(topic)
+        assert await log.span(T1) == spanned(log, topic.epoch, count, count)
+        assert await log.span(Partition("t", 2)) == spanned(log, topic.epoch, 0, 0), "it never had a record"
+        assert await log.offset_at(T1, 0) == ended
+        for committed in range(ended):
             with pytest.raises(OffsetTrimmed) as refused:
                 await log.read(T1, committed, epoch=topic.epoch)
-            assert refused.value.first == end
-        assert len(await log.read(T1, end, epoch=topic.epoch)) == 0
+            assert refused.value.first == ended
+        assert len(await log.read(T1, ended, epoch=topic.epoch)) == 0
         with pytest.raises(OffsetBeyondEnd):
-            await log.read(T1, end + 1)
-        assert (await log.append(T1, records(7, 8))).first == Position(topic.epoch, end)
+            await log.read(T1, ended + 1)
+        assert (await log.append(T1, records(7, 8))).first == Position(topic.epoch, at(log, count))
         if maintained:
             await log.maintain()
         assert await contents(log, T1) == records(7, 8)
-        assert await log.offset_at(T1, 0) == end
-        end += 2
+        assert await log.offset_at(T1, 0) == at(log, count)
 
 
 @awaited
@@ -660,13 +686,13 @@ async def test_partitions_come_back_one_by_one_each_where_it_ended(log: Log) -> 
     await log.contract_topic("t", 1)
     await log.drop_partitions("t", 1)
     for index in (1, 2, 3):
-        assert await log.expand_topic("t", index + 1) == replace(topic, partitions=index + 1)
-        assert await log.span(Partition("t", index)) == Span(topic.epoch, index, index)
+        assert state(await log.expand_topic("t", index + 1)) == state(replace(topic, partitions=index + 1))
+        assert await log.span(Partition("t", index)) == spanned(log, topic.epoch, index, index)
     assert await contents(log, T0) == records(0)
 
 
 @awaited
-async def test_a_topic_made_anew_after_partitions_were_dropped_starts_at_offset_0(log: Log) -> None:
+async def test_a_topic_recreated_after_partitions_were_dropped_starts_at_offset_0(log: Log) -> None:
     await log.create_topic("t", 2)
     await log.append(T1, records(0, 1))
     await log.contract_topic("t", 1)
@@ -675,11 +701,11 @@ async def test_a_topic_made_anew_after_partitions_were_dropped_starts_at_offset_
     topic = await log.create_topic("t", 1)
     await log.maintain()
     await log.expand_topic("t", 2)
-    assert await log.span(T1) == Span(topic.epoch, 0, 0)
+    assert await log.span(T1) == spanned(log, topic.epoch, 0, 0)
     await log.contract_topic("t", 1)
     await log.delete_topic("t")
     anew = await log.create_topic("t", 2)
-    assert anew == Topic("t", 2, epoch=anew.epoch), "none of it is closing"
+    assert state(anew) == Topic("t", 2, epoch=anew.epoch), "none of it is closing"
     await log.append(T1, records(0))
 
 
@@ -691,8 +717,8 @@ async def test_a_sealed_or_moved_topic_is_neither_contracted_nor_are_its_partiti
     await log.append(Partition("t", 2), records(0))
     await log.contract_topic("t", 2)
     changes: list[tuple[Callable[[str], Awaitable[Topic]], type[ShardyardError]]] = [
-        (log.seal_topic, Sealed),
-        (lambda name: log.move_topic(name, "u"), Moved),
+        (lambda name: log.seal_topic(name, HOLDER), Sealed),
+        (lambda name: move(log, name, "u"), Moved),
     ]
     for change, refusal in changes:
         changed = await change("t")
@@ -713,8 +739,8 @@ async def test_a_sealed_or_moved_topic_is_neither_contracted_nor_are_its_partiti
 async def test_a_topic_that_was_sealed_and_unsealed_is_closing_as_before(log: Log) -> None:
     await log.create_topic("t", 2)
     closing = await log.contract_topic("t", 1)
-    await log.seal_topic("t")
-    assert await log.unseal_topic("t") == closing
+    await log.seal_topic("t", HOLDER)
+    assert state(await log.unseal_topic("t", HOLDER)) == state(closing)
     with pytest.raises(Closing):
         await log.append(T1, records(0))
     await log.append(T0, records(0))
@@ -725,23 +751,32 @@ async def test_a_topic_that_was_sealed_and_unsealed_is_closing_as_before(log: Lo
 
 
 @awaited
-async def test_each_record_has_the_next_offset(log: Log) -> None:
+async def test_offsets_ascend_and_an_append_names_its_first(log: Log) -> None:
     topic = await log.create_topic("t", 2)
-    places = [await log.append(T0, records(*range(at, at + count))) for at, count in ((0, 1), (1, 3), (4, 2))]
-    assert places == [Appended(T0, Position(topic.epoch, at), count) for at, count in ((0, 1), (1, 3), (4, 2))]
-    assert await log.span(T0) == Span(topic.epoch, 0, 6)
-    assert await log.span(T1) == Span(topic.epoch, 0, 0)
+    batches = ((0, 1), (1, 3), (4, 2))
+    places = [await log.append(T0, records(*range(first, first + count))) for first, count in batches]
+    assert places == [Appended(T0, Position(topic.epoch, at(log, first)), count) for first, count in batches]
+    assert await numbered(log, T0) == [(at(log, i), record(i)) for i in range(6)]
+    assert await log.span(T0) == spanned(log, topic.epoch, 0, 6)
+    assert await log.span(T1) == spanned(log, topic.epoch, 0, 0)
     assert await contents(log, T0) == records(*range(6))
 
 
 @awaited
 async def test_every_offset_can_be_read_from(log: Log) -> None:
     await log.create_topic("t", 1)
-    for at in range(0, 12, 3):
-        await log.append(T0, records(at, at + 1, at + 2))
-    for offset in range(13):
+    for i in range(0, 12, 3):
+        await log.append(T0, records(i, i + 1, i + 2))
+    for offset in range(end(log, 12) + 1):
         batch = await log.read(T0, offset)
-        assert (batch.first, batch.end, batch.records()) == (offset, 12, records(*range(offset, 12)))
+        wanted = [i for i in range(12) if at(log, i) >= offset]
+        assert (batch.first, batch.end, batch.records()) == (offset, end(log, 12), records(*wanted))
+        assert list(batch.offsets()) == [at(log, i) for i in wanted] == batch.offset_array().tolist()
+        for stop in range(offset, end(log, 12) + 2):
+            part = batch.before(stop)
+            assert (part.first, part.end) == (offset, min(stop, end(log, 12)))
+            assert part.records() == records(*(i for i in wanted if at(log, i) < stop))
+            assert list(part.offsets()) == [at(log, i) for i in wanted if at(log, i) < stop]
 
 
 ODD = [
@@ -782,33 +817,74 @@ async def test_both_paths_can_take_turns(log: Log) -> None:
     await asyncio.gather(*(log.append(T0, arrow(some) if i % 3 else some) for i, some in enumerate(rows)))
     found = await contents(log, T0)
     assert sorted(r.id for r in found) == sorted(r.id for some in rows for r in some)
-    assert [found[at + 1 : at + 6] for at in range(0, 48, 6)] == [ODD] * 8
+    assert [found[i + 1 : i + 6] for i in range(0, 48, 6)] == [ODD] * 8
 
 
 @awaited
-async def test_what_was_placed_on_another_state_of_a_topic_is_refused(log: Log) -> None:
+async def test_what_was_placed_under_another_generation_of_a_topic_is_refused(log: Log) -> None:
     before = await log.create_topic("t", 2)
     stamp = Stamp("p", 1)
-    first = await log.append(T0, records(0), stamp=stamp, placed_on=before)
+    first = await log.append(T0, records(0), stamp=stamp, generation=before.generation)
     expanded = await log.expand_topic("t", 4)
-    with pytest.raises(Outdated, match="receives in 4 partitions"):
-        await log.append(T0, records(1), stamp=Stamp("p", 2), placed_on=before)
-    again = await log.append(T0, records(0), stamp=stamp, placed_on=before)
-    assert (again.first, again.duplicate) == (first.first, True), "what is stored already is not placed any more"
-    await log.append(T0, records(1), stamp=Stamp("p", 2), placed_on=expanded)
-    await log.contract_topic("t", 2)
+    with pytest.raises(Outdated, match="look the topic up and place them again") as refused:
+        await log.append(T0, records(1), stamp=Stamp("p", 2), generation=before.generation)
+    error = refused.value
+    assert (error.topic, error.generation, error.current) == ("t", before.generation, expanded.generation)
+    again = await log.append(T0, records(0), stamp=stamp, generation=before.generation)
+    assert (again.first, again.duplicate) == (first.first, True), "a batch that is stored already is recognised"
+    await log.append(T0, records(1), stamp=Stamp("p", 2), generation=expanded.generation)
+    contracted = await log.contract_topic("t", 2)
     with pytest.raises(Outdated):
-        await log.append(T0, records(2), placed_on=expanded)
+        await log.append(T0, records(2), generation=expanded.generation)
     with pytest.raises(Closing):
-        await log.append(Partition("t", 3), records(2), placed_on=expanded)
-    await log.append(T0, records(2), placed_on=before)  # it is as it was
-    assert await contents(log, T0) == records(0, 1, 2)
+        await log.append(Partition("t", 3), records(2), generation=expanded.generation)
+    with pytest.raises(Outdated):  # although it has as many open partitions again
+        await log.append(T0, records(2), generation=before.generation)
+    await log.append(T0, records(2), generation=contracted.generation)
+    await log.append(T0, records(3))
+    assert await contents(log, T0) == records(0, 1, 2, 3)
     await log.delete_topic("t")
     anew = await log.create_topic("t", 2)
     with pytest.raises(Outdated):
-        await log.append(T0, records(3), placed_on=before)
-    await log.append(T0, records(3), placed_on=anew)
+        await log.append(T0, records(3), generation=contracted.generation)
+    await log.append(T0, records(3), generation=anew.generation)
     assert await contents(log, T0) == records(3)
+
+
+@awaited
+async def test_every_change_that_decides_where_records_go_raises_the_generation(log: Log) -> None:
+    seen = [(await log.create_topic("t", 2)).generation]
+    await log.create_topic("u", 1)
+
+    async def changed(call: Awaitable[Topic]) -> None:
+        topic = await call
+        assert topic.generation > seen[-1]
+        assert await log.topic("t") == topic
+        seen.append(topic.generation)
+
+    async def unchanged(call: Awaitable[Topic]) -> None:
+        assert (await call).generation == seen[-1]
+        assert (await log.topic("t")).generation == seen[-1]
+
+    await unchanged(log.set_retention("t", Retention(age_ms=10**15)))
+    await unchanged(log.expand_topic("t", 2))
+    await changed(log.expand_topic("t", 4))
+    await unchanged(log.contract_topic("t", 4))
+    await changed(log.contract_topic("t", 3))
+    await unchanged(log.contract_topic("t", 3))
+    await changed(log.drop_partitions("t", 3))
+    await unchanged(log.drop_partitions("t", 3))
+    await unchanged(log.unseal_topic("t", HOLDER))
+    await changed(log.seal_topic("t", HOLDER))
+    await unchanged(log.seal_topic("t", HOLDER))
+    await unchanged(log.unseal_topic("t", "somebody else"))
+    await changed(log.unseal_topic("t", HOLDER))
+    await changed(log.seal_topic("t", HOLDER))
+    sealed = seen[-1]
+    await changed(log.move_topic("t", "u", holder=HOLDER, generation=sealed))
+    await unchanged(log.move_topic("t", "u", holder=HOLDER, generation=sealed))
+    await log.delete_topic("t")
+    await changed(log.create_topic("t", 2))
 
 
 @awaited
@@ -851,7 +927,7 @@ async def test_what_the_caller_does_with_its_list_afterwards_changes_nothing(log
 
 
 @awaited
-async def test_fifty_producers_at_once_keep_their_order_on_dense_offsets(log: Log) -> None:
+async def test_fifty_producers_at_once_keep_their_order(log: Log) -> None:
     topic = await log.create_topic("t", 4)
 
     async def produce(name: int) -> list[Appended]:
@@ -865,14 +941,17 @@ async def test_fifty_producers_at_once_keep_their_order_on_dense_offsets(log: Lo
     placed = await asyncio.gather(*(produce(name) for name in range(50)))
     assert [[a.count for a in mine] for mine in placed] == [[1 + n % 3 for n in range(10)]] * 50
     for partition in topic:
-        found = [r.id for r in await contents(log, partition)]
+        there = await numbered(log, partition)
+        found = [r.id for _, r in there]
+        place = {offset: i for i, (offset, _) in enumerate(there)}
         mine = [name for name in range(50) if name % 4 == partition.index]
         assert len(found) == len(mine) * 19
         for name in mine:
             offsets = [a.first.offset for a in placed[name]]
             assert offsets == sorted(offsets)
-            for n, at in enumerate(offsets):  # a batch lies together, where its append said
-                assert found[at : at + 1 + n % 3] == [f"{name}.{n}.{i}" for i in range(1 + n % 3)]
+            for n, offset in enumerate(offsets):  # a batch lies together, where its append said
+                i = place[offset]
+                assert found[i : i + 1 + n % 3] == [f"{name}.{n}.{i}" for i in range(1 + n % 3)]
 
 
 @awaited
@@ -881,18 +960,17 @@ async def test_a_batch_becomes_visible_as_a_whole(log: Log) -> None:
     done = asyncio.Event()
 
     async def produce() -> None:
-        for at in range(0, 400, 20):
-            await log.append(T0, records(*range(at, at + 20)))
+        for start in range(0, 400, 20):
+            await log.append(T0, records(*range(start, start + 20)))
         done.set()
 
     producing = asyncio.ensure_future(produce())
     while not done.is_set():
         has = await log.span(T0)
-        assert has.end % 20 == 0
         batch = await log.read(T0, 0)
-        assert batch.end % 20 == 0
+        assert len(batch) % 20 == 0
         assert batch.end >= has.end
-        assert ids(batch) == [f"r{i}" for i in range(batch.end)]
+        assert ids(batch) == [f"r{i}" for i in range(len(batch))]
         await asyncio.sleep(0)  # the other's turn
     await producing
 
@@ -903,26 +981,26 @@ async def test_a_batch_becomes_visible_as_a_whole(log: Log) -> None:
 @awaited
 async def test_a_read_returns_no_more_records_than_asked_for(log: Log) -> None:
     await log.create_topic("t", 1)
-    for at in range(0, 20, 5):
-        await log.append(T0, records(*range(at, at + 5)))
+    for start in range(0, 20, 5):
+        await log.append(T0, records(*range(start, start + 5)))
     for most in (1, 4, 5, 6, 19, 20, 21):
         for offset in (0, 3, 5, 18):
-            batch = await log.read(T0, offset, max_records=most)
+            batch = await log.read(T0, at(log, offset), max_records=most)
             assert batch.records() == records(*range(offset, min(offset + most, 20)))
 
 
 @awaited
 async def test_a_read_returns_no_more_bytes_than_asked_for_but_at_least_one_record(log: Log) -> None:
     await log.create_topic("t", 1)
-    for at in range(0, 100, 10):
-        await log.append(T0, [record(i, size=1_000) for i in range(at, at + 10)])
+    for start in range(0, 100, 10):
+        await log.append(T0, [record(i, size=1_000) for i in range(start, start + 10)])
     for most in (1, 900, 1_500, 9_500, 10_500, 35_000):
-        batch = await log.read(T0, 3, max_bytes=most)
+        batch = await log.read(T0, at(log, 3), max_bytes=most)
         size = sum(len(r.value) for r in batch.records())
         assert len(batch) == 1 or size <= most
         assert size >= min(1_000, most), "and not much less than it may"
         assert ids(batch) == [f"r{i}" for i in range(3, 3 + len(batch))]
-    assert len(await log.read(T0, 3, max_bytes=35_000)) >= 20
+    assert len(await log.read(T0, at(log, 3), max_bytes=35_000)) >= 20
     assert await contents(log, T0, max_bytes=2_500) == [record(i, size=1_000) for i in range(100)]
 
 
@@ -930,8 +1008,9 @@ async def test_a_read_returns_no_more_bytes_than_asked_for_but_at_least_one_reco
 async def test_at_the_end_a_read_returns_nothing(log: Log) -> None:
     topic = await log.create_topic("t", 1)
     await log.append(T0, records(0))
-    batch = await log.read(T0, 1)
-    assert (batch.partition, batch.epoch, batch.first, batch.end, len(batch)) == (T0, topic.epoch, 1, 1, 0)
+    last = end(log, 1)
+    batch = await log.read(T0, last)
+    assert (batch.partition, batch.epoch, batch.first, batch.end, len(batch)) == (T0, topic.epoch, last, last, 0)
     assert batch.records() == []
     assert batch.data.schema.equals(SCHEMA)
 
@@ -940,10 +1019,49 @@ async def test_at_the_end_a_read_returns_nothing(log: Log) -> None:
 async def test_beyond_the_end_a_read_is_refused(log: Log) -> None:
     await log.create_topic("t", 1)
     await log.append(T0, records(0))
-    for offset in (2, 2**80):
+    for offset in (end(log, 1) + 1, 2**80):
         with pytest.raises(OffsetBeyondEnd) as refused:
             await log.read(T0, offset, wait=PATIENCE)
-        assert (refused.value.partition, refused.value.offset, refused.value.end) == (T0, offset, 1)
+        assert (refused.value.partition, refused.value.offset, refused.value.end) == (T0, offset, end(log, 1))
+
+
+@awaited
+async def test_a_gap_at_the_end_is_passed_over_without_waiting_by_an_empty_batch(log: Log) -> None:
+    await log.create_topic("t", 1)
+    await log.append(T0, records(0, 1))
+    for offset in range(at(log, 1) + 1, end(log, 2)):
+        batch = await log.read(T0, offset, wait=1_000 * PATIENCE)
+        assert (batch.first, batch.end, batch.records(), list(batch.offsets())) == (offset, end(log, 2), [], [])
+
+
+@awaited
+async def test_a_scan_passes_over_gaps_and_trimmed_records_and_stops_at_its_end(log: Log) -> None:
+    await log.create_topic("t", 1)
+    for i in range(0, 30, 5):
+        await log.append(T0, records(*range(i, i + 5)))
+    await log.trim(T0, at(log, 7))
+    for stop in range(at(log, 7), end(log, 30) + 3):
+        found: list[tuple[int, Record]] = []
+        async for batch in scan(log, T0, 0, stop, max_records=4):
+            found += zip(batch.offsets(), batch.records(), strict=True)
+        assert found == [(at(log, i), record(i)) for i in range(7, 30) if at(log, i) < stop]
+
+
+@awaited
+async def test_a_count_is_never_less_than_the_records_in_a_range(log: Log) -> None:
+    topic = await log.create_topic("t", 1)
+    assert await log.count(T0, 0, 10) == 0
+    for i in range(0, 12, 4):
+        await log.append(T0, records(*range(i, i + 4)))
+    await log.trim(T0, at(log, 2))
+    last = end(log, 12)
+    for start in range(last + 2):
+        for stop in range(last + 2):
+            there = sum(start <= at(log, i) < stop for i in range(2, 12))
+            count = await log.count(T0, start, stop)
+            assert there <= count <= max(0, stop - start)
+            assert count == there, "these engines know it exactly"
+    assert (await log.span(T0)).epoch == topic.epoch
 
 
 @awaited
@@ -954,7 +1072,7 @@ async def test_a_waiting_reader_gets_each_record_as_it_arrives(log: Log) -> None
 
     async def consume() -> None:
         while len(seen) < 30:
-            batch = await log.read(T0, len(seen), wait=PATIENCE)
+            batch = await log.read(T0, end(log, len(seen)), wait=PATIENCE)
             assert len(batch), "nothing arrived"
             seen.extend(ids(batch))
             got.set()
@@ -984,7 +1102,7 @@ async def test_many_readers_can_wait_for_one_partition_and_for_many(log: Log) ->
 
 
 @awaited
-async def test_a_reader_that_waits_in_vain_gets_nothing_when_its_time_is_over(log: Log) -> None:
+async def test_a_waiting_read_returns_an_empty_batch_when_its_time_is_over(log: Log) -> None:
     await log.create_topic("t", 1)
     began = time.monotonic()
     batch = await log.read(T0, 0, wait=0.1)
@@ -1016,7 +1134,7 @@ async def test_a_cancelled_reader_leaves_the_log_as_it_was(log: Log) -> None:
 
 
 @awaited
-async def test_a_waiting_reader_hears_at_once_that_the_log_was_closed(log: Log) -> None:
+async def test_a_waiting_reader_fails_at_once_when_the_log_is_closed(log: Log) -> None:
     await log.create_topic("t", 1)
     reader = asyncio.ensure_future(log.read(T0, 0, wait=100 * PATIENCE))
     for _ in range(5):
@@ -1027,10 +1145,12 @@ async def test_a_waiting_reader_hears_at_once_that_the_log_was_closed(log: Log) 
 
 
 @awaited
-async def test_a_waiting_reader_hears_at_once_that_its_partition_was_dropped_or_its_topic_deleted(log: Log) -> None:
+async def test_a_waiting_reader_fails_at_once_when_its_partition_is_dropped_or_its_topic_deleted(log: Log) -> None:
     await log.create_topic("t", 2)
     await log.append(T1, records(0, 1))
-    kept, dropped = (asyncio.ensure_future(log.read(p, n, wait=100 * PATIENCE)) for p, n in ((T0, 0), (T1, 2)))
+    kept, dropped = (
+        asyncio.ensure_future(log.read(p, end(log, n), wait=100 * PATIENCE)) for p, n in ((T0, 0), (T1, 2))
+    )
     for _ in range(5):
         await log.span(T0)
     await log.contract_topic("t", 1)
@@ -1055,13 +1175,13 @@ async def test_a_retried_batch_is_stored_once(log: Log) -> None:
     first = await log.append(T0, records(0, 1), stamp=Stamp("p", 5))
     await log.append(T0, records(2), stamp=Stamp("p", 6))
     again = [await log.append(T0, path(records(0, 1)), stamp=Stamp("p", 5)) for path in (list, arrow)]
-    assert first == Appended(T0, Position(topic.epoch, 1), 2)
-    assert again == [Appended(T0, Position(topic.epoch, 1), 2, duplicate=True)] * 2
+    assert first == Appended(T0, Position(topic.epoch, at(log, 1)), 2)
+    assert again == [Appended(T0, Position(topic.epoch, at(log, 1)), 2, duplicate=True)] * 2
     assert await contents(log, T0) == records(9, 0, 1, 2)
 
 
 @awaited
-async def test_the_same_stamp_sent_many_times_at_once_is_stored_once(log: Log) -> None:
+async def test_the_same_stamp_sent_many_times_concurrently_is_stored_once(log: Log) -> None:
     await log.create_topic("t", 1)
     placed = await asyncio.gather(*(log.append(T0, records(0, 1), stamp=Stamp("p", 0)) for _ in range(20)))
     assert {a.first for a in placed} == {placed[0].first}
@@ -1075,19 +1195,19 @@ async def test_stamps_are_apart_for_each_producer_and_partition(log: Log) -> Non
     for partition in (T0, T1):
         for producer in ("p", "P", "q"):
             assert not (await log.append(partition, records(0), stamp=Stamp(producer, 3))).duplicate
-    assert (await log.span(T0)).end == (await log.span(T1)).end == 3
+    assert (await log.span(T0)).end == (await log.span(T1)).end == end(log, 3)
 
 
 @awaited
 async def test_sequences_may_have_gaps_and_come_in_any_order_within_the_window(log: Log) -> None:
     topic = await log.create_topic("t", 1)
     order = [100, 100 - SEQUENCE_WINDOW + 1, 99, 50, 60]
-    for at, sequence in enumerate(order):
-        assert (await log.append(T0, records(at), stamp=Stamp("p", sequence))).first == Position(topic.epoch, at)
-    for at, sequence in enumerate(order):
-        again = await log.append(T0, records(at), stamp=Stamp("p", sequence))
-        assert (again.first.offset, again.duplicate) == (at, True)
-    assert (await log.span(T0)).end == len(order)
+    for i, sequence in enumerate(order):
+        assert (await log.append(T0, records(i), stamp=Stamp("p", sequence))).first == Position(topic.epoch, at(log, i))
+    for i, sequence in enumerate(order):
+        again = await log.append(T0, records(i), stamp=Stamp("p", sequence))
+        assert (again.first.offset, again.duplicate) == (at(log, i), True)
+    assert (await log.span(T0)).end == end(log, len(order))
 
 
 @awaited
@@ -1113,11 +1233,11 @@ async def test_a_sequence_behind_the_window_is_too_old_whether_it_was_stored_or_
 async def test_a_stamp_outlives_its_trimmed_records_and_maintenance(log: Log) -> None:
     topic = await log.create_topic("t", 1)
     await log.append(T0, records(0, 1), stamp=Stamp("p", 1))
-    await log.trim(T0, 2)
+    await log.trim(T0, end(log, 2))
     await log.maintain()
     again = await log.append(T0, records(0, 1), stamp=Stamp("p", 1))
-    assert again == Appended(T0, Position(topic.epoch, 0), 2, duplicate=True)
-    assert await log.span(T0) == Span(topic.epoch, 2, 2)
+    assert again == Appended(T0, Position(topic.epoch, at(log, 0)), 2, duplicate=True)
+    assert await log.span(T0) == spanned(log, topic.epoch, 2, 2)
 
 
 # Fences ------------------------------------------------------------------------------------------------------------
@@ -1206,17 +1326,18 @@ async def test_of_two_owners_at_once_the_stale_one_is_cut_off_for_good(log: Log)
 @awaited
 async def test_trimmed_records_are_gone_and_the_others_keep_their_offsets(log: Log) -> None:
     topic = await log.create_topic("t", 1)
-    for at in range(0, 12, 4):
-        await log.append(T0, records(*range(at, at + 4)))
-    for before in (1, 4, 6, 6, 12):
-        assert await log.trim(T0, before) == await log.span(T0) == Span(topic.epoch, before, 12)
-        assert await contents(log, T0) == records(*range(before, 12))
+    for start in range(0, 12, 4):
+        await log.append(T0, records(*range(start, start + 4)))
+    for number in (1, 4, 6, 6, 12):
+        before = from_(log, number, 12)
+        assert await log.trim(T0, before) == await log.span(T0) == spanned(log, topic.epoch, number, 12)
+        assert await contents(log, T0) == records(*range(number, 12))
         await log.maintain()
-        assert await contents(log, T0) == records(*range(before, 12))
+        assert await contents(log, T0) == records(*range(number, 12))
         with pytest.raises(OffsetTrimmed) as refused:
             await log.read(T0, before - 1)
         assert (refused.value.partition, refused.value.offset, refused.value.first) == (T0, before - 1, before)
-    assert (await log.append(T0, records(12))).first == Position(topic.epoch, 12)
+    assert (await log.append(T0, records(12))).first == Position(topic.epoch, at(log, 12))
     assert await contents(log, T0) == records(12)
 
 
@@ -1224,8 +1345,8 @@ async def test_trimmed_records_are_gone_and_the_others_keep_their_offsets(log: L
 async def test_a_trim_below_the_first_offset_brings_nothing_back(log: Log) -> None:
     topic = await log.create_topic("t", 1)
     await log.append(T0, records(*range(5)))
-    await log.trim(T0, 3)
-    assert await log.trim(T0, 0) == Span(topic.epoch, 3, 5)
+    await log.trim(T0, at(log, 3))
+    assert await log.trim(T0, 0) == spanned(log, topic.epoch, 3, 5)
     assert await contents(log, T0) == records(3, 4)
 
 
@@ -1233,44 +1354,47 @@ async def test_a_trim_below_the_first_offset_brings_nothing_back(log: Log) -> No
 async def test_a_trim_beyond_the_end_is_refused(log: Log) -> None:
     topic = await log.create_topic("t", 1)
     await log.append(T0, records(0, 1))
-    for before in (3, 2**80):
+    for before in (end(log, 2) + 1, 2**80):
         with pytest.raises(OffsetBeyondEnd) as refused:
             await log.trim(T0, before)
-        assert (refused.value.offset, refused.value.end) == (before, 2)
-    assert await log.span(T0) == Span(topic.epoch, 0, 2)
+        assert (refused.value.offset, refused.value.end) == (before, end(log, 2))
+    assert await log.span(T0) == spanned(log, topic.epoch, 0, 2)
 
 
 async def stored_at(log: Log, *batches: Sequence[int]) -> None:
     await log.create_topic("t", 1)
-    at = 0
+    number = 0
     for timestamps in batches:
-        await log.append(T0, [record(at + i, timestamp=t) for i, t in enumerate(timestamps)])
-        at += len(timestamps)
+        await log.append(T0, [record(number + i, timestamp=t) for i, t in enumerate(timestamps)])
+        number += len(timestamps)
 
 
 @awaited
 async def test_an_offset_is_found_by_time(log: Log) -> None:
     await stored_at(log, [10, 20], [30], [30, 40, 50])
     wanted = {-5: 0, 0: 0, 10: 0, 11: 1, 20: 1, 25: 2, 30: 2, 31: 4, 50: 5, 51: 6, 2**62: 6}
-    assert {timestamp: await log.offset_at(T0, timestamp) for timestamp in wanted} == wanted
+    for timestamp, number in wanted.items():
+        assert await log.offset_at(T0, timestamp) == from_(log, number, 6)
 
 
 @awaited
 async def test_the_first_one_in_offset_order_counts_where_timestamps_go_back(log: Log) -> None:
     await stored_at(log, [50, 10], [20, 90, 30], [5], [60, 95])
     wanted = {1: 0, 50: 0, 51: 3, 60: 3, 90: 3, 91: 7, 95: 7, 96: 8}
-    assert {timestamp: await log.offset_at(T0, timestamp) for timestamp in wanted} == wanted
+    for timestamp, number in wanted.items():
+        assert await log.offset_at(T0, timestamp) == from_(log, number, 8)
 
 
 @awaited
 async def test_trimmed_records_are_not_found_by_time(log: Log) -> None:
     await stored_at(log, [10, 99, 20, 30], [15], [99])
-    assert await log.offset_at(T0, 50) == 1
-    await log.trim(T0, 2)  # into the middle of a batch, whose latest record is gone
+    assert await log.offset_at(T0, 50) == at(log, 1)
+    await log.trim(T0, at(log, 2))  # into the middle of a batch, whose latest record is gone
     wanted = {0: 2, 15: 2, 25: 3, 30: 3, 31: 5, 50: 5, 100: 6}
-    assert {timestamp: await log.offset_at(T0, timestamp) for timestamp in wanted} == wanted
-    await log.trim(T0, 6)
-    assert await log.offset_at(T0, 0) == 6
+    for timestamp, number in wanted.items():
+        assert await log.offset_at(T0, timestamp) == from_(log, number, 6)
+    await log.trim(T0, end(log, 6))
+    assert await log.offset_at(T0, 0) == end(log, 6)
 
 
 @awaited
@@ -1294,7 +1418,7 @@ async def test_records_beyond_their_age_are_trimmed_by_maintenance(log: Log) -> 
     await log.set_retention("t", Retention(age_ms=10 * MINUTE))
     await log.maintain()
     has = await log.span(T0)
-    assert (has.first, has.end) == (5, 8)
+    assert (has.first, has.end) == (at(log, 5), end(log, 8))
     assert [r.id for r in await contents(log, T0)] == ["r5", "r6", "r7"]
 
 
@@ -1304,15 +1428,15 @@ async def test_a_partition_whose_records_are_all_old_is_emptied(log: Log) -> Non
     await log.set_retention("t", Retention(age_ms=10 * MINUTE))
     await log.maintain()
     has = await log.span(T0)
-    assert (has.first, has.end) == (4, 4)
-    assert (await log.append(T0, records(4))).first.offset == 4
+    assert (has.first, has.end) == (end(log, 4), end(log, 4))
+    assert (await log.append(T0, records(4))).first.offset == at(log, 4)
 
 
 @pytest.mark.parametrize("retention", [Retention(age_ms=10 * MINUTE), Retention(bytes_per_partition=1_000_000)])
 @awaited
 async def test_what_was_trimmed_by_hand_does_not_make_retention_take_more(log: Log, retention: Retention) -> None:
     await stored_at(log, [ago(MINUTE)] * 10)
-    await log.trim(T0, 4)
+    await log.trim(T0, at(log, 4))
     await log.set_retention("t", retention)
     await log.maintain()
     assert [r.id for r in await contents(log, T0)] == [f"r{i}" for i in range(4, 10)]
@@ -1322,21 +1446,21 @@ async def test_what_was_trimmed_by_hand_does_not_make_retention_take_more(log: L
 async def test_records_beyond_the_size_are_trimmed_by_maintenance_the_oldest_first(log: Log) -> None:
     await log.create_topic("t", 2, retention=Retention(bytes_per_partition=50_000))
     for partition in (T0, T1):
-        for at in range(0, 100, 10):
-            await log.append(partition, [record(i, size=1_000) for i in range(at, at + 10)])
-    await log.trim(T1, 95)
+        for start in range(0, 100, 10):
+            await log.append(partition, [record(i, size=1_000) for i in range(start, start + 10)])
+    await log.trim(T1, at(log, 95))
     await log.maintain()
     kept = await contents(log, T0)
     assert 20_000 <= sum(len(r.value) for r in kept) <= 50_000
     assert kept == [record(i, size=1_000) for i in range(100 - len(kept), 100)]
-    assert (await log.span(T1)).first == 95
+    assert (await log.span(T1)).first == at(log, 95)
 
 
 @awaited
 async def test_the_newest_batch_is_kept_however_small_the_size(log: Log) -> None:
     await log.create_topic("t", 1, retention=Retention(bytes_per_partition=1))
-    for at in range(0, 20, 10):
-        await log.append(T0, records(*range(at, at + 10)))
+    for start in range(0, 20, 10):
+        await log.append(T0, records(*range(start, start + 10)))
     await log.maintain()
     assert await contents(log, T0) == records(*range(10, 20))
 
@@ -1346,13 +1470,14 @@ async def test_maintenance_changes_nothing_that_a_reader_sees(log: Log) -> None:
     await log.create_topic("t", 2)
     for i in range(300):
         await log.append(T0, [record(i, timestamp=i + 1)])
-    await log.trim(T0, 30)
+    await log.trim(T0, at(log, 30))
     before = await log.span(T0)
     for _ in range(3):
         await log.maintain()
         assert await log.span(T0) == before
         assert await contents(log, T0, max_records=37) == [record(i, timestamp=i + 1) for i in range(30, 300)]
-        assert [await log.offset_at(T0, t) for t in (1, 31, 200, 301)] == [30, 30, 199, 300]
+        wanted = [from_(log, number, 300) for number in (30, 30, 199, 300)]
+        assert [await log.offset_at(T0, t) for t in (1, 31, 200, 301)] == wanted
 
 
 # What is refused ---------------------------------------------------------------------------------------------------
@@ -1365,7 +1490,7 @@ async def test_a_refused_call_says_why_and_changes_nothing(opened: Open, case: s
     async with opened(limits=LIMITS) as log:
         await log.create_topic("t", 2)
         await log.append(T0, records(*range(10)), stamp=Stamp("p", 100), fence=Fence("g", 5))
-        await log.trim(T0, 3)
+        await log.trim(T0, at(log, 3))
 
         async def everything() -> Any:
             return await log.topics(), [(await log.span(p), await contents(log, p)) for p in (T0, T1)]
@@ -1382,7 +1507,7 @@ async def test_a_refused_call_says_why_and_changes_nothing(opened: Open, case: s
 
 
 @awaited
-async def test_a_refused_append_does_not_harm_those_that_go_on_beside_it(opened: Open) -> None:
+async def test_a_refused_append_does_not_affect_concurrent_appends(opened: Open) -> None:
     async with opened(limits=LIMITS) as log:
         await log.create_topic("t", 2)
         good = [Record(f"good {i}", None, b"v", timestamp=1) for i in range(len(REFUSED))]
@@ -1410,7 +1535,7 @@ async def test_what_is_just_within_the_limits_is_taken(opened: Open) -> None:
         for rows in ([largest], [record(i) for i in range(50)], [largest] * 9):
             for path in (list, arrow):
                 await log.append(partition, path(rows))
-        assert (await log.span(partition)).end == 120
+        assert len(await contents(log, partition)) == 120
 
 
 @pytest.mark.parametrize("partition", [-1, 2, 100])
@@ -1443,15 +1568,16 @@ AFTER_CLOSE: dict[str, Callable[[Log], Awaitable[Any]]] = {
     "contract_topic": lambda log: log.contract_topic("t", 1),
     "drop_partitions": lambda log: log.drop_partitions("t", 1),
     "set_retention": lambda log: log.set_retention("t", Retention()),
-    "seal_topic": lambda log: log.seal_topic("t"),
-    "unseal_topic": lambda log: log.unseal_topic("t"),
-    "move_topic": lambda log: log.move_topic("t", "u"),
+    "seal_topic": lambda log: log.seal_topic("t", HOLDER),
+    "unseal_topic": lambda log: log.unseal_topic("t", HOLDER),
+    "move_topic": lambda log: log.move_topic("t", "u", holder=HOLDER, generation=1),
     "delete_topic": lambda log: log.delete_topic("t"),
     "topic": lambda log: log.topic("t"),
     "topics": lambda log: log.topics(),
     "append": lambda log: log.append(T0, records(0)),
     "read": lambda log: log.read(T0, 0),
     "span": lambda log: log.span(T0),
+    "count": lambda log: log.count(T0, 0, 1),
     "offset_at": lambda log: log.offset_at(T0, 0),
     "trim": lambda log: log.trim(T0, 0),
     "set_fence": lambda log: log.set_fence(Fence("g", 1)),
@@ -1481,12 +1607,12 @@ async def test_a_log_that_was_never_used_can_be_closed(log: Log) -> None:
 
 
 @awaited
-async def test_appends_under_way_are_finished_before_the_log_closes(log: Log) -> None:
+async def test_appends_in_flight_are_finished_before_the_log_closes(log: Log) -> None:
     await log.create_topic("t", 1)
     appends = [asyncio.ensure_future(log.append(T0, records(i))) for i in range(20)]
     await asyncio.sleep(0)  # each has begun
     await log.close()
-    assert [a.first.offset for a in await asyncio.gather(*appends)] == list(range(20))
+    assert [a.first.offset for a in await asyncio.gather(*appends)] == [at(log, i) for i in range(20)]
 
 
 @awaited
@@ -1523,19 +1649,26 @@ class Model:
         self.log = log
         self.rows: list[Record] = []
         self.first = 0
+        self.trimmed = 0
+        """The first offset, below which records were trimmed."""
         self.stamps: list[tuple[Stamp, int, list[Record]]] = []
 
     def place(self, share: float) -> int:
         return round(share * len(self.rows))
 
+    def offset(self, number: int) -> int:
+        """Of the record of that number; beyond the last one, as far beyond the end."""
+        beyond = max(0, number - len(self.rows))
+        return from_(self.log, number - beyond, len(self.rows)) + beyond
+
     async def append(self, timestamps: list[int], as_arrow: bool) -> None:
-        at = len(self.rows)
-        rows = [record(at + i, timestamp=t) for i, t in enumerate(timestamps)]
+        number = len(self.rows)
+        rows = [record(number + i, timestamp=t) for i, t in enumerate(timestamps)]
         stamp = Stamp("p", len(self.stamps))
         appended = await self.log.append(T0, arrow(rows) if as_arrow else rows, stamp=stamp)
-        assert (appended.first.offset, appended.count, appended.duplicate) == (at, len(rows), False)
+        assert (appended.first.offset, appended.count, appended.duplicate) == (at(self.log, number), len(rows), False)
         self.rows += rows
-        self.stamps.append((stamp, at, rows))
+        self.stamps.append((stamp, at(self.log, number), rows))
 
     async def many(self, count: int) -> None:
         for i in range(count):
@@ -1543,41 +1676,46 @@ class Model:
 
     async def retry(self, back: int) -> None:
         if back < len(self.stamps):
-            stamp, at, rows = self.stamps[-1 - back]
+            stamp, first, rows = self.stamps[-1 - back]
             appended = await self.log.append(T0, rows, stamp=stamp)
-            assert (appended.first.offset, appended.count, appended.duplicate) == (at, len(rows), True)
+            assert (appended.first.offset, appended.count, appended.duplicate) == (first, len(rows), True)
 
     async def trim(self, share: float) -> None:
         if (before := self.place(share)) > len(self.rows):
             with pytest.raises(OffsetBeyondEnd):
-                await self.log.trim(T0, before)
-        else:
+                await self.log.trim(T0, self.offset(before))
+        elif before:
             self.first = max(self.first, before)
-            assert (await self.log.trim(T0, before)).first == self.first
+            self.trimmed = max(self.trimmed, self.offset(before))
+            assert (await self.log.trim(T0, self.offset(before))).first == self.trimmed
 
     async def read(self, share: float, max_records: int, max_bytes: int) -> None:
-        offset = self.place(share)
-        if not self.first <= offset <= len(self.rows):
-            with pytest.raises(OffsetTrimmed if offset < self.first else OffsetBeyondEnd):
+        number = self.place(share)
+        offset = self.offset(number)
+        if not self.trimmed <= offset <= self.offset(len(self.rows)):
+            with pytest.raises(OffsetTrimmed if offset < self.trimmed else OffsetBeyondEnd):
                 await self.log.read(T0, offset)
             return
         batch = await self.log.read(T0, offset, max_records=max_records, max_bytes=max_bytes)
-        assert batch.records() == self.rows[offset : batch.end]
+        assert batch.records() == self.rows[number : number + len(batch)]
+        assert list(batch.offsets()) == [at(self.log, number + i) for i in range(len(batch))]
         assert len(batch) <= max_records
-        assert len(batch) or offset == len(self.rows)
+        assert len(batch) or number == len(self.rows)
         if max_bytes == 2**20:
-            assert batch.end == min(offset + max_records, len(self.rows))
+            assert len(batch) == min(max_records, len(self.rows) - number)
+        if number + len(batch) == len(self.rows):
+            assert batch.end == self.offset(len(self.rows))
 
     async def find(self, timestamp: int) -> None:
         late = (i for i in range(self.first, len(self.rows)) if self.rows[i].timestamp >= timestamp)
-        assert await self.log.offset_at(T0, timestamp) == next(late, len(self.rows))
+        assert await self.log.offset_at(T0, timestamp) == self.offset(next(late, len(self.rows)))
 
     async def maintain(self) -> None:
         await self.log.maintain()
 
     async def check(self) -> None:
         has = await self.log.span(T0)
-        assert (has.first, has.end) == (self.first, len(self.rows))
+        assert (has.first, has.end) == (self.trimmed, self.offset(len(self.rows)))
         assert await contents(self.log, T0, max_records=61) == self.rows[self.first :]
 
 

@@ -160,7 +160,7 @@ def test_what_was_acknowledged_survives_two_hundred_kills_and_nothing_is_there_b
             witness.hear(crash(process, order, dice))
             asyncio.run(witness.check())
     assert witness.done["A"] > ROUNDS
-    for rare in ("T", "merge", "clear", "give_back", "stored but not acknowledged"):
+    for rare in ("T", "merge", "clear", "free", "stored but not acknowledged"):
         assert witness.done[rare], f"{rare} was never put to the test"
     with closing(sqlite3.connect(witness.folder / "log.db")) as db:
         assert db.execute("PRAGMA integrity_check").fetchall() == [("ok",)]

@@ -35,6 +35,7 @@ from shardyard.model import (
     NoRoom,
     NotOurs,
     NotWritable,
+    Outdated,
     Partition,
     PartitionOutOfRange,
     Record,
@@ -48,8 +49,9 @@ from shardyard.model import (
     UnknownTopic,
     WrongSchemaVersion,
 )
+from shardyard.model.batch import now_ms
 from tests.log import worker
-from tests.log.samples import PATIENCE, T0, T1, arrow, awaited, contents
+from tests.log.samples import HOLDER, PATIENCE, T0, T1, arrow, awaited, contents, move, state
 
 Mount = Callable[[str], Path]
 quiet = functools.partial(SqliteLog, durability="process", maintain_every=None)
@@ -145,7 +147,7 @@ async def test_a_log_that_is_opened_again_has_everything(folder: Path) -> None:
         later = await log.create_topic("u", 1, partitioner="jump")
         for name in ("v", "w"):
             await log.create_topic(name, 1, partitioner="round_robin")
-        sealed = [await log.move_topic("v", "u"), await log.seal_topic("w")]
+        sealed = [await move(log, "v", "u"), await log.seal_topic("w", HOLDER)]
         await log.append(T0, records(0, 1, 2), stamp=Stamp("p", 1), fence=Fence("g", 3))
         await log.trim(T0, 1)
     async with quiet(folder) as log:
@@ -172,7 +174,7 @@ async def test_a_url_opens_a_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("url", ["", "sqlite://", "sqlite:///", "data/log", "kafka:/x", "memory://x", "SQLITE:///x"])
 def test_a_url_that_names_no_engine_is_refused(url: str) -> None:
-    with pytest.raises(InvalidValue, match=r"log URL is .*: expected sqlite:///FOLDER"):
+    with pytest.raises(InvalidValue, match=r"log URL is .*: expected sqlite:///a/path"):
         open_log(url)
 
 
@@ -241,7 +243,7 @@ async def test_another_schema_version_is_refused_with_both_numbers(folder: Path)
     sql(folder, "PRAGMA user_version = 99")
     with pytest.raises(WrongSchemaVersion) as refused:
         quiet(folder)
-    assert (refused.value.path, refused.value.found, refused.value.expected) == (str(folder / "log.db"), 99, 3)
+    assert (refused.value.path, refused.value.found, refused.value.expected) == (str(folder / "log.db"), 99, 4)
 
 
 VERSION_1 = """
@@ -276,6 +278,13 @@ ALTER TABLE topics ADD COLUMN sealed INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE topics ADD COLUMN successor TEXT;
 INSERT INTO topics VALUES ('u', 1, 'normal', NULL, NULL, 6, 'jump', 'xxh64', 1, 't');
 """
+VERSION_3 = f"""
+{VERSION_2}
+ALTER TABLE topics ADD COLUMN open_partitions INTEGER;
+INSERT INTO topics VALUES ('v', 3, 'normal', NULL, NULL, 7, 'modulus', 'fnv1a32', 1, NULL, 2);
+INSERT INTO partitions (topic, number) VALUES ('v', 0), ('v', 1), ('v', 2);
+UPDATE epochs SET last = 7;
+"""
 
 
 @contextmanager
@@ -285,7 +294,7 @@ def of_version(version: int, folder: Path) -> Iterator[sqlite3.Connection]:
     with closing(sqlite3.connect(folder / "log.db", isolation_level=None)) as db:
         for setting in ("page_size = 16384", "auto_vacuum = INCREMENTAL", "journal_mode = WAL"):
             db.execute(f"PRAGMA {setting}").fetchall()
-        tables = {1: VERSION_1, 2: VERSION_2}[version]
+        tables = {1: VERSION_1, 2: VERSION_2, 3: VERSION_3}[version]
         marks = f"PRAGMA application_id = {0x53594C47}; PRAGMA user_version = {version};"
         db.executescript(f"BEGIN; {tables} {marks} COMMIT;")
         with db:
@@ -297,11 +306,37 @@ def of_version(version: int, folder: Path) -> Iterator[sqlite3.Connection]:
 
 
 @awaited
+async def test_a_log_of_the_third_version_is_upgraded_and_its_topics_get_generations(
+    folder: Path, tmp_path: Path
+) -> None:
+    with of_version(3, folder):
+        pass
+    v0 = Partition("v", 0)
+    async with quiet(folder) as log:
+        t, u, v = await log.topics()
+        assert t == Topic("t", 2, TopicKind.RETRY, Retention(age_ms=7), 5, generation=5)
+        assert (u.generation, u.sealed, u.successor) == (6, True, "t")
+        assert v == Topic("v", 3, epoch=7, open_partitions=2, generation=7), "a seal that nobody can renew has ended"
+        assert (await log.append(T0, records(0, 1), stamp=Stamp("p", 3), generation=4)).duplicate
+        await log.append(v0, records(0), generation=7)
+        dropped = await log.drop_partitions("v", 2)
+        assert dropped.generation > 7
+        with pytest.raises(Outdated):
+            await log.append(v0, records(0), generation=7)
+        sealed = await log.seal_topic("v", HOLDER)
+    async with quiet(folder) as log:
+        assert await log.topics() == [t, u, sealed]
+    await quiet(tmp_path / "new").close()
+    for pragma in ("table_info(topics)", "table_info(partitions)", "user_version"):
+        assert sql(folder, f"PRAGMA {pragma}") == sql(tmp_path / "new", f"PRAGMA {pragma}")
+
+
+@awaited
 async def test_a_log_of_the_second_version_is_upgraded_with_all_that_it_holds(folder: Path, tmp_path: Path) -> None:
     with of_version(2, folder):
         pass
-    first = Topic("t", 2, TopicKind.RETRY, Retention(age_ms=7), 5)
-    second = Topic("u", 1, epoch=6, partitioner="jump", hash="xxh64", sealed=True, successor="t")
+    first = Topic("t", 2, TopicKind.RETRY, Retention(age_ms=7), 5, generation=5)
+    second = Topic("u", 1, epoch=6, partitioner="jump", hash="xxh64", sealed=True, successor="t", generation=6)
     async with quiet(folder) as log:
         assert await log.topics() == [first, second]
         assert await contents(log, T0) == records(0, 1)
@@ -312,7 +347,7 @@ async def test_a_log_of_the_second_version_is_upgraded_with_all_that_it_holds(fo
     async with quiet(folder) as log:
         assert await log.topics() == [closing, second]
         await log.drop_partitions("t", 1)
-        assert await log.expand_topic("t", 2) == first
+        assert state(await log.expand_topic("t", 2)) == state(first)
         assert await log.span(T1) == Span(5, 1, 1)
     await quiet(tmp_path / "new").close()
     for pragma in ("table_info(topics)", "table_info(partitions)", "user_version"):
@@ -324,12 +359,12 @@ async def test_a_log_of_the_first_version_is_upgraded_with_all_that_it_holds(fol
     with of_version(1, folder):
         pass
     async with quiet(folder) as log:
-        assert await log.topics() == [Topic("t", 2, TopicKind.RETRY, Retention(age_ms=7), 5)]
+        assert await log.topics() == [Topic("t", 2, TopicKind.RETRY, Retention(age_ms=7), 5, generation=5)]
         assert await contents(log, T0) == records(0, 1)
         assert (await log.append(T0, records(0, 1), stamp=Stamp("p", 3))).duplicate
         await log.append(T1, records(2))
         distributed = await log.create_topic("u", 1, partitioner="round_robin")
-        moved = await log.move_topic("t", "u")
+        moved = await move(log, "t", "u")
     async with quiet(folder) as log:
         assert await log.topics() == [moved, distributed]
     await quiet(tmp_path / "new").close()
@@ -371,13 +406,13 @@ async def test_a_topic_that_is_sealed_by_one_process_takes_no_records_from_anoth
     async with quiet(folder) as log, quiet(folder) as other:
         await log.create_topic("t", 1)
         await other.append(T0, records(0))
-        await log.seal_topic("t")
+        await log.seal_topic("t", HOLDER)
         with pytest.raises(Sealed):
             await other.append(T0, records(1))
-        await other.unseal_topic("t")
+        await other.unseal_topic("t", HOLDER)
         await log.append(T0, records(1))
         await other.create_topic("u", 1)
-        await other.move_topic("t", "u")
+        await move(other, "t", "u")
         with pytest.raises(Moved):
             await log.append(T0, records(2))
         assert await contents(log, T0) == records(0, 1)
@@ -410,14 +445,14 @@ async def test_a_topic_that_is_contracted_by_one_process_is_so_for_another(folde
         with pytest.raises(PartitionOutOfRange):
             await log.append(T1, records(2))
         await log.maintain()
-        assert await log.expand_topic("t", 2) == topic
+        assert state(await log.expand_topic("t", 2)) == state(topic)
         assert await other.span(T1) == Span(topic.epoch, 2, 2)
         await other.append(T1, records(2))
         assert await contents(log, T1) == records(2)
 
 
 @awaited
-async def test_a_reader_hears_that_its_partition_was_dropped_though_another_process_has_cleared_it_away(
+async def test_a_reader_learns_that_its_partition_was_dropped_although_another_process_has_deleted_its_batches(
     folder: Path,
 ) -> None:
     async with quiet(folder) as log, quiet(folder) as other:
@@ -453,7 +488,7 @@ async def test_the_batches_of_dropped_partitions_are_cleared_away_by_maintenance
 
 
 @awaited
-async def test_retention_is_not_held_up_by_partitions_that_are_dropped_meanwhile(
+async def test_retention_is_not_blocked_by_partitions_that_are_dropped_meanwhile(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(maintenance, "PARTITIONS_A_STEP", 1)
@@ -463,9 +498,9 @@ async def test_retention_is_not_held_up_by_partitions_that_are_dropped_meanwhile
         await log.contract_topic("t", 1)
         step = maintenance.retention()
         with closing(connect(folder / "log.db", "process")) as db:
-            assert step(db), "there is more: it begins with the last partition"
+            assert step(db, now_ms()), "there is more: it begins with the last partition"
             await log.drop_partitions("t", 1)
-            while step(db):
+            while step(db, now_ms()):
                 pass
         assert (await log.span(T0)).first == 1
 
@@ -542,7 +577,7 @@ async def test_processes_that_append_at_once_lose_nothing_and_keep_their_order(f
 
 
 @awaited
-async def test_the_write_ahead_log_begins_anew_once_nobody_reads_its_old_pages(
+async def test_the_write_ahead_log_restarts_once_no_reader_needs_its_old_pages(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(checkpoints, "CHECKPOINT_BYTES", 200_000)
@@ -579,7 +614,7 @@ async def test_processes_that_open_and_close_at_once_do_not_disturb_each_other(f
 
 
 @awaited
-async def test_a_writer_that_waits_too_long_for_another_says_so_and_goes_on_later(folder: Path) -> None:
+async def test_a_writer_that_waits_too_long_for_another_raises_busy_and_works_again_later(folder: Path) -> None:
     async with quiet(folder, busy_wait=0.1) as log:
         await log.create_topic("t", 1)
         with closing(sqlite3.connect(folder / "log.db", isolation_level=None)) as other:
@@ -626,7 +661,7 @@ async def test_small_batches_are_merged_and_keep_their_content(folder: Path) -> 
 
 
 @awaited
-async def test_merging_goes_on_behind_a_small_batch_between_large_ones(folder: Path) -> None:
+async def test_merging_continues_after_a_small_batch_between_large_ones(folder: Path) -> None:
     sizes = [5, 300_000, 5, 300_000] + [5] * 100
     wanted = [record for i, size in enumerate(sizes) for record in records(i, size=size)]
     async with quiet(folder) as log:
@@ -639,7 +674,7 @@ async def test_merging_goes_on_behind_a_small_batch_between_large_ones(folder: P
 
 
 @awaited
-async def test_maintenance_ends_though_producers_go_on(folder: Path) -> None:
+async def test_maintenance_ends_although_producers_keep_appending(folder: Path) -> None:
     async with quiet(folder) as log:
         topic = await log.create_topic("t", 8)
         stop = asyncio.Event()
@@ -674,7 +709,7 @@ async def test_an_open_log_maintains_itself(folder: Path) -> None:
 
 
 @awaited
-async def test_trimmed_room_is_given_back_to_the_disk(folder: Path) -> None:
+async def test_trimmed_space_is_returned_to_the_disk(folder: Path) -> None:
     async with quiet(folder) as log:
         await log.create_topic("t", 2)
         for at in range(0, 200, 10):
@@ -830,7 +865,7 @@ async def fill(log: Log, stored: int = 0) -> int:
 
 
 @awaited
-async def test_a_full_disk_refuses_appends_and_the_log_goes_on_when_there_is_room(mount: Mount) -> None:
+async def test_a_full_disk_refuses_appends_and_the_log_works_again_when_there_is_space(mount: Mount) -> None:
     disk = mount("size=4m")
     ballast = disk / "ballast"
     ballast.write_bytes(bytes(2 * 2**20))
@@ -840,7 +875,7 @@ async def test_a_full_disk_refuses_appends_and_the_log_goes_on_when_there_is_roo
         assert stored
         assert (await log.span(T0)).end == stored
         assert await contents(log, T0) == records(*range(stored), size=20_000), "nothing by halves"
-        with pytest.raises(NoRoom, match=r"no room left on the disk for .*log\.db: free some"):
+        with pytest.raises(NoRoom, match=r"no space left on the disk for .*log\.db: free some"):
             await log.append(T0, records(*range(stored, stored + 4), size=20_000), stamp=Stamp("p", stored // 4))
         ballast.unlink()
         again = await log.append(T0, records(*range(stored, stored + 4), size=20_000), stamp=Stamp("p", stored // 4))
@@ -863,7 +898,7 @@ async def test_a_log_on_a_full_disk_still_serves_readers_and_can_be_opened_again
 
 
 @awaited
-async def test_a_log_that_found_no_room_to_be_created_is_created_when_there_is(mount: Mount) -> None:
+async def test_a_log_that_found_no_space_to_be_created_is_created_when_there_is_some(mount: Mount) -> None:
     disk = mount("size=1m")
     ballast = disk / "ballast"
     with pytest.raises(OSError, match="No space left"):

@@ -1,4 +1,4 @@
-"""Another process on the same log. Run as a script: `worker.py follow|produce|reopen FOLDER [ARGUMENTS]`.
+"""Another process on the same log. Run as a script: `worker.py follow|produce|reopen|hold FOLDER [ARGUMENTS]`.
 
 It says `ready` when its log is open, and begins with the first line on its standard input.
 """
@@ -74,7 +74,18 @@ async def reopen(folder: Path, name: str, count: int) -> None:
     say("done")
 
 
+async def hold(folder: Path, seconds: int) -> None:
+    """Seal the topic, and renew the seal until killed."""
+    async with SqliteLog(folder, durability="process", maintain_every=None) as log:
+        say("ready")
+        sys.stdin.readline()
+        while True:
+            say((await log.seal_topic("t", "worker", seconds=seconds)).generation)
+            await asyncio.sleep(seconds / 10)
+
+
 if __name__ == "__main__":
     command, where, *rest = sys.argv[1:]
     arguments = [int(word) if word.isdigit() else word for word in rest]
-    asyncio.run({"follow": follow, "produce": produce, "reopen": reopen}[command](Path(where), *arguments))  # type: ignore[operator]
+    commands: dict[str, Any] = {"follow": follow, "produce": produce, "reopen": reopen, "hold": hold}
+    asyncio.run(commands[command](Path(where), *arguments))

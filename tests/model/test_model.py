@@ -16,6 +16,7 @@ from shardyard.model import (
     Record,
     RetryLater,
     Sealed,
+    SealLost,
     Topic,
 )
 from shardyard.runtime.clock import ManualClock
@@ -58,8 +59,16 @@ def test_a_topic_that_takes_no_records_says_whether_to_wait_or_where_to_go() -> 
     assert issubclass(Moved, Conflict)
     sealed, moved = (pickle.loads(pickle.dumps(error)) for error in (Sealed("orders"), Moved("orders", "orders.2")))
     assert str(sealed) == "topic 'orders' takes no records while it is being moved: try again in a moment"
-    assert str(moved) == "topic 'orders' goes on as 'orders.2': append there"
+    assert str(moved) == "topic 'orders' continues as 'orders.2': append there"
     assert (sealed.topic, moved.topic, moved.successor) == ("orders", "orders", "orders.2")
+
+
+def test_a_lost_seal_is_a_conflict_that_names_the_holder() -> None:
+    assert issubclass(SealLost, Conflict)
+    lost = pickle.loads(pickle.dumps(SealLost("orders", "reshard-1")))
+    assert isinstance(lost, SealLost)
+    assert (lost.topic, lost.holder) == ("orders", "reshard-1")
+    assert str(lost).startswith("topic 'orders' is not sealed by 'reshard-1' any more")
 
 
 @pytest.mark.parametrize("weight", [0, -1, 2.5, "1", True])

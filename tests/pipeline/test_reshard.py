@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,14 @@ from shardyard.model import (
     Partition,
     Record,
     Retention,
+    SealLost,
     Topic,
     TopicExists,
     UnknownTopic,
 )
 from shardyard.pipeline.blocking import blocking
 from shardyard.pipeline.reshard import reshard as reshard_module
+from shardyard.pipeline.reshard import seal
 from shardyard.pipeline.reshard.job import abort, job_folder, lock_job, next_name
 from shardyard.pipeline.reshard.reshard import reshard
 from shardyard.pipeline.source.staging import commit, staging_folder
@@ -101,7 +104,7 @@ def test_a_topic_can_be_resharded_repeatedly(spark: SparkSession, log: str) -> N
     fill(log, "orders.2", 40, first=60)
     assert reshard(spark, log, "orders.2", partitions=3).target == "orders.3"
     assert len(ids(contents(log, "orders.3"))) == 100
-    with pytest.raises(Moved, match=r"'orders' goes on as 'orders\.2'"):
+    with pytest.raises(Moved, match=r"'orders' continues as 'orders\.2'"):
         reshard(spark, log, "orders", partitions=5)
 
 
@@ -283,6 +286,73 @@ def test_a_reshard_that_is_interrupted_at_any_step_is_finished_by_the_next_run(
     assert [path for path in leftover_files(log) if path.suffix != ".arrow"] == []
 
 
+def test_a_reshard_that_was_stalled_until_its_seal_ended_does_not_move_the_topic_and_the_next_run_does(
+    spark: SparkSession, log: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create(log, "orders", 3)
+    fill(log, "orders", 200)
+    late = Record("late", b"key-1", b"v")
+
+    def stalls(work: Any) -> dict[str, int]:
+        with blocking(log) as other:
+            other.wait(Sender(other.log, "orders").send([late]))  # returns when the seal has ended
+        return translated(work)
+
+    translated = reshard_module._Reshard._translate_positions
+    with monkeypatch.context() as patch:
+        patch.setattr(seal, "SEAL_SECONDS", 0.5)
+        patch.setattr(seal, "RENEW_SECONDS", 3600.0)
+        patch.setattr(reshard_module._Reshard, "_translate_positions", stalls)
+        with pytest.raises(SealLost, match="topic 'orders' is not sealed by 'reshard-"):
+            reshard(spark, log, "orders", partitions=5)
+    with blocking(log) as opened:
+        topic = opened.wait(opened.log.topic("orders"))
+        assert (topic.sealed, topic.successor) == (False, None)
+    before = contents(log, "orders")
+    assert "late" in ids(before)
+    assert reshard(spark, log, "orders", partitions=5).records == 201
+    assert by_key(contents(log, "orders.2")) == by_key(before)
+
+
+def test_a_reshard_renews_its_seal_while_it_copies(
+    spark: SparkSession, log: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create(log, "orders", 3)
+    fill(log, "orders", 50)
+    renewed: list[int] = []
+    enough = threading.Event()
+    seal_topic = SqliteLog.seal_topic
+
+    async def counting(self: SqliteLog, *args: Any, **options: Any) -> Any:
+        topic = await seal_topic(self, *args, **options)
+        renewed.append(topic.generation)
+        if len(renewed) == 10:
+            enough.set()
+        return topic
+
+    def takes_long(work: Any) -> dict[str, int]:
+        assert enough.wait(60)
+        groups: dict[str, int] = translated(work)
+        return groups
+
+    translated = reshard_module._Reshard._translate_positions
+    monkeypatch.setattr(seal, "SEAL_SECONDS", 1.0)
+    monkeypatch.setattr(seal, "RENEW_SECONDS", 0.2)
+    monkeypatch.setattr(reshard_module._Reshard, "_translate_positions", takes_long)
+    monkeypatch.setattr(SqliteLog, "seal_topic", counting)
+    assert reshard(spark, log, "orders", partitions=5).records == 50
+    assert len(set(renewed)) == 1, "it never lost it"
+
+
+def test_a_reshard_waits_for_the_seal_that_a_killed_one_left(spark: SparkSession, log: str) -> None:
+    create(log, "orders", 3)
+    fill(log, "orders", 50)
+    with blocking(log) as opened:
+        opened.wait(opened.log.seal_topic("orders", "a reshard that was killed", seconds=3.0))
+    assert reshard(spark, log, "orders", partitions=5).records == 50
+    assert len(ids(contents(log, "orders.2"))) == 50
+
+
 def test_a_topic_never_moves_to_a_copy_that_differs(
     spark: SparkSession, log: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -315,9 +385,9 @@ def test_a_topic_never_moves_to_a_copy_with_extra_records(
     fill(log, "orders", 50)
     real = SqliteLog.seal_topic
 
-    async def seal_and_add_stray_record(opened: SqliteLog, name: str) -> Topic:
+    async def seal_and_add_stray_record(opened: SqliteLog, name: str, holder: str, **options: Any) -> Topic:
         await opened.append(Partition("orders.2", 0), [Record("stray", b"k", b"v")])
-        return await real(opened, name)
+        return await real(opened, name, holder, **options)
 
     monkeypatch.setattr(SqliteLog, "seal_topic", seal_and_add_stray_record)
     with pytest.raises(

@@ -16,6 +16,7 @@ from shardyard.model import InvalidValue, Record
 from shardyard.pipeline.blocking import blocking
 from shardyard.pipeline.source.staging import Manifest, Staging, commit, staging_folder
 from shardyard.placement import Jump, Modulus
+from tests.log.samples import move
 from tests.pipeline.logs import append, by_key, contents, create, fill, numbered, url
 
 
@@ -149,7 +150,7 @@ def test_a_write_does_not_create_a_log(spark: SparkSession, log: str, tmp_path: 
         ),
         ("'v' value", {"partitioner": "column"}, "expected a frame with a column 'partition'"),
         ("'v' value", {"partitioner": "ring"}, "partitioner is 'ring'"),
-        ("'v' value; '' id", {}, "column 'id' is '': expected no empty text"),
+        ("'v' value; '' id", {}, "column 'id' is '': expected no empty string"),
         ("cast(null as string) value", {}, "column 'value' is None: expected no null"),
         ("repeat('x', 1100000) value", {}, "in bytes is 1100000, beyond the limit of 1048576"),
     ],
@@ -247,7 +248,7 @@ def test_a_stream_follows_its_topic_when_it_moves(log: str, copied: Callable[...
     fill(log, "orders", 100)
     copied()
     with blocking(log) as opened:
-        opened.wait(opened.log.move_topic("copy", "copy.2"))
+        opened.wait(move(opened.log, "copy", "copy.2"))
     fill(log, "orders", 100, first=100)
     copied()
     assert numbers(contents(log, "copy")) == list(range(100))
@@ -331,7 +332,7 @@ def test_a_batch_interrupted_by_a_move_is_finished_in_the_successor(log: str, mo
         nonlocal left
         left -= 1
         if left == 0:
-            await self.move_topic("orders", "orders.2")
+            await move(self, "orders", "orders.2")
         return await append_for_real(self, *args, **options)
 
     append_for_real = SqliteLog.append

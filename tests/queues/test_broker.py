@@ -25,6 +25,7 @@ from shardyard.server import http
 from shardyard.server.app import serving
 from shardyard.wire.arrow import encode_arrow
 from shardyard.wire.media import ARROW, JSON, MAX_BODY_BYTES, MEDIA_TYPES, MSGPACK
+from tests.log.samples import move
 from tests.queues.setup import Cluster, Handled, Response, run, running
 
 RECORDS = "/v1/topics/orders/records"
@@ -557,8 +558,8 @@ def test_a_topic_is_in_use_by_subscribers_of_a_topic_that_moved_there() -> None:
         for name in ("orders", "orders-2", "orders-3", "other"):
             await cluster.topic(name, partitions=1)
         async with cluster.consumer("m1"):
-            await cluster.log.move_topic("orders", "orders-2")
-            await cluster.log.move_topic("orders-2", "orders-3")
+            await move(cluster.log, "orders", "orders-2")
+            await move(cluster.log, "orders-2", "orders-3")
             for name in ("orders", "orders-2", "orders-3"):
                 refused = await cluster.request("DELETE", f"/v1/topics/{name}")
                 assert (refused.status, refused.code) == (409, "topic_in_use"), name

@@ -17,7 +17,7 @@ from shardyard.queues.delays import UNDELIVERABLE, Delays
 from shardyard.queues.retry_topics import parse_companion
 from shardyard.queues.topic_readers import TopicReaders
 from shardyard.wire.headers import REASON
-from tests.log.samples import awaited
+from tests.log.samples import awaited, move
 from tests.queues.engines import BROKERS
 from tests.queues.setup import Cluster, run, running
 
@@ -180,7 +180,7 @@ def test_records_that_wait_for_a_retry_on_a_topic_that_moved_are_kept() -> None:
         await cluster.topic()
         await fail(cluster, "a", backoff=(A_LONG_TIME,))
         await cluster.topic("orders-2")
-        await cluster.log.move_topic("orders", "orders-2")
+        await move(cluster.log, "orders", "orders-2")
         assert await delete(cluster, "topics/orders") == ([], [(RETRY, 1, WAITING)])
 
     run(scenario)

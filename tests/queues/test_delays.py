@@ -28,7 +28,7 @@ from shardyard.model import (
     UnknownGroup,
     UnknownTopic,
 )
-from shardyard.model.limits import Limits
+from shardyard.model.limits import ANY_SIZE, Limits, validate
 from shardyard.queues.delays import GROUP, LADDER_MS, MAX_DELAY_MS, UNDELIVERABLE, Delays, Scheduler
 from shardyard.queues.delays import scheduler as scheduler_module
 from shardyard.queues.delays.ladder import RUNG_PARTITIONS
@@ -36,6 +36,7 @@ from shardyard.registry import Registry
 from shardyard.registry.memory import MemoryRegistry
 from shardyard.runtime.clock import Clock, ManualClock
 from shardyard.wire.headers import DUE, REASON, TARGET
+from tests.log.samples import HOLDER, move
 from tests.queues.engines import DELAYS, ENGINES
 from tests.queues.stored import contents
 
@@ -198,7 +199,7 @@ def test_a_pinned_record_goes_to_its_partition_and_by_key_when_that_is_gone(run:
         await env.log.create_topic("old", 2)
         await env.delays.put("old", records("moved", key=b"k"), env.delays.due_in(100), partition=1)
         await env.log.create_topic("new", 1)
-        await env.log.move_topic("old", "new")
+        await move(env.log, "old", "new")
         async with env.scheduler():
             await env.delivered(PARTITIONS)
             (moved,) = await env.delivered(1, "new")
@@ -227,7 +228,7 @@ def test_a_delivery_follows_a_topic_that_moves(run_in_memory: Callable[[Scenario
     async def scenario(env: Environment) -> None:
         await env.delays.put(TOPIC, records("a", key=b"k"), env.delays.due_in(300))
         await env.log.create_topic("orders2", 5)
-        await env.log.move_topic(TOPIC, "orders2")
+        await move(env.log, TOPIC, "orders2")
         async with env.scheduler():
             (found,) = await env.delivered(1, "orders2")
         assert (found.id, found.key) == ("a", b"k")
@@ -250,7 +251,7 @@ def test_a_record_goes_to_the_longest_rung_that_fits_and_then_to_shorter_ones(
         append = env.log.append
 
         async def noted(partition: Partition, rows: Any, **options: Any) -> Any:
-            hops.extend(partition.topic for record in rows if record.id == "long")
+            hops.extend(partition.topic for record in validate(rows, ANY_SIZE, 0).rows if record.id == "long")
             return await append(partition, rows, **options)
 
         monkeypatch.setattr(env.log, "append", noted)
@@ -536,7 +537,7 @@ def test_a_sealed_target_gets_its_records_when_it_is_unsealed(
         await env.log.create_topic("sealed", 1)
         await env.delays.put("sealed", records("a"), env.delays.due_in(60))
         await env.delays.put("sealed", records("b"), env.delays.due_in(60), partition=0)
-        await env.log.seal_topic("sealed")
+        await env.log.seal_topic("sealed", HOLDER)
         append, refused = env.log.append, Counter[str]()
 
         async def counting(partition: Partition, rows: Any, **options: Any) -> Any:
@@ -555,7 +556,7 @@ def test_a_sealed_target_gets_its_records_when_it_is_unsealed(
             await env.delays.put(TOPIC, records("c"), due := env.delays.due_in(60))
             (other,) = await env.delivered(1)
             assert other.timestamp - due < LATE_MS, "other records are not delayed"
-            await env.log.unseal_topic("sealed")
+            await env.log.unseal_topic("sealed", HOLDER)
             found = await env.delivered(2, "sealed")
         assert {(record.id, record.headers) for record in found} == {("a", ()), ("b", ())}
         assert await records_of(env.log, UNDELIVERABLE) == []

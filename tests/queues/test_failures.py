@@ -34,6 +34,7 @@ from shardyard.queues.retry_topics import dead_topic, ensure_retry_topics, origi
 from shardyard.runtime.clock import Clock, ManualClock
 from shardyard.wire.headers import ATTEMPT, DIED, ERROR, ORIGIN, PUBLISHED, REDRIVEN
 from shardyard.wire.settings import GroupSettings
+from tests.log.samples import HOLDER, move
 from tests.queues.engines import ENGINES, FAILURES
 from tests.queues.stored import contents, offsets
 
@@ -365,8 +366,8 @@ def test_failures_of_a_topic_that_moved_go_where_the_members_read(run: Callable[
     async def scenario(env: Environment) -> None:
         await ensure_retry_topics(env.log, GROUP, [TOPIC])
         await env.log.create_topic("orders.2", 1)
-        await env.log.seal_topic(TOPIC)
-        await env.log.move_topic(TOPIC, "orders.2")
+        await env.log.seal_topic(TOPIC, HOLDER)
+        await move(env.log, TOPIC, "orders.2")
         moved = Partition("orders.2", 0)
         at_a, at_b = await env.send("a", "b", partition=moved)
         async with env.scheduling():
@@ -653,11 +654,11 @@ def test_letters_survive_an_interrupted_redrive(run: Callable[[Scenario], None])
         await env.kill("a", "b")
         await redrive(env.log, GROUP, TOPIC)
         await env.kill("c", "d")
-        await env.log.seal_topic(RETRY)
+        await env.log.seal_topic(RETRY, HOLDER)
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(redrive(env.log, GROUP, TOPIC), 0.1)
         assert await env.dead_ids() == ["d", "c"]
-        await env.log.unseal_topic(RETRY)
+        await env.log.unseal_topic(RETRY, HOLDER)
         assert await redrive(env.log, GROUP, TOPIC) == 2
         assert sorted(record.id for record in await env.all_of(RETRY)) == ["a", "b", "c", "d"]
 

@@ -21,7 +21,7 @@ from shardyard.registry import GroupRow, OwnershipRow, Registry, Transaction
 from shardyard.registry.batcher import TransactionBatcher
 from shardyard.registry.memory import MemoryRegistry
 from shardyard.runtime.clock import ManualClock
-from tests.log.samples import awaited
+from tests.log.samples import HOLDER, awaited, move
 from tests.queues.engines import ENGINES, REGISTRIES
 
 P0, P1, P2 = (Partition("orders", index) for index in range(3))
@@ -126,7 +126,7 @@ async def test_a_group_is_waited_for_once_its_members_subscribe_also_under_the_n
         with MemoryRegistry() as registry:
             epoch = await contracted(log)
             await log.create_topic("old", 1)
-            await log.move_topic("old", "orders")
+            await move(log, "old", "orders")
             commit(registry, "on", P2, Position(epoch, 3))
             join(registry, "billing", "m1")
             join(registry, "shipping", "m1", "old")
@@ -292,12 +292,12 @@ async def test_a_sealed_topic_blocks_no_other(open_janitor: OpenJanitor) -> None
     async with MemoryLog() as log:
         with MemoryRegistry() as registry:
             await contracted(log, records=0)
-            await log.seal_topic("orders")
+            await log.seal_topic("orders", HOLDER)
             await log.create_topic("returns", 2)
             await log.contract_topic("returns", 1)
             janitor = open_janitor(log, registry)
             assert [topic.name for topic in await janitor.drop_drained_partitions()] == ["returns"]
-            await log.unseal_topic("orders")
+            await log.unseal_topic("orders", HOLDER)
             assert [topic.name for topic in await janitor.drop_drained_partitions()] == ["orders"]
 
 

@@ -17,6 +17,7 @@ from shardyard.wire.arrow import encode_arrow
 from shardyard.wire.codec import encode
 from shardyard.wire.media import ARROW, JSON, MSGPACK
 from shardyard.wire.records import PackedRecord, PackedRecords
+from tests.log.samples import HOLDER, move
 from tests.queues.setup import Yard, tell
 
 RECORDS = "/v1/topics/orders/records"
@@ -304,9 +305,9 @@ def test_a_broker_that_knows_an_old_state_of_a_topic_goes_by_the_new_one_once_it
         assert await publish() == {0, 1, 2, 3}
         await yard.log.contract_topic("orders", 2)  # not through that broker
         assert await publish() == {0, 1}
-        await yard.log.seal_topic("orders")
+        await yard.log.seal_topic("orders", HOLDER)
         await yard.topic("more", partitions=1)
-        await yard.log.move_topic("orders", "more")
+        await move(yard.log, "orders", "more")
         assert (await yard.do("POST", RECORDS, {"value": "x"}, partition=0, broker=1))["stored"][0]["topic"] == "more"
         assert await publish() == {0}
         assert len((await yard.records("more"))[0]) == 9

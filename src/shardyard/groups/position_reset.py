@@ -6,7 +6,7 @@ from typing import Literal, get_args
 
 from shardyard.groups import protocol
 from shardyard.log import Log
-from shardyard.log.port import check_offset
+from shardyard.log.rules import check_offset
 from shardyard.model import InvalidValue, Partition, PartitionOutOfRange, Position, UnknownGroup, whole_number
 from shardyard.registry import OwnershipRow, Transaction
 

@@ -45,7 +45,7 @@ async def status(log: Log, registry: Registry, group: str) -> list[PartitionStat
             span = await log.span(row.partition)
             current = row.committed is not None and row.committed.epoch == span.epoch
             committed = row.committed.offset if current and row.committed is not None else None
-            lag = span.end - max(committed or 0, span.first)
+            lag = await log.count(row.partition, max(committed or 0, span.first), span.end)
         except (UnknownTopic, PartitionOutOfRange):  # deleted; its rows go with the next rebalance
             continue
         result.append(

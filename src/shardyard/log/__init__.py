@@ -5,27 +5,45 @@ Importing this package loads no engine: `open_log` loads the one that the URL na
 
 from typing import TYPE_CHECKING
 
-from shardyard.log.port import Log
+from shardyard.log.port import Capabilities, Catalog, Data, Log
 from shardyard.log.sender import Sender
-from shardyard.model import InvalidValue
+from shardyard.log.sequences import SequenceWindow
+from shardyard.log.urls import absolute_url, is_shared, local_folder, log_exists
+from shardyard.model.url import parse_url
 
 if TYPE_CHECKING:
     from shardyard.log.sqlite import Durability
     from shardyard.model.limits import Limits
+    from shardyard.runtime.clock import Clock
 
-__all__ = ["Log", "Sender", "open_log"]
+__all__ = [
+    "Capabilities",
+    "Catalog",
+    "Data",
+    "Log",
+    "Sender",
+    "SequenceWindow",
+    "absolute_url",
+    "is_shared",
+    "local_folder",
+    "log_exists",
+    "open_log",
+]
 
 
-def open_log(url: str, *, durability: "Durability" = "power", limits: "Limits | None" = None) -> Log:
+def open_log(
+    url: str,
+    *,
+    durability: "Durability" = "power",
+    limits: "Limits | None" = None,
+    clock: "Clock | None" = None,
+) -> Log:
     """Open a log by its URL: `sqlite:///data/log` (a folder; four slashes for an absolute path) or `memory://`."""
-    if not isinstance(url, str):
-        raise InvalidValue("log URL", url, "a string")
-    if url.startswith("sqlite:///") and len(url) > len("sqlite:///"):
-        from shardyard.log.sqlite import SqliteLog  # noqa: PLC0415 only the engine that is used is loaded
-
-        return SqliteLog(url.removeprefix("sqlite:///"), durability=durability, limits=limits)
-    if url == "memory://":
+    engine = parse_url("log", url)
+    if engine.engine == "memory":
         from shardyard.log.memory import MemoryLog  # noqa: PLC0415 only the engine that is used is loaded
 
-        return MemoryLog(limits=limits)
-    raise InvalidValue("log URL", url, "sqlite:///FOLDER or memory://")
+        return MemoryLog(limits=limits, clock=clock)
+    from shardyard.log.sqlite import SqliteLog  # noqa: PLC0415 only the engine that is used is loaded
+
+    return SqliteLog(engine.path, durability=durability, limits=limits, clock=clock)

@@ -1,183 +1,65 @@
 """The log's port. Its docstrings are the specification that every engine keeps and the contract suite checks."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-import pyarrow as pa
-
-from shardyard.model import (
-    Appended,
-    Closing,
-    Fence,
-    InvalidValue,
-    Moved,
-    OffsetBeyondEnd,
-    OffsetTrimmed,
-    Outdated,
-    Partition,
-    Record,
-    Retention,
-    Sealed,
-    Span,
-    Stamp,
-    Topic,
-    TopicKind,
-    WrongEpoch,
-)
+from shardyard.model import Appended, Fence, Partition, Retention, Span, Stamp, Topic, TopicKind
 from shardyard.model.batch import Batch
-from shardyard.model.checks import check_int64
+from shardyard.model.checks import whole_number
+from shardyard.model.limits import Records
 
 DEFAULT_RETENTION = Retention()
 READ_RECORDS = 10_000
 READ_BYTES = 8 * 1024 * 1024
+SEAL_SECONDS = 10.0
+"""How long a seal stays in force after it was last renewed."""
 
 
-def check_offset(partition: Partition, has: Span, offset: int, epoch: int | None = None) -> None:
-    """Whether a partition that holds `has` can be read from `offset`; for engines."""
-    if epoch is not None and epoch != has.epoch:
-        raise WrongEpoch(partition, epoch, has.epoch)
-    if offset < has.first:
-        raise OffsetTrimmed(partition, offset, has.first)
-    if offset > has.end:
-        raise OffsetBeyondEnd(partition, offset, has.end)
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What an engine has beyond what every log promises. A call that needs what it lacks raises `Unsupported`, which
+    says what to do instead."""
+
+    contraction: bool
+    """A topic can get fewer partitions (`contract_topic`, `drop_partitions`)."""
+    stamps_across_processes: bool
+    """A retried append is recognised by its stamp also when another process, or another instance, appended it first.
+    Without it, that is so only for the instance that did; readers that need each record once drop known ids."""
+    atomic_batches: bool
+    """A batch becomes visible as a whole. Without it a reader may see its first records before the others."""
+    dense_offsets: bool
+    """Each record has the offset after the one before it: there are no gaps."""
 
 
-def check_partition(partition: object) -> None:
-    """Refuse what does not name a partition at all; for engines."""
-    if not isinstance(partition, Partition) or (type(partition.topic), type(partition.index)) != (str, int):
-        raise InvalidValue("partition", partition, "a Partition: a text as topic and an int as index")
+class Catalog(ABC):
+    """The topics of a log.
 
+    **Epochs.** A topic gets an epoch when it is created, higher than that of any earlier topic of the same name. A
+    position with another epoch than the partition's belongs to records that are gone (`WrongEpoch`).
 
-def check_marks(stamp: object, fence: object) -> None:
-    """Refuse what is no stamp or no fence; for engines."""
-    if not isinstance(stamp, Stamp | None):
-        raise InvalidValue("stamp", stamp, "a Stamp or None")
-    if not isinstance(fence, Fence | None):
-        raise InvalidValue("fence", fence, "a Fence or None")
+    **Generations.** Every change of a topic's kind, partitioner, open partitions, seal or successor gives it a new,
+    higher generation; a change of its retention, or a call that changes nothing, does not. No two topics of the same
+    name share a generation. An append can name the generation its records were placed under, and is refused under any
+    other one (`Outdated`), so that producers in all processes switch to a new placement at the same moment.
 
+    **Moving.** To get other partitions or another partitioner, a topic is continued by another topic. It is sealed
+    first: its records then stay as they are, and can be copied. Then it is moved: appends are refused with `Moved`,
+    which names the successor. Records of a key stay in order, those of the old topic before those of the new one.
+    Reading, trimming, retention and deletion work for a sealed or moved topic as for any other.
 
-def check_same_batch(stamp: Stamp, stored: int, count: int) -> None:
-    """Refuse a stamp that was used for another batch; for engines."""
-    if stored != count:
-        raise InvalidValue("stamp", stamp, f"one that was not used for another batch: it has {stored} records stored")
+    **Seals.** A seal has a holder and ends by itself some seconds after the holder last renewed it, by the engine's
+    own clock. So a holder that dies stops producers only for that long. A holder that was stalled and lost its seal
+    can't move the topic any more: moving names the generation that sealing returned, and is refused with `SealLost` if
+    the seal has ended, even if the same holder has sealed the topic again since.
 
+    **Contracting.** To get fewer partitions, a topic is contracted first: the last partitions drain. They take no
+    records but can be read, so that consumers reach their end. Then they are dropped. A partition that is added again
+    later continues after the offsets of the dropped one: an offset never stands for two records.
 
-def check_retention(retention: object) -> Retention:
-    """`retention`, if it is one that can be stored; for engines."""
-    if not isinstance(retention, Retention):
-        raise InvalidValue("retention", retention, "a Retention")
-    for name in ("age_ms", "bytes_per_partition"):
-        if getattr(retention, name) is not None:
-            check_int64(name, getattr(retention, name))
-    return retention
-
-
-def check_placement(partitioner: object, partitions: int, hash_: object) -> tuple[str, str | None]:
-    """The names of a partitioner and of the hash it works on, if it can place keys with that; for engines."""
-    if not isinstance(partitioner, str):
-        raise InvalidValue("partitioner", partitioner, "a text")
-    if not isinstance(hash_, str | None):
-        raise InvalidValue("hash", hash_, "a text or None")
-    from shardyard.placement import DEFAULT_HASH, partitioner_named  # noqa: PLC0415 its compiler takes half a second
-
-    partitioner_named(partitioner, partitions, hash_)
-    default = DEFAULT_HASH[partitioner]
-    return partitioner, default and (hash_ or default)
-
-
-def check_open(topic: str, sealed: bool, successor: str | None) -> None:
-    """Refuse to add anything to a topic that is sealed or has moved; for engines."""
-    if successor is not None:
-        raise Moved(topic, successor)
-    if sealed:
-        raise Sealed(topic)
-
-
-def check_receives(
-    partition: Partition, sealed: bool, successor: str | None, epoch: int, receiving: int, placed_on: Topic | None
-) -> None:
-    """Refuse an append to a topic that is sealed, has moved or is another than was thought, or to a partition that is
-    closing; for engines."""
-    check_open(partition.topic, sealed, successor)
-    if partition.index >= receiving:
-        raise Closing(partition, receiving)
-    if placed_on is not None and (placed_on.epoch, placed_on.receiving) != (epoch, receiving):
-        raise Outdated(partition.topic, receiving)
-
-
-def expanded(topic: Topic, partitions: int) -> Topic:
-    """The topic as it is with so many open, if it can be expanded to that; for engines."""
-    check_open(topic.name, topic.sealed, topic.successor)
-    if partitions < topic.receiving:
-        raise InvalidValue("partitions", partitions, f"at least the {topic.receiving} that {topic.name!r} has open")
-    return _with_open(topic, partitions)
-
-
-def contracted(topic: Topic, partitions: int) -> Topic:
-    """The topic as it is with so many open, if it can be contracted to that; for engines."""
-    check_open(topic.name, topic.sealed, topic.successor)
-    if partitions > topic.receiving:
-        raise InvalidValue("partitions", partitions, f"at most the {topic.receiving} that {topic.name!r} has open")
-    return _with_open(topic, partitions)
-
-
-def _with_open(topic: Topic, count: int) -> Topic:
-    partitions = max(count, topic.partitions)
-    return replace(topic, partitions=partitions, open_partitions=count if count < partitions else None)
-
-
-def without_closing(topic: Topic, partitions: int) -> Topic:
-    """The topic as it is when all but so many partitions are dropped, if they may be; for engines."""
-    if partitions != topic.receiving:
-        raise InvalidValue("partitions", partitions, f"the {topic.receiving} that {topic.name!r} has open")
-    if topic.open_partitions is not None:
-        check_open(topic.name, topic.sealed, topic.successor)
-    return replace(topic, partitions=topic.receiving, open_partitions=None)
-
-
-def check_move(topic: Topic, successor: Topic) -> None:
-    """Whether a topic that has not moved yet may go on as another one; for engines."""
-    if topic.name == successor.name:
-        raise InvalidValue("successor", successor.name, "another topic")
-    if successor.successor is not None:
-        raise InvalidValue("successor", successor.name, f"one that does not go on itself, as {successor.successor!r}")
-
-
-class Log(ABC):
-    """A durable log of topics, each split into partitions.
-
-    **Order.** Offsets of a partition start at 0 and are dense: each record has the next one. Records become visible in
-    the order of their offsets: who has seen offset n can read every one before it. A batch becomes visible as a whole.
-
-    **Durability.** A call that changes something returns when the change is durable: it survives SIGKILL of every
-    process, and, unless the log was opened for less, a power cut. A call that raised changed nothing, with one
-    exception: when the connection or the process breaks off during an append, or the append is cancelled, the batch may
-    be stored or not. Append it again with the same `Stamp`, and it is stored once.
-
-    **Epochs.** A topic gets an epoch when it is created, higher than that of any topic of the same name before. A
-    position with another epoch than the partition's own belongs to records that are gone (`WrongEpoch`).
-
-    **Moving.** A topic that is to have other partitions, or another partitioner, goes on as another topic. It is sealed
-    first: what it holds then stays as it is, and can be carried over. Then it is moved: who appends is told where it
-    goes on, and records of a key stay in order, first those of the old topic, then those of the new one. An append that
-    was stored before is known by its stamp also on a topic that is sealed or has moved. Reading, trimming, retention
-    and deleting work as ever.
-
-    **Contracting.** A topic that is to have fewer partitions is contracted first: the last ones are closing, they take
-    no records but can be read, so that who reads comes to their end. Then they are dropped. A partition that comes back
-    later goes on where the dropped one ended: an offset never stands for two records. An append that was stored before
-    is known by its stamp also on a closing partition; once that is dropped, it may be forgotten.
-
-    **Names.** Topic names have 1 to 200 letters, digits, `.`, `_` and `-`; those that begin with `__` are reserved.
-
-    **Use.** Any number of processes may use one log at once. An instance may be used from several tasks of one event
-    loop. Every method raises `Closed` after `close`.
+    **Names.** Topic names have 1 to 200 letters, digits, `.`, `_` and `-`. Names that begin with `__` are reserved.
     """
-
-    # Topics
 
     @abstractmethod
     async def create_topic(
@@ -190,57 +72,66 @@ class Log(ABC):
         partitioner: str = "modulus",
         hash_: str | None = None,
     ) -> Topic:
-        """Create a topic; `TopicExists` if there is one.
+        """Create a topic; `TopicExists` if there is one of that name.
 
-        `partitioner` and `hash_` (by default the partitioner's own) say how its keys are placed. The log only keeps
-        their names: an append names its partition.
+        `partitioner` and `hash_` (by default the partitioner's own) say how producers place keys. The log only stores
+        these names: an append names its partition.
         """
 
     @abstractmethod
     async def expand_topic(self, name: str, partitions: int) -> Topic:
-        """Raise the number of open partitions. The ones there are keep their records; new ones are empty.
+        """Raise the number of open partitions. Existing partitions keep their records; new ones are empty.
 
-        Closing ones are open again as far as the number reaches, and go on where they were. One that was dropped comes
-        back empty, with the offset where it ended as its first. `Sealed` or `Moved` if the topic is.
+        Draining partitions open again as far as the number reaches, and continue where they were. A partition that was
+        dropped comes back empty, with the offset where it ended as its first. `Sealed` or `Moved` if the topic is.
         """
 
     @abstractmethod
     async def contract_topic(self, name: str, partitions: int) -> Topic:
-        """From the return on no append to a partition from index `partitions` on succeeds, in any process: it raises
-        `Closing`. What these hold can be read, trimmed and retained as ever.
+        """Lower the number of open partitions: those from index `partitions` on drain.
 
-        `InvalidValue` if fewer are open. `Sealed` or `Moved` if the topic is.
+        Once this has returned, no append to them succeeds in any process: it raises `Closing`. Their records can be
+        read and trimmed as before. `InvalidValue` if fewer are open already. `Sealed` or `Moved` if the topic is.
         """
 
     @abstractmethod
     async def drop_partitions(self, name: str, partitions: int) -> Topic:
-        """Drop the closing partitions with all their records, read or not: who calls it has made sure that they were.
+        """Drop the draining partitions with all their records; the caller has made sure that they were consumed.
 
-        `partitions` are to stay: `InvalidValue` if not just these are open, as when the topic was contracted or
-        expanded meanwhile. Nothing changes if none is closing. `Sealed` or `Moved` if the topic is and one is closing.
+        `partitions` are to stay. `InvalidValue` if they are not exactly the open ones, which happens when the topic was
+        contracted or expanded in the meantime. Nothing changes if no partition is draining. `Sealed` or `Moved` if the
+        topic is and a partition is draining.
         """
 
     @abstractmethod
     async def set_retention(self, name: str, retention: Retention) -> Topic:
-        """Change what may be trimmed away by itself."""
+        """Change what maintenance may trim."""
 
     @abstractmethod
-    async def seal_topic(self, name: str) -> Topic:
-        """From the return on no append to the topic succeeds, in any process: it raises `Sealed`.
+    async def seal_topic(self, name: str, holder: str, *, seconds: float = SEAL_SECONDS) -> Topic:
+        """Seal the topic for `seconds`: no append to it succeeds in any process, it raises `Sealed`.
 
-        Nothing changes if it is sealed already. `Moved` if it has a successor.
+        If `holder` has the topic sealed already, the seal is renewed: it lasts `seconds` from now, and the generation
+        stays. `Sealed` while another holder has it sealed, `Moved` if the topic has a successor.
+
+        When the time is over, the topic takes records again and is shown as not sealed. Should the engine's clock be
+        set back, the seal ends at once rather than last longer than it was asked for.
         """
 
     @abstractmethod
-    async def unseal_topic(self, name: str) -> Topic:
-        """Let it take records again. Nothing changes if it does already. `Moved` if it has a successor."""
+    async def unseal_topic(self, name: str, holder: str) -> Topic:
+        """End the holder's seal. Nothing changes if `holder` does not have the topic sealed. `Moved` if the topic has a
+        successor."""
 
     @abstractmethod
-    async def move_topic(self, name: str, successor: str) -> Topic:
-        """Let a topic go on as another one: it is sealed for good, and appends raise `Moved`. Its records stay.
+    async def move_topic(self, name: str, successor: str, *, holder: str, generation: int) -> Topic:
+        """Let `successor` continue the topic: the topic stays sealed for good, and appends raise `Moved`. Its records
+        stay.
 
-        Nothing changes if it has that successor already; `Moved` if it has another one. `UnknownTopic` if the successor
-        does not exist, `InvalidValue` if it is the topic itself or has a successor of its own: there are no circles.
+        `SealLost` unless `holder` has it sealed, under the generation that `seal_topic` returned. That is checked in
+        the same step as the move, so no record can come in between. Nothing changes if the topic has that successor
+        already; `Moved` if it has another one. `UnknownTopic` if the successor does not exist, `InvalidValue` if it is
+        the topic itself or has a successor: topics don't move in circles.
         """
 
     @abstractmethod
@@ -253,28 +144,49 @@ class Log(ABC):
 
     @abstractmethod
     async def topics(self) -> list[Topic]:
-        """All topics, by name."""
+        """Describe all topics, in the order of their names."""
 
-    # Records
+
+class Data(ABC):
+    """The records of a log's partitions.
+
+    **Order.** Offsets of a partition ascend from 0 on, in the order in which records become visible: a reader that has
+    seen an offset can read every record before it. There may be gaps between offsets, also within a batch that was
+    appended, before the first record and after the last one; so the number of records does not follow from offsets. A
+    batch that was read names the offset of each record, and the offset to continue from.
+
+    **Durability.** A call that changes something returns when the change is durable: it survives SIGKILL of every
+    process and, unless the log was opened with less durability, a power cut. A call that raises has changed nothing,
+    with one exception: when the process or the connection breaks off during an append, or the append is cancelled, the
+    batch may or may not be stored. Append it again with the same `Stamp`, and it is stored once.
+    """
 
     @abstractmethod
     async def append(
         self,
         partition: Partition,
-        records: Sequence[Record] | pa.RecordBatch,
+        records: Records,
         *,
         stamp: Stamp | None = None,
         fence: Fence | None = None,
-        placed_on: Topic | None = None,
+        generation: int | None = None,
     ) -> Appended:
-        """Append a batch, all or nothing, behind everything appended before. Returns when it is durable.
+        """Append a batch, all or nothing, after everything appended before. Returns when it is durable.
 
-        Records may be given as an Arrow batch with the columns of `SCHEMA`: nothing then touches them one by one.
-        A record with the timestamp 0 gets the time of the call. A batch that was stored before under the same stamp
-        is not stored again. `SequenceTooOld` if its sequence lies `SEQUENCE_WINDOW` or more behind the producer's last.
-        Any other batch is refused with `Sealed` or `Moved` if the topic is, with `Closing` if the partition is, with
-        `Outdated` if the partition was chosen by a state of the topic (`placed_on`) with other partitions than it has
-        now; nothing was stored under its stamp then.
+        Records may be given as an Arrow batch with the columns of `SCHEMA`: then nothing handles them one by one.
+        `Validated` records are not validated again. A record with the timestamp 0 gets the time of the call.
+
+        `stamp`: a batch that was stored before under the same stamp is not stored again, whatever has become of the
+        topic: sealed, moved, changed or draining. (The stamps of a dropped partition may be forgotten.)
+        `SequenceTooOld` if the sequence lies `SEQUENCE_WINDOW` or more behind the producer's last one.
+
+        `fence`: refused with `Fenced` if a higher epoch of it is known; a higher one becomes known.
+
+        `generation`: the generation of the topic by which the partition was chosen; refused with `Outdated` if the
+        topic has another one now. None appends under any.
+
+        Also refused are appends to a topic that is sealed (`Sealed`) or has moved (`Moved`), and to a partition that is
+        draining (`Closing`). Nothing is stored under the stamp of an append that was refused.
         """
 
     @abstractmethod
@@ -289,20 +201,31 @@ class Log(ABC):
         wait: float = 0.0,
         fence: Fence | None = None,
     ) -> Batch:
-        """Read from `offset` on: as much as is there, within the limits (bytes are estimated for a part of a batch).
+        """Read the records from `offset` on, as many as the limits allow (bytes are estimated for a part of a batch).
 
-        At least one record is returned if there is one, however large. At the end of the partition the batch is
-        empty, after waiting up to `wait` seconds for a record to arrive. A reader in another process sees a new record
-        within a few milliseconds, and hears as soon that its partition was dropped (`PartitionOutOfRange`) or its topic
-        deleted (`UnknownTopic`).
+        If there is a record, at least one is returned, however large it is. A read that reaches the end of the
+        partition returns a batch whose `end` is the partition's end, so that a gap before it is passed over: where
+        there are no records from `offset` on but the end lies beyond it, the batch is empty and its `end` is that end.
 
-        `OffsetTrimmed` below the first offset, `OffsetBeyondEnd` above the end, `WrongEpoch` if `epoch` is named and
-        is not the partition's.
+        At the end of the partition the batch is empty, after up to `wait` seconds in which a record might arrive. A
+        reader in another process sees a new record within a few milliseconds. A waiting reader learns as fast that its
+        partition was dropped (`PartitionOutOfRange`) or its topic deleted (`UnknownTopic`).
+
+        `OffsetTrimmed` below the first offset, `OffsetBeyondEnd` above the end, `WrongEpoch` if `epoch` is given and
+        is not the partition's, `Fenced` if a higher epoch of the fence is known.
         """
 
     @abstractmethod
     async def span(self, partition: Partition) -> Span:
-        """Which offsets the partition holds."""
+        """The offsets that the partition holds. `end` lies beyond every record, and the next record is not below it."""
+
+    async def count(self, partition: Partition, start: int, end: int) -> int:
+        """At most how many records have offsets from `start` up to, but not including, `end`: exactly so many where the
+        engine knows it, and never fewer than there are."""
+        start = whole_number("start", start, at_least=0)
+        end = whole_number("end", end, at_least=0)
+        has = await self.span(partition)
+        return max(0, min(end, has.end) - max(start, has.first))
 
     @abstractmethod
     async def offset_at(self, partition: Partition, timestamp: int) -> int:
@@ -310,7 +233,7 @@ class Log(ABC):
 
     @abstractmethod
     async def trim(self, partition: Partition, before: int) -> Span:
-        """Drop all records below the offset `before`. Their room is given back soon after."""
+        """Drop all records below the offset `before`. Their space is freed soon after."""
 
     @abstractmethod
     async def set_fence(self, fence: Fence) -> None:
@@ -318,11 +241,24 @@ class Log(ABC):
 
     @abstractmethod
     async def maintain(self) -> None:
-        """Apply retention, merge small batches, give room back: what an open log also does in the background."""
+        """Apply retention, merge small batches and free space. An open log also does this in the background."""
 
     @abstractmethod
     async def close(self) -> None:
-        """Finish what is under way, then let go of everything. May be called twice."""
+        """Finish what is in progress, then release all resources. May be called twice."""
+
+
+class Log(Catalog, Data):
+    """A durable log of topics, each split into partitions.
+
+    Any number of processes may use one log at the same time. An instance may be used from several tasks of one event
+    loop. Every method raises `Closed` after `close`.
+    """
+
+    @property
+    @abstractmethod
+    def capabilities(self) -> Capabilities:
+        """What this engine has beyond what every log promises."""
 
     async def __aenter__(self) -> Self:
         return self

@@ -1,17 +1,14 @@
 """Scanning a range of a partition while it may be trimmed."""
 
 from collections.abc import AsyncIterator
-from dataclasses import replace
 
-import numpy as np
-
-from shardyard.log.port import READ_BYTES, READ_RECORDS, Log
+from shardyard.log.port import READ_BYTES, READ_RECORDS, Data
 from shardyard.model import Fence, OffsetTrimmed, Partition
 from shardyard.model.batch import Batch
 
 
 async def scan(
-    log: Log,
+    log: Data,
     partition: Partition,
     start: int,
     end: int,
@@ -37,14 +34,5 @@ async def scan(
         if batch.end <= start:
             return
         start = batch.end
-        if len(batch := _before(batch, end)):
+        if len(batch := batch.before(end)):
             yield batch
-
-
-def _before(batch: Batch, end: int) -> Batch:
-    """The records of a batch with offsets below `end`."""
-    if batch.end <= end:
-        return batch
-    offsets = np.asarray(batch.offsets(), np.int64)
-    count = int(np.searchsorted(offsets, end))
-    return replace(batch, data=batch.data.slice(0, count), places=offsets[:count], stop=end)

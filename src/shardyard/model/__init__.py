@@ -1,4 +1,4 @@
-"""The words of Shardyard. Everyone imports this package; it imports nobody."""
+"""The words of Shardyard. Every other package imports this one; it imports none of them."""
 
 from shardyard.model.checks import check_int64, check_text, whole_number
 from shardyard.model.errors import (
@@ -29,6 +29,7 @@ from shardyard.model.errors import (
     PartitionTaken,
     RetryLater,
     Sealed,
+    SealLost,
     SequenceTooOld,
     ShardyardError,
     TooLarge,
@@ -37,6 +38,7 @@ from shardyard.model.errors import (
     UnknownGroup,
     UnknownTopic,
     Unreachable,
+    Unsupported,
     WrongEpoch,
     WrongSchemaVersion,
     WrongToken,
@@ -99,6 +101,7 @@ __all__ = [
     "Record",
     "Retention",
     "RetryLater",
+    "SealLost",
     "Sealed",
     "SequenceTooOld",
     "ShardyardError",
@@ -112,6 +115,7 @@ __all__ = [
     "UnknownGroup",
     "UnknownTopic",
     "Unreachable",
+    "Unsupported",
     "WrongEpoch",
     "WrongSchemaVersion",
     "WrongToken",

@@ -1,4 +1,4 @@
-"""Records as Arrow batches, and back; what may go into a log."""
+"""Records as Arrow batches, and back."""
 
 import time
 from collections.abc import Iterable, Sequence
@@ -21,22 +21,27 @@ SCHEMA = pa.schema(
         pa.field("timestamp", pa.int64(), nullable=False),
     ]
 )
-"""A record as Arrow has it. The timestamp is in milliseconds since 1970, UTC; no headers is null."""
+"""The Arrow columns of a record. The timestamp is in milliseconds since 1970, UTC; no headers are null."""
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Records read from a partition, from `first` on."""
+    """The records of a partition with offsets from `first` up to, but not including, `end`: all that there are.
+
+    Offsets ascend, and may have gaps. A batch can be empty and still have an `end` beyond `first`: then there is no
+    record between them.
+    """
 
     partition: Partition
     epoch: int
     first: int
+    """Where the read began. The first record may have a higher offset."""
     data: pa.Table
     """Columns as in `SCHEMA`, in as many chunks as were stored."""
     places: npt.NDArray[np.int64] | None = None
-    """The offsets of the records; None if they are consecutive: nothing was left out."""
+    """The offset of each record; None if they are consecutive from `first` on."""
     stop: int | None = None
-    """The offset behind what was left out at the end."""
+    """The offset to read from next; None if it follows that of the last record, or is `first` if there is none."""
 
     def __len__(self) -> int:
         return int(self.data.num_rows)
@@ -44,15 +49,31 @@ class Batch:
     @property
     def end(self) -> int:
         """The offset to read from next."""
-        return self.first + len(self) if self.stop is None else self.stop
+        if self.stop is not None:
+            return self.stop
+        if self.places is None or not len(self.places):
+            return self.first + len(self)
+        return int(self.places[-1]) + 1
 
     def emptied(self) -> "Batch":
-        """The same place, without its records."""
+        """A batch without records that begins and ends at `first`."""
         return Batch(self.partition, self.epoch, self.first, self.data.slice(0, 0))
+
+    def before(self, offset: int) -> "Batch":
+        """The part of this batch below `offset`."""
+        if offset >= self.end:
+            return self
+        count = int(np.searchsorted(self.offset_array(), offset))
+        places = None if self.places is None else self.places[:count]
+        return Batch(self.partition, self.epoch, self.first, self.data.slice(0, count), places, max(self.first, offset))
 
     def offsets(self) -> Sequence[int]:
         """The offset of each record."""
-        return range(self.first, self.end) if self.places is None else self.places.tolist()
+        return range(self.first, self.first + len(self)) if self.places is None else self.places.tolist()
+
+    def offset_array(self) -> npt.NDArray[np.int64]:
+        """The offset of each record, as an array."""
+        return np.arange(self.first, self.first + len(self)) if self.places is None else self.places
 
     def records(self) -> list[Record]:
         """The records as Python objects."""
@@ -62,7 +83,7 @@ class Batch:
 def cut(
     data: pa.RecordBatch, size: int, start: int, max_records: int, max_bytes: int, *, at_least: int
 ) -> pa.RecordBatch:
-    """What fits the limits of a batch of `size` bytes, from `start` on, taking its records to be equally large."""
+    """The rows of a batch of `size` bytes from `start` on that fit the limits, as if all rows were equally large."""
     fitting = max_bytes * len(data) // size
     return data.slice(start, min(max_records, max(fitting, at_least)))
 
@@ -72,9 +93,9 @@ def now_ms() -> int:
 
 
 class _Draft:
-    """A record in the making: it is filled like any object, and then told that it is a `Record`.
+    """A mutable object with the slots of `Record` that becomes one by changing its class.
 
-    A frozen dataclass's own constructor takes three times as long, and a million records a second are made here.
+    The constructor of a frozen dataclass takes three times as long, and a million records a second are made here.
     """
 
     __slots__ = ("headers", "id", "key", "timestamp", "value")
@@ -99,7 +120,7 @@ def to_records(data: pa.RecordBatch) -> list[Record]:
 
 
 def from_records(records: Sequence[Record], now: int) -> pa.RecordBatch:
-    """Records, checked before by `check_records`, as an Arrow batch."""
+    """Records that were validated before, as an Arrow batch. Those with the timestamp 0 get `now`, in milliseconds."""
     headers = (
         pa.array([r.headers or None for r in records], SCHEMA.field("headers").type)
         if any(r.headers for r in records)

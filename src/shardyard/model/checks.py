@@ -9,7 +9,7 @@ _INT64 = 2**63
 
 
 def whole_number(name: str, value: object, *, at_least: int) -> int:
-    """`value`, if it is a whole number of at least `at_least`; `InvalidValue` otherwise."""
+    """`value` as an int, if it is an integer of at least `at_least`; `InvalidValue` otherwise."""
     try:
         number = operator.index(cast(SupportsIndex, value))
     except TypeError:
@@ -20,12 +20,12 @@ def whole_number(name: str, value: object, *, at_least: int) -> int:
 
 
 def settle_whole_number(of: object, name: str, *, at_least: int) -> None:
-    """Make a field of a frozen dataclass the plain int that it is meant to be, whatever kind of integer was given."""
+    """Replace a field of a frozen dataclass by a plain int, whatever kind of integer was given."""
     object.__setattr__(of, name, whole_number(name, getattr(of, name), at_least=at_least))
 
 
 def check_int64(name: str, value: object, *, at_least: int = -_INT64) -> int:
-    """`value`, if it is a whole number that can be stored."""
+    """`value` as an int, if it is an integer that fits in 64 bits."""
     number = whole_number(name, value, at_least=at_least)
     if number >= _INT64:
         raise InvalidValue(name, value, "at most 2**63 - 1")
@@ -33,15 +33,15 @@ def check_int64(name: str, value: object, *, at_least: int = -_INT64) -> int:
 
 
 def check_text(name: str, value: object) -> None:
-    """Refuse what is not a text, is empty or can't be stored."""
+    """Refuse what is not a string, is empty or can't be encoded."""
     if not isinstance(value, str) or not value:
-        raise InvalidValue(name, value, "a text that is not empty")
+        raise InvalidValue(name, value, "a string that is not empty")
     encoded_size(name, value)
 
 
 def encoded_size(name: str, text: str) -> int:
-    """Bytes of a text in UTF-8, which has none for half a surrogate pair."""
+    """The bytes of a string in UTF-8, which can't encode half a surrogate pair."""
     try:
         return len(text.encode())
     except UnicodeEncodeError:
-        raise InvalidValue(name, text, "a text without lone surrogates") from None
+        raise InvalidValue(name, text, "a string without lone surrogates") from None

@@ -59,7 +59,7 @@ class Damaged(ShardyardError):
     """Raised when stored data fails its check. It is never served."""
 
     def __init__(self, where: str, what: str) -> None:
-        super().__init__(f"{where} is damaged: {what}; restore it from a copy, or delete it to start anew")
+        super().__init__(f"{where} is damaged: {what}; restore it from a copy, or delete it to start afresh")
         self.where = where
         self.what = what
 
@@ -104,10 +104,10 @@ class PartitionOutOfRange(InvalidCall):
 
 
 class Moved(Conflict):
-    """Raised when a topic takes no more records because it goes on as another one."""
+    """Raised when a topic takes no more records because another topic continues it."""
 
     def __init__(self, topic: str, successor: str) -> None:
-        super().__init__(f"topic {topic!r} goes on as {successor!r}: append there")
+        super().__init__(f"topic {topic!r} continues as {successor!r}: append there")
         self.topic = topic
         self.successor = successor
 
@@ -117,23 +117,40 @@ class Closing(Conflict):
 
     def __init__(self, partition: Partition, receiving: int) -> None:
         super().__init__(
-            f"{partition} is closing, its topic is being contracted: append to partitions 0 to {receiving - 1} of it"
+            f"{partition} is draining because its topic is being contracted: append to partitions 0 to {receiving - 1}"
         )
         self.partition = partition
         self.receiving = receiving
 
 
 class Outdated(Conflict):
-    """Raised when records were placed on a topic that is no longer as it was: resized, or made anew."""
+    """Raised when records were placed under another generation of their topic: it was changed or recreated since."""
 
-    def __init__(self, topic: str, receiving: int) -> None:
-        super().__init__(f"topic {topic!r} has changed, and receives in {receiving} partitions: place the records anew")
+    def __init__(self, topic: str, generation: int, current: int) -> None:
+        super().__init__(
+            f"topic {topic!r} has changed: the records were placed under generation {generation}, the current one is "
+            f"{current}: look the topic up and place them again"
+        )
         self.topic = topic
-        self.receiving = receiving
+        self.generation = generation
+        self.current = current
+
+
+class SealLost(Conflict):
+    """Raised when a topic is to be moved by a holder whose seal is no longer in force: records may have been appended
+    since."""
+
+    def __init__(self, topic: str, holder: str) -> None:
+        super().__init__(
+            f"topic {topic!r} is not sealed by {holder!r} any more, and may have taken records since: seal it again, "
+            "copy what is new, then move it"
+        )
+        self.topic = topic
+        self.holder = holder
 
 
 class OffsetTrimmed(Conflict):
-    """Raised when an offset was trimmed away; `first` is the first one that is still there."""
+    """Raised when an offset was trimmed; `first` is the first one that is still there."""
 
     def __init__(self, partition: Partition, offset: int, first: int) -> None:
         super().__init__(f"offset {offset} of {partition} was trimmed away: the first one there is {first}")
@@ -153,7 +170,7 @@ class OffsetBeyondEnd(InvalidCall):
 
 
 class WrongEpoch(Conflict):
-    """Raised when a position belongs to an earlier life of its partition: the topic was deleted and made anew."""
+    """Raised when a position belongs to a partition that is gone: the topic was deleted and recreated."""
 
     def __init__(self, partition: Partition, epoch: int, current: int) -> None:
         super().__init__(
@@ -179,7 +196,7 @@ class SequenceTooOld(Conflict):
 
 
 class TooLarge(InvalidCall):
-    """Raised when a record or a batch is beyond a limit."""
+    """Raised when a record or a batch exceeds a limit."""
 
     def __init__(self, what: str, size: int, limit: int) -> None:
         super().__init__(f"{what} is {size}, beyond the limit of {limit}")
@@ -188,8 +205,17 @@ class TooLarge(InvalidCall):
         self.limit = limit
 
 
+class Unsupported(InvalidCall):
+    """Raised when a call needs a capability that the engine does not have; `instead` is another way."""
+
+    def __init__(self, what: str, instead: str) -> None:
+        super().__init__(f"this log does not support {what}: {instead}")
+        self.what = what
+        self.instead = instead
+
+
 class Closed(InvalidCall):
-    """Raised when something that was closed is used."""
+    """Raised when something is used after it was closed."""
 
     def __init__(self, what: str) -> None:
         super().__init__(f"{what} is closed")
@@ -197,10 +223,10 @@ class Closed(InvalidCall):
 
 
 class NotOurs(InvalidCall):
-    """Raised when a file is there already and Shardyard did not make it."""
+    """Raised when a file exists that Shardyard did not create."""
 
     def __init__(self, path: str, expected: str) -> None:
-        super().__init__(f"{path} is not {expected}: name another place, or move the file away")
+        super().__init__(f"{path} is not {expected}: choose another path, or move the file away")
         self.path = path
 
 
@@ -225,15 +251,15 @@ class NotWritable(InvalidCall):
 
 
 class UnknownGroup(InvalidCall):
-    """Raised when a group does not exist: nobody ever joined it, or set anything about it."""
+    """Raised when a group does not exist: no member ever joined it, and it was never configured."""
 
     def __init__(self, group: str) -> None:
-        super().__init__(f"group {group!r} does not exist: it begins when somebody joins it, or sets it up")
+        super().__init__(f"group {group!r} does not exist: joining or configuring it creates it")
         self.group = group
 
 
 class GroupInUse(Conflict):
-    """Raised when a group that has members is to be deleted."""
+    """Raised when a group is to be deleted while it has members."""
 
     def __init__(self, group: str, member: str) -> None:
         super().__init__(f"group {group!r} has members, such as {member!r}: stop them first")
@@ -242,7 +268,7 @@ class GroupInUse(Conflict):
 
 
 class MemberExists(Conflict):
-    """Raised when a member of that name is alive in the group."""
+    """Raised when the group has a live member of that name."""
 
     def __init__(self, group: str, member: str) -> None:
         super().__init__(f"group {group!r} has a member {member!r} already: take another name, or join as static")
@@ -251,7 +277,7 @@ class MemberExists(Conflict):
 
 
 class PartitionTaken(Conflict):
-    """Raised when a member names a partition that another one has named."""
+    """Raised when a member claims a partition that another member has claimed."""
 
     def __init__(self, partition: Partition, member: str) -> None:
         super().__init__(f"{partition} is named by member {member!r} already")
@@ -260,7 +286,7 @@ class PartitionTaken(Conflict):
 
 
 class CommitBehind(Conflict):
-    """Raised when a commit would move a group back."""
+    """Raised when a commit would move a group backwards."""
 
     def __init__(self, partition: Partition, offset: int, committed: int) -> None:
         super().__init__(f"offset {offset} of {partition} lies behind what is committed, {committed}")
@@ -280,7 +306,7 @@ class CommitBeyond(Conflict):
 
 
 class Malformed(InvalidCall):
-    """Raised when what came over the wire can't be read."""
+    """Raised when a message from the network can't be decoded."""
 
     def __init__(self, what: str, why: str) -> None:
         super().__init__(f"the {what} can't be read: {why}")
@@ -288,7 +314,7 @@ class Malformed(InvalidCall):
 
 
 class WrongToken(Denied):
-    """Raised when a call does not show the token that is asked for."""
+    """Raised when a call does not carry the token that is required."""
 
     def __init__(self, what: str) -> None:
         super().__init__(f"{what} asks for a token, and none or another one was shown")
@@ -296,7 +322,7 @@ class WrongToken(Denied):
 
 
 class NotAllowed(Denied):
-    """Raised when a group's lists keep a member out."""
+    """Raised when a group's allow and deny lists keep a member out."""
 
     def __init__(self, group: str, member: str) -> None:
         super().__init__(f"member {member!r} is not allowed in group {group!r}: see its allow and deny lists")
@@ -305,7 +331,7 @@ class NotAllowed(Denied):
 
 
 class TopicInUse(Conflict):
-    """Raised when a topic that members of groups subscribe to is to be deleted."""
+    """Raised when a topic is to be deleted while members of groups are subscribed to it."""
 
     def __init__(self, topic: str, groups: list[str]) -> None:
         super().__init__(
@@ -319,15 +345,15 @@ class TopicInUse(Conflict):
 
 
 class NoRoom(RetryLater):
-    """Raised when the disk is full. It goes on when there is room."""
+    """Raised when the disk is full. The call succeeds again once there is space."""
 
     def __init__(self, path: str) -> None:
-        super().__init__(f"no room left on the disk for {path}: free some, then try again")
+        super().__init__(f"no space left on the disk for {path}: free some, then try again")
         self.path = path
 
 
 class Sealed(RetryLater):
-    """Raised when a topic takes no records for now."""
+    """Raised when a topic takes no records for now, because a process has sealed it to move it."""
 
     def __init__(self, topic: str) -> None:
         super().__init__(f"topic {topic!r} takes no records while it is being moved: try again in a moment")
@@ -335,7 +361,7 @@ class Sealed(RetryLater):
 
 
 class Busy(RetryLater):
-    """Raised when something was in use by others for longer than one waits."""
+    """Raised when a resource was in use by others for longer than the caller waits."""
 
     def __init__(self, what: str, seconds: float) -> None:
         super().__init__(f"{what} was busy for {seconds:g} s: try again")
@@ -344,7 +370,7 @@ class Busy(RetryLater):
 
 
 class OverQuota(RetryLater):
-    """Raised when a topic takes no more records for the moment."""
+    """Raised when a topic has taken as many records as its quota allows for now."""
 
     def __init__(self, topic: str, per_second: int, wait: float) -> None:
         super().__init__(f"topic {topic!r} takes {per_second} records a second: try again in {wait:.2g} s")
@@ -354,7 +380,7 @@ class OverQuota(RetryLater):
 
 
 class Unreachable(RetryLater):
-    """Raised when no broker could be reached. Whether what was asked for was done is not known."""
+    """Raised when no broker could be reached. Whether the request was carried out is not known."""
 
     def __init__(self, brokers: list[str], seconds: float, why: str) -> None:
         super().__init__(f"none of {', '.join(brokers)} could be reached for {seconds:g} s ({why})")

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +21,7 @@ _RESERVED = "__"
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a log takes. Beyond it: `TooLarge`, or `InvalidValue` for a name."""
+    """The largest records, batches, names and topics that a log takes. It refuses larger ones with `TooLarge`."""
 
     record_bytes: int = 1024 * 1024
     """Key, value and headers of one record together."""
@@ -51,28 +51,90 @@ def check_partitions(partitions: int, limits: Limits) -> int:
 
 
 ANY_SIZE = Limits(record_bytes=2**62, batch_bytes=2**62, batch_records=2**62)
-"""For who leaves it to the log to say how much is too much."""
+"""For callers that leave it to the log to enforce its limits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Validated:
+    """Records that `validate` has checked. What gets them checks no more than that they fit its limits.
+
+    Only `validate` and `part` make these. The records can't be changed afterwards: a tuple or an Arrow batch.
+    """
+
+    rows: tuple[Record, ...] | pa.RecordBatch
+    size: int
+    """Bytes; estimated for a part of records."""
+    largest: int
+    """No record has more bytes of key, value and headers than this."""
+    most: int
+    """All records together have no more bytes than this."""
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def part(self, rows: tuple[Record, ...] | pa.RecordBatch) -> "Validated":
+        """Some of the same rows."""
+        if isinstance(rows, pa.RecordBatch):
+            return Validated(rows, rows.nbytes, self.largest, rows.nbytes)
+        return Validated(rows, self.size * len(rows) // len(self.rows), self.largest, self.most)
+
+    def fits(self, limits: Limits) -> bool:
+        """Whether these records are known to be within `limits`; if not, they may still be."""
+        return (
+            0 < len(self.rows) <= limits.batch_records
+            and self.largest <= limits.record_bytes
+            and self.most <= limits.batch_bytes
+        )
+
+
+Records: TypeAlias = Sequence[Record] | pa.RecordBatch | Validated
+"""The forms in which a batch of records is appended."""
+
+
+def validate(records: Records, limits: Limits, now: int) -> Validated:
+    """Refuse what may not go into a log. `now`, in milliseconds, replaces timestamps of 0 in an Arrow batch."""
+    if isinstance(records, Validated):
+        if records.fits(limits):
+            return records
+        records = records.rows
+    if isinstance(records, pa.RecordBatch):
+        data, largest = _check_batch(records, limits, now)
+        size = data.nbytes
+        return Validated(data, size, largest, size)
+    return _check_records(records, limits)
 
 
 def check_records(records: object, limits: Limits) -> tuple[tuple[Record, ...], int]:
-    """Refuse what may not go into a log. Returns the records, safe from what becomes of the list, and their bytes."""
-    if not isinstance(records, Sequence):
-        raise InvalidValue("batch", type(records).__name__, "a sequence of records or an Arrow record batch")
-    records = tuple(records)
-    _check_count(len(records), limits)
-    total = 0
-    for record in records:
-        size = _record_size(record)
-        if size > limits.record_bytes:
-            raise TooLarge(f"record {record.id!r} in bytes", size, limits.record_bytes)
-        total += size + len(record.id)
-    if total > limits.batch_bytes:
-        raise TooLarge("batch in bytes", total, limits.batch_bytes)
-    return records, total
+    """Refuse what may not go into a log. Returns the records as a tuple, and their bytes."""
+    validated = _check_records(records, limits)
+    return cast("tuple[Record, ...]", validated.rows), validated.size
 
 
 def check_batch(data: pa.RecordBatch, limits: Limits, now: int) -> pa.RecordBatch:
     """Refuse an Arrow batch that may not go into a log; set the timestamps that are 0."""
+    return _check_batch(data, limits, now)[0]
+
+
+def _check_records(records: object, limits: Limits) -> Validated:
+    if not isinstance(records, Sequence):
+        raise InvalidValue("batch", type(records).__name__, "a sequence of records or an Arrow record batch")
+    records = tuple(records)
+    _check_count(len(records), limits)
+    total = largest = 0
+    for record in records:
+        size = _record_size(record)
+        if size > largest:
+            if size > limits.record_bytes:
+                raise TooLarge(f"record {record.id!r} in bytes", size, limits.record_bytes)
+            largest = size
+        total += size + len(record.id)
+    if total > limits.batch_bytes:
+        raise TooLarge("batch in bytes", total, limits.batch_bytes)
+    return Validated(records, total, largest, total)
+
+
+def _check_batch(data: pa.RecordBatch, limits: Limits, now: int) -> tuple[pa.RecordBatch, int]:
+    """The batch, and the bytes of its largest record."""
     _check_count(len(data), limits)
     data = _conform(data)
     sizes = _lengths(data.column(2))  # NumPy's functions take a tenth of the time of Arrow's for a few records
@@ -85,24 +147,24 @@ def check_batch(data: pa.RecordBatch, limits: Limits, now: int) -> pa.RecordBatc
     if data.nbytes > limits.batch_bytes:
         raise TooLarge("batch in bytes", data.nbytes, limits.batch_bytes)
     if not _lengths(data.column(0)).all():
-        raise InvalidValue("column 'id'", "", "no empty text")
+        raise InvalidValue("column 'id'", "", "no empty string")
     earliest = int(data.column(4).to_numpy().min())
     if earliest < 0:
         raise InvalidValue("column 'timestamp'", earliest, "milliseconds since 1970, at least 0")
     if earliest == 0:
         timestamps = data["timestamp"]
         data = data.set_column(4, SCHEMA.field(4), pc.if_else(pc.equal(timestamps, 0), now, timestamps))
-    return data
+    return data, largest
 
 
 def _conform(data: pa.RecordBatch) -> pa.RecordBatch:
-    """The batch with exactly the types of `SCHEMA`, free of charge where it has them already.
+    """The batch with exactly the types of `SCHEMA`; it is not copied if it has them already.
 
-    Nothing is done with its data before it is validated: it may come from anybody.
+    Its data may come from anybody, so nothing touches it before it is validated.
     """
     same = check_schema(data.schema)
     try:
-        data.validate(full=True)  # text that is not UTF-8 would be stored, and fail its readers
+        data.validate(full=True)  # a string that is not UTF-8 would be stored, and fail its readers
         for name in ("id", "value", "timestamp"):
             if data.column(name).null_count:
                 raise InvalidValue(f"column {name!r}", None, "no null")
@@ -115,7 +177,7 @@ def _conform(data: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def check_schema(schema: pa.Schema) -> bool:
-    """Refuse other columns than those of `SCHEMA`; returns whether they have just its types."""
+    """Refuse other columns than those of `SCHEMA`. Returns whether they have exactly its types."""
     if schema.equals(SCHEMA):
         return True
     if schema.names != SCHEMA.names:
@@ -126,8 +188,8 @@ def check_schema(schema: pa.Schema) -> bool:
 
 
 def _is_near(kind: pa.DataType, wanted: pa.DataType) -> bool:
-    """Whether a column may be made one of the type wanted: text or bytes, with small or large offsets; whole numbers
-    and times; maps of these; nothing at all."""
+    """Whether a column may be cast to the wanted type: strings or bytes, with small or large offsets; integers and
+    timestamps; maps of these; nulls."""
     if pa.types.is_null(kind):
         return True
     if pa.types.is_map(wanted):
@@ -140,7 +202,7 @@ def _is_near(kind: pa.DataType, wanted: pa.DataType) -> bool:
 
 
 def _lengths(column: pa.StringArray | pa.BinaryArray) -> npt.NDArray[np.int64]:
-    """Bytes of each value of a column that was validated; 0 where there is none."""
+    """The bytes of each value of a validated column; 0 for null."""
     ends = np.frombuffer(column.buffers()[1], np.int32, len(column) + 1, 4 * column.offset)
     lengths = np.diff(ends).astype(np.int64)
     if column.null_count:
@@ -149,8 +211,8 @@ def _lengths(column: pa.StringArray | pa.BinaryArray) -> npt.NDArray[np.int64]:
 
 
 def _header_sizes(headers: pa.MapArray) -> Any:
-    """Bytes of headers per record."""
-    offsets = headers.offsets.to_numpy()  # into keys and items, which are those of the whole array also for a slice
+    """The bytes of the headers of each record."""
+    offsets = headers.offsets.to_numpy()  # even those of a slice point into the keys and items of the whole array
     if headers.items[offsets[0] : offsets[-1]].null_count:
         raise InvalidValue("column 'headers'", None, "no null as value of a header")
     lengths = pc.add(pc.binary_length(headers.keys), pc.fill_null(pc.binary_length(headers.items), 0))
@@ -159,7 +221,7 @@ def _header_sizes(headers: pa.MapArray) -> Any:
 
 
 def _record_size(record: Record) -> int:
-    """Bytes of key, value and headers; `InvalidValue` if anything has another type than it should: users make these."""
+    """The bytes of key, value and headers. `InvalidValue` if a field has a wrong type: users make these objects."""
     if not isinstance(cast(object, record), Record):
         raise InvalidValue("record", record, "a Record")
     kinds = (type(record.id), type(record.key), type(record.value), type(record.headers), type(record.timestamp))
@@ -172,13 +234,13 @@ def _record_size(record: Record) -> int:
     size = len(record.value) + (len(record.key) if record.key is not None else 0)
     for header in record.headers:
         if type(header) is not tuple or tuple(map(type, header)) != (str, bytes):
-            raise InvalidValue("header", header, "a text as name and bytes as value")
+            raise InvalidValue("header", header, "a string as name and bytes as value")
         name, value = header
         size += encoded_size("name of a header", name) + len(value)
     return size
 
 
-_KINDS = "a text as id, bytes or None as key, bytes as value, a tuple of headers, an int as timestamp"
+_KINDS = "a string as id, bytes or None as key, bytes as value, a tuple of headers, an int as timestamp"
 _KEYED = (str, bytes, bytes, tuple, int)
 _KEYLESS = (str, type(None), bytes, tuple, int)
 _INT64 = 2**63

@@ -18,6 +18,10 @@ class EngineUrl:
     path: str = ""
     """Of the file or folder of `sqlite`: relative to the working directory unless it starts with a slash."""
 
+    def __str__(self) -> str:
+        """The URL."""
+        return f"{_SQLITE}{self.path}" if self.engine == "sqlite" else f"{self.engine}://"
+
 
 def parse_url(what: str, url: object) -> EngineUrl:
     """The engine that `url` names; `what` (`log`, `registry`) is what an error calls it.

@@ -1,4 +1,4 @@
-"""The words: one for each thing, in code, commands, documents and console."""
+"""The words of Shardyard, one for each thing: code, commands, documentation and console use the same ones."""
 
 import uuid
 from dataclasses import dataclass
@@ -15,11 +15,11 @@ Headers = tuple[tuple[str, bytes], ...]
 TAG = "tag"
 TRACE = "trace"
 SEQUENCE_WINDOW = 64
-"""How many sequences back a producer may retry."""
+"""How many sequences a retry may lie behind the producer's last one."""
 
 
 class TopicKind(StrEnum):
-    """What a topic is for. Partitions of different kinds are balanced apart."""
+    """What a topic is for. Partitions of different kinds are balanced separately."""
 
     NORMAL = "normal"
     RETRY = "retry"
@@ -27,7 +27,7 @@ class TopicKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """What may be trimmed away by itself: records older than an age, or beyond a size per partition."""
+    """What maintenance may trim: records older than an age, or beyond a size per partition. None keeps everything."""
 
     age_ms: int | None = None
     bytes_per_partition: int | None = None
@@ -40,25 +40,28 @@ class Retention:
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """A named log, split into `partitions`."""
+    """A named log that is split into `partitions`."""
 
     name: str
     partitions: int
     kind: TopicKind = TopicKind.NORMAL
     retention: Retention = Retention()
     epoch: int = 0
-    """Given when the topic is created; a later topic of the same name has a higher one."""
+    """Assigned when the topic is created. A later topic of the same name has a higher one."""
     partitioner: str = "modulus"
-    """How keys are placed, with `hash`; everyone who appends by key goes by it."""
+    """How keys are placed, together with `hash`. Every producer places by it."""
     hash: str | None = "fnv1a32"
-    """None for a partitioner that has no use for keys."""
+    """None for a partitioner that ignores keys."""
     sealed: bool = False
-    """It takes no records for now."""
+    """The topic takes no records: for a while if it has no successor, for good if it has one."""
     successor: str | None = None
-    """The topic where it goes on."""
+    """The topic that continues this one."""
     open_partitions: int | None = None
-    """Those from this index on are closing: they take no records, and can be read until they are dropped. None if all
-    are open."""
+    """Partitions from this index on are draining: they take no records, and can be read until they are dropped. None if
+    all are open."""
+    generation: int = 0
+    """Raised by every change of the fields that decide where records go. No two states of a topic share one, nor do two
+    topics of the same name. An append names the generation it was placed under."""
 
     def __post_init__(self) -> None:
         settle_whole_number(self, "partitions", at_least=1)
@@ -71,11 +74,11 @@ class Topic:
 
     @property
     def receiving(self) -> int:
-        """How many partitions take records: keys are placed over these."""
+        """How many partitions take records. Keys are placed over these."""
         return self.open_partitions or self.partitions
 
     def __iter__(self) -> "Iterator[Partition]":
-        """All partitions, those that are closing too."""
+        """All partitions, including those that are draining."""
         return (Partition(self.name, i) for i in range(self.partitions))
 
 
@@ -92,19 +95,19 @@ class Partition:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What is sent. A record without a key has no home partition: any will do."""
+    """What a producer sends. A record without a key may go to any partition."""
 
     id: str
     key: bytes | None
     value: bytes
     headers: Headers = ()
-    """Names and values; `TAG` and `TRACE` name the two that Shardyard itself knows."""
+    """Names and values. `TAG` and `TRACE` are the two names that have a meaning to Shardyard."""
     timestamp: int = 0
-    """Milliseconds since 1970, UTC. With 0 the log sets it when the record is appended."""
+    """Milliseconds since 1970, UTC. If it is 0, the log sets it when the record is appended."""
 
     @classmethod
     def new(cls, value: bytes, key: bytes | None = None, headers: Headers = (), timestamp: int = 0) -> "Record":
-        """A record with an id of its own."""
+        """A record with a new, random id."""
         return cls(uuid.uuid4().hex, key, value, headers, timestamp)
 
     def header(self, name: str) -> bytes | None:
@@ -122,14 +125,14 @@ class Position:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Member:
-    """A running process that may own partitions: its share of them, by weight."""
+    """A running process that may own partitions. Its share of them is proportional to its weight."""
 
     name: str
     weight: int = 1
 
     def __post_init__(self) -> None:
         if not self.name:
-            raise InvalidValue("member name", self.name, "a text that is not empty")
+            raise InvalidValue("member name", self.name, "a string that is not empty")
         weight = whole_number(f"weight of member {self.name!r}", self.weight, at_least=1)
         object.__setattr__(self, "weight", weight)
 
@@ -147,9 +150,9 @@ class Move:
 class Stamp:
     """Makes an append idempotent: a batch that is retried with the same stamp is stored once.
 
-    A producer counts its batches for each partition upwards, and may have up to `SEQUENCE_WINDOW` of them under way.
-    One that is started again goes on counting where it stopped, or takes a new name: a stamp that was used before means
-    "the same batch once more". (Another number of records under it is refused.)
+    A producer numbers its batches for each partition in ascending order, and may have up to `SEQUENCE_WINDOW` of them
+    in flight. After a restart it continues its numbers, or takes a new name, because a stamp that was used before means
+    "the same batch again". A batch with another number of records under the same stamp is refused.
     """
 
     producer: str
@@ -162,8 +165,8 @@ class Stamp:
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """Says on which ownership a call relies. The log knows the highest epoch of each fence that an append carried or
-    `set_fence` told it, and refuses a call that carries a lower one with `Fenced`."""
+    """Names the ownership that a call relies on. The log keeps the highest epoch of each fence that an append carried
+    or `set_fence` set, and refuses a call with a lower one with `Fenced`."""
 
     name: str
     epoch: int
@@ -175,18 +178,18 @@ class Fence:
 
 @dataclass(frozen=True, slots=True)
 class Appended:
-    """Where a batch was stored: `count` records from `first` on."""
+    """Where a batch was stored: `count` records, the first of them at `first`."""
 
     partition: Partition
     first: Position
     count: int
     duplicate: bool = False
-    """The batch had been stored before, under the same stamp; `first` is where."""
+    """The batch had been stored before under the same stamp; `first` says where."""
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """What a partition holds: offsets from `first` up to, but without, `end`."""
+    """What a partition holds: records with offsets from `first` up to, but not including, `end`."""
 
     epoch: int
     first: int

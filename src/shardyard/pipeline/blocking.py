@@ -1,15 +1,12 @@
 """A log for code without an event loop: Spark's tasks, and the jobs in the driver."""
 
-import asyncio
-import threading
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, TypeVar
 
-from shardyard.log import Log, open_log
-from shardyard.log.sqlite.files import FILE
+from shardyard.log import Log, is_shared, log_exists, open_log
 from shardyard.model import InvalidValue
+from shardyard.runtime.loop_thread import LoopThread
 
 T = TypeVar("T")
 
@@ -19,31 +16,23 @@ class BlockingLog:
 
     def __init__(self, url: str, *, create: bool = False) -> None:
         """Open the log. One that does not exist is an error unless `create` is set, so that a typo creates nothing."""
-        if url == "memory://":
+        if not is_shared(url):
             raise InvalidValue("log", url, "a log that other processes can open, since Spark's workers are processes")
-        folder = url.removeprefix("sqlite:///")
-        if not create and folder != url and not Path(folder, FILE).is_file():
+        if not create and not log_exists(url):
             raise InvalidValue("log", url, "a log that exists")
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="shardyard-log", daemon=True)
-        self._thread.start()
+        self._loop = LoopThread("shardyard-log")
         try:
             self.log: Log = self.wait(_open(url))
         except BaseException:
-            self._stop_loop()
+            self._loop.close()
             raise
 
     def wait(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a call of the log to its end. Returns its result, or raises its error."""
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+        return self._loop.run(work)
 
     def close(self) -> None:
         self.wait(self.log.close())
-        self._stop_loop()
-
-    def _stop_loop(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
         self._loop.close()
 
 

@@ -17,7 +17,7 @@ from shardyard.log.scan import scan
 from shardyard.model import Partition, PartitionOutOfRange, Span, Topic, TopicKind, UnknownTopic
 from shardyard.queues import delays
 from shardyard.queues.dead_letters import count_dead_letters
-from shardyard.queues.partition_spans import records_between, spans
+from shardyard.queues.partition_spans import spans
 from shardyard.queues.retry_topics import RETRY, Companion, parse_companion, retry_topic
 from shardyard.queues.topic_readers import TopicReaders
 from shardyard.wire.headers import TARGET
@@ -131,7 +131,7 @@ class _Selection:
             self._delayed = await self._count_delayed()
         unread = 0
         for partition, span in (await spans(self._log, topic)).items():
-            unread += await records_between(self._log, partition, *self._unread(group, partition, span))
+            unread += await self._log.count(partition, *self._unread(group, partition, span))
         return self._delayed[topic.name] + unread
 
     def _unread(self, group: str, partition: Partition, span: Span) -> tuple[int, int]:

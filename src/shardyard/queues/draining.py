@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from shardyard.groups.broadcast import parent_group
 from shardyard.log import Log
 from shardyard.model import Partition, Span, Topic
-from shardyard.queues.partition_spans import records_between, spans
+from shardyard.queues.partition_spans import spans
 from shardyard.queues.topic_readers import TopicReaders, with_predecessors
 
 
@@ -45,9 +45,9 @@ async def _draining_partition(
     is_read = span.first == span.end
     for group in groups:
         start = max(readers.committed_offset(group, partition, span.epoch), span.first)
-        unread = await records_between(log, partition, start, span.end)
+        unread = await log.count(partition, start, span.end)
         is_read = is_read or not unread
         if unread and group not in readers.departed:
             waiting_for[parent_group(group)] += unread
-    stored = await records_between(log, partition, span.first, span.end)
+    stored = await log.count(partition, span.first, span.end)
     return DrainingPartition(partition.index, stored, dict(waiting_for), is_read and not waiting_for)

@@ -13,9 +13,3 @@ async def spans(log: Log, topic: Topic) -> dict[Partition, Span]:
         except PartitionOutOfRange:
             break
     return found
-
-
-async def records_between(log: Log, partition: Partition, start: int, end: int) -> int:
-    """At most how many records have offsets from `start` up to, but without, `end`."""
-    del log, partition  # an upper bound that holds for every engine: offsets are unique
-    return max(end - start, 0)

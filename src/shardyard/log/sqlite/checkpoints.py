@@ -1,8 +1,8 @@
-"""Moving pages from the write-ahead log to their places in the file, out of the way of those who append.
+"""Checkpoints: copying pages from the write-ahead log into the database file without delaying appends.
 
-A thread of its own does most of it beside the writer; the writer then does the rest between two commits, when no page
-is added by this process, so that the write-ahead log can begin anew. Where other processes write too that may never
-happen by itself: beyond a limit, everyone is kept waiting for a moment.
+A separate thread copies most of them while the writer goes on. The writer copies the rest between two commits, when
+this process adds no page, so that the write-ahead log can be restarted. If other processes write too, it may never be
+empty by itself: beyond a limit, all writers wait for a moment.
 """
 
 import logging
@@ -15,14 +15,14 @@ from shardyard.log.sqlite.files import connect
 _log = logging.getLogger(__name__)
 
 CHECKPOINT_BYTES = 16 * 1024 * 1024
-"""How far the write-ahead log grows before its pages go to their places."""
+"""How far the write-ahead log grows before a checkpoint."""
 LIMIT_BYTES = 128 * 1024 * 1024
-"""Beyond this the others are made to wait until it begins anew."""
+"""Beyond this size other writers wait until the write-ahead log was restarted."""
 LIMIT_WAIT_MS = 300
 
 
 class Checkpoints:
-    """The checkpoints of one process. `grew` and `finish` are the writer's to call."""
+    """The checkpoints of one process. The writer calls `grew` and `finish`."""
 
     def __init__(self, path: Path) -> None:
         self._wal = path.with_name(path.name + "-wal")
@@ -35,14 +35,14 @@ class Checkpoints:
         self._thread.start()
 
     def grew(self, size: int) -> None:
-        """Count what went into the write-ahead log; asking for its size would cost more than the guess is worth."""
+        """Count what was written to the write-ahead log. Asking for its size would cost more than this."""
         self._bytes += size
         if self._bytes > CHECKPOINT_BYTES:
             self._bytes = 0
             self._wanted.set()
 
     def finish(self, db: sqlite3.Connection) -> None:
-        """Do the rest of what the thread did, on the writer's connection."""
+        """Complete the thread's checkpoint on the writer's connection."""
         if self._unfinished:
             self._unfinished = False
             self._checkpoint(db, "PASSIVE")
@@ -54,7 +54,7 @@ class Checkpoints:
     def wal_bytes(self) -> int:
         try:
             return self._wal.stat().st_size
-        except OSError:  # not there yet, or not any more
+        except OSError:  # it does not exist yet, or no longer
             return 0
 
     def close(self) -> None:
@@ -75,5 +75,5 @@ class Checkpoints:
     def _checkpoint(self, db: sqlite3.Connection, kind: str) -> None:
         try:
             db.execute(f"PRAGMA wal_checkpoint({kind})").fetchall()
-        except sqlite3.Error as error:  # the pages stay in the write-ahead log, where they are as safe
-            _log.warning("checkpoint of %s put off: %s", self._wal, error)
+        except sqlite3.Error as error:  # the pages are as safe in the write-ahead log
+            _log.warning("checkpoint of %s will be retried: %s", self._wal, error)

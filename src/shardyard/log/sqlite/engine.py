@@ -1,31 +1,22 @@
-"""`SqliteLog`: the port on its threads."""
+"""`SqliteLog`: the port, on top of the threads that read and write."""
 
 import asyncio
 import fcntl
 import logging
 import sqlite3
 import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, TypeVar, get_args
 
-import pyarrow as pa
-
-from shardyard.log.port import (
-    DEFAULT_RETENTION,
-    READ_BYTES,
-    READ_RECORDS,
-    Log,
-    check_marks,
-    check_placement,
-    check_retention,
-)
+from shardyard.log import rules
+from shardyard.log.port import DEFAULT_RETENTION, READ_BYTES, READ_RECORDS, SEAL_SECONDS, Capabilities, Log
 from shardyard.log.sqlite import maintenance, store
 from shardyard.log.sqlite.files import Durability, connect, create_or_check, open_lock, translated
 from shardyard.log.sqlite.tail import Tail
 from shardyard.log.sqlite.writer import Append, Operation, Writer
+from shardyard.log.waiting import wait_at_most
 from shardyard.model import (
     Appended,
     Busy,
@@ -33,7 +24,6 @@ from shardyard.model import (
     Fence,
     InvalidValue,
     Partition,
-    Record,
     Retention,
     ShardyardError,
     Span,
@@ -42,29 +32,32 @@ from shardyard.model import (
     TopicKind,
     whole_number,
 )
-from shardyard.model.batch import Batch, now_ms
+from shardyard.model.batch import Batch
 from shardyard.model.checks import check_int64, check_text
-from shardyard.model.limits import Limits, check_batch, check_partitions, check_records, check_topic_name
+from shardyard.model.limits import Limits, Records, check_partitions, check_topic_name, validate
+from shardyard.runtime.clock import Clock, SystemClock
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 MAINTAIN_SECONDS = 2.0
 WAITING_BYTES = 64 * 1024 * 1024
-"""Appends beyond this wait for room before they join the queue of the writer."""
-ROOM_SECONDS = 0.01
+"""While more than this waits for the writer, further appends are held back."""
+HELD_BACK_SECONDS = 0.01
+"""How often an append that is held back tries again."""
 MERGE_SECONDS = 1.0
+"""How long merging in the background may take at a time."""
 MERGE_REST = 10.0
-"""Times as long as a merge took."""
+"""How much longer than a merge took to wait before the next one."""
 READERS = 3
-AT_ONCE_BYTES = 1024 * 1024
-"""Of records that a reader who waited for them may ask for; more are read in another thread."""
-TURN_SECONDS = 0.02
-"""How often to ask whether another process has finished its maintenance. Asking, unlike waiting, can be cancelled."""
+INLINE_READ_BYTES = 1024 * 1024
+"""Up to this size a read whose records have just arrived runs in the event loop's own thread."""
+LOCK_SECONDS = 0.02
+"""How often to try for the maintenance lock while another process has it. Trying, unlike waiting, can be cancelled."""
 
 
 class SqliteLog(Log):
-    """The log in a folder. Several processes of one machine may open the same one."""
+    """A log in a folder, which several processes of one machine may open."""
 
     def __init__(
         self,
@@ -74,23 +67,30 @@ class SqliteLog(Log):
         limits: Limits | None = None,
         busy_wait: float = 10.0,
         maintain_every: float | None = MAINTAIN_SECONDS,
+        clock: Clock | None = None,
     ) -> None:
-        """`busy_wait`: seconds that a write waits for other processes. `maintain_every`: seconds; None for never."""
+        """`busy_wait`: seconds that a write waits for other processes. `maintain_every`: seconds; None for never.
+        `clock`: for timestamps, seals, retention, waiting reads and maintenance in the background."""
         if durability not in get_args(Durability):
             raise InvalidValue("durability", durability, "'power' or 'process'")
         self._folder = Path(folder)
         self._limits = limits or Limits()
+        self._clock = clock or SystemClock()
         self._path = create_or_check(self._folder)
         self._durability: Durability = durability
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="shardyard-log-reader")
         self._local = threading.local()
         self._connections: list[sqlite3.Connection] = []
         self._tail = Tail(lambda: connect(self._path, "process"))
-        self._writer = Writer(self._path, durability, busy_wait, self._tail.notify)
+        self._writer = Writer(self._path, durability, busy_wait, self._now, self._tail.notify)
         self._maintain_every = maintain_every
         self._maintaining = asyncio.Lock()
         self._maintenance: asyncio.Task[None] | None = None
         self._closed = False
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(contraction=True, stamps_across_processes=True, atomic_batches=True, dense_offsets=True)
 
     # Topics
 
@@ -108,69 +108,70 @@ class SqliteLog(Log):
             check_topic_name(name, self._limits),
             check_partitions(partitions, self._limits),
             kind,
-            check_retention(retention),
+            rules.check_retention(retention),
             0,
-            *check_placement(partitioner, partitions, hash_),
+            *rules.check_placement(partitioner, partitions, hash_),
         )
-        return await self._change(lambda db: store.create_topic(db, wanted, now_ms()))
+        return await self._change(lambda db, now: store.create_topic(db, now, wanted))
 
     async def expand_topic(self, name: str, partitions: int) -> Topic:
         count = check_partitions(partitions, self._limits)
-        return await self._change(lambda db: store.expand_topic(db, name, count))
+        return await self._change(lambda db, now: store.expand_topic(db, now, name, count))
 
     async def contract_topic(self, name: str, partitions: int) -> Topic:
+        rules.check_contraction(self.capabilities)
         count = whole_number("partitions", partitions, at_least=1)
-        return await self._change(lambda db: store.contract_topic(db, name, count))
+        return await self._change(lambda db, now: store.contract_topic(db, now, name, count))
 
     async def drop_partitions(self, name: str, partitions: int) -> Topic:
+        rules.check_contraction(self.capabilities)
         count = whole_number("partitions", partitions, at_least=1)
-        return await self._change(lambda db: store.drop_partitions(db, name, count))
+        return await self._change(lambda db, now: store.drop_partitions(db, now, name, count))
 
     async def set_retention(self, name: str, retention: Retention) -> Topic:
-        check_retention(retention)
-        return await self._change(lambda db: store.set_retention(db, name, retention))
+        rules.check_retention(retention)
+        return await self._change(lambda db, now: store.set_retention(db, now, name, retention))
 
-    async def seal_topic(self, name: str) -> Topic:
-        return await self._change(lambda db: store.set_sealed(db, name, sealed=True))
+    async def seal_topic(self, name: str, holder: str, *, seconds: float = SEAL_SECONDS) -> Topic:
+        duration = rules.check_seal(holder, seconds)
+        return await self._change(lambda db, now: store.seal_topic(db, now, name, holder, duration))
 
-    async def unseal_topic(self, name: str) -> Topic:
-        return await self._change(lambda db: store.set_sealed(db, name, sealed=False))
+    async def unseal_topic(self, name: str, holder: str) -> Topic:
+        check_text("holder", holder)
+        return await self._change(lambda db, now: store.unseal_topic(db, now, name, holder))
 
-    async def move_topic(self, name: str, successor: str) -> Topic:
+    async def move_topic(self, name: str, successor: str, *, holder: str, generation: int) -> Topic:
         check_text("successor", successor)
-        return await self._change(lambda db: store.move_topic(db, name, successor))
+        check_text("holder", holder)
+        return await self._change(lambda db, now: store.move_topic(db, now, name, successor, holder, generation))
 
     async def delete_topic(self, name: str) -> None:
-        await self._change(lambda db: store.delete_topic(db, name))
+        await self._change(lambda db, now: store.delete_topic(db, now, name))
 
     async def topic(self, name: str) -> Topic:
-        return await self._look(lambda db: store.topic(db, name))
+        return await self._look(lambda db: store.topic(db, self._now(), name))
 
     async def topics(self) -> list[Topic]:
-        return await self._look(store.topics)
+        return await self._look(lambda db: store.topics(db, self._now()))
 
     # Records
 
     async def append(
         self,
         partition: Partition,
-        records: Sequence[Record] | pa.RecordBatch,
+        records: Records,
         *,
         stamp: Stamp | None = None,
         fence: Fence | None = None,
-        placed_on: Topic | None = None,
+        generation: int | None = None,
     ) -> Appended:
-        if isinstance(records, pa.RecordBatch):
-            records = check_batch(records, self._limits, now_ms())
-            size = records.nbytes
-        else:
-            records, size = check_records(records, self._limits)
-        check_marks(stamp, fence)
+        batch = validate(records, self._limits, self._now())
+        rules.check_append_options(stamp, fence, generation)
         self._open()
-        while self._writer.waiting_bytes > WAITING_BYTES:  # noqa: ASYNC110 the room is made by another thread
-            await asyncio.sleep(ROOM_SECONDS)
+        while self._writer.waiting_bytes > WAITING_BYTES:  # noqa: ASYNC110 it is another thread that writes
+            await asyncio.sleep(HELD_BACK_SECONDS)
         self._open()
-        appended: Appended = await self._writer.do(Append(partition, records, size, stamp, fence, placed_on))
+        appended: Appended = await self._writer.do(Append(partition, batch.rows, batch.size, stamp, fence, generation))
         return appended
 
     async def read(
@@ -198,14 +199,10 @@ class SqliteLog(Log):
             return batch
         arrived = self._tail.wait_for(found.id, offset)
         try:
-            async with asyncio.timeout(wait):  # wait_for() may swallow a cancellation in Python 3.11
-                await arrived
-            look = self._look_at_once if max_bytes <= AT_ONCE_BYTES else self._look
-        except TimeoutError:
-            look = self._look
+            inline = await wait_at_most(arrived, wait, self._clock) and max_bytes <= INLINE_READ_BYTES
         finally:
             arrived.cancel()
-        return (await look(fetch))[1]
+        return (await (self._look_inline if inline else self._look)(fetch))[1]
 
     async def span(self, partition: Partition) -> Span:
         return await self._look(lambda db: store.span(db, partition))
@@ -216,10 +213,10 @@ class SqliteLog(Log):
 
     async def trim(self, partition: Partition, before: int) -> Span:
         offset = whole_number("before", before, at_least=0)
-        return await self._change(lambda db: store.trim(db, partition, offset))
+        return await self._change(lambda db, _: store.trim(db, partition, offset))
 
     async def set_fence(self, fence: Fence) -> None:
-        def work(db: sqlite3.Connection) -> None:
+        def work(db: sqlite3.Connection, _: int) -> None:
             if store.check_fence(db, fence):
                 store.raise_fence(db, fence)
 
@@ -229,12 +226,12 @@ class SqliteLog(Log):
         await self._maintain(in_background=False)
 
     async def _maintain(self, *, in_background: bool) -> None:
-        """One process at a time; the others wait for their turn, which then finds little to do."""
+        """One process at a time. The others wait, and then find little to do."""
         async with self._maintaining:
             self._open()
             with open_lock(self._folder / "maintain.lock") as lock:
-                while not _taken(lock):  # noqa: ASYNC110 no event comes from another process
-                    await asyncio.sleep(TURN_SECONDS)
+                while not _acquired(lock):  # noqa: ASYNC110 another process sends no event
+                    await asyncio.sleep(LOCK_SECONDS)
                 for name, step in maintenance.steps().items():
                     if name == "merge":
                         await self._merge(step, in_background=in_background)
@@ -243,14 +240,14 @@ class SqliteLog(Log):
                             pass
 
     async def _merge(self, step: maintenance.Step, *, in_background: bool) -> None:
-        """In the background appends come first: rest much longer than a merge took, and leave off after a while."""
-        until = time.monotonic() + MERGE_SECONDS
+        """In the background appends have priority: pause much longer than each merge took, and stop after a while."""
+        until = self._clock.monotonic() + MERGE_SECONDS
         while True:
-            began = time.monotonic()
-            if not await self._change(step) or (in_background and began > until):
+            started = self._clock.monotonic()
+            if not await self._change(step) or (in_background and started > until):
                 break
             if in_background:
-                await asyncio.sleep(MERGE_REST * (time.monotonic() - began))
+                await self._clock.sleep(MERGE_REST * (self._clock.monotonic() - started))
 
     async def close(self) -> None:
         if self._closed:
@@ -271,7 +268,7 @@ class SqliteLog(Log):
     # Threads
 
     def _open(self) -> None:
-        """Complain if the log is closed; begin to maintain it if this is its first use."""
+        """Raise if the log is closed; start its maintenance on first use."""
         if self._closed:
             raise Closed(f"the log {self._folder}")
         if self._maintenance is None and self._maintain_every is not None:
@@ -279,15 +276,18 @@ class SqliteLog(Log):
 
     async def _keep_maintained(self, every: float) -> None:
         while True:
-            await asyncio.sleep(every)
+            await self._clock.sleep(every)
             try:
                 await self._maintain(in_background=True)
             except ShardyardError as error:
-                _log.warning("maintenance of %s put off: %s", self._folder, error)
-            except Exception:  # noqa: BLE001 the log works on without it, and the next time may go better
-                _log.exception("maintenance of %s failed", self._folder)
+                _log.warning("maintenance of %s will be retried: %s", self._folder, error)
+            except Exception:  # noqa: BLE001 the log works without it, and the next attempt may succeed
+                _log.exception("maintenance of %s failed and will be retried", self._folder)
 
-    async def _change(self, work: Callable[[sqlite3.Connection], T]) -> T:
+    def _now(self) -> int:
+        return rules.milliseconds(self._clock)
+
+    async def _change(self, work: Callable[[sqlite3.Connection, int], T]) -> T:
         self._open()
         result: T = await self._writer.do(Operation(work))
         return result
@@ -296,22 +296,22 @@ class SqliteLog(Log):
         self._open()
         return await asyncio.get_running_loop().run_in_executor(self._readers, self._snapshot, work)
 
-    async def _look_at_once(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """The same in this thread, for little that is in memory, as what was just written: going to another thread and
-        back takes ten times as long."""
+    async def _look_inline(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """The same in this thread. For a few records that were just written and are still in memory, going to another
+        thread and back would take ten times as long as reading them."""
         self._open()
         try:
-            return self._snapshot(work, patient=False)
+            return self._snapshot(work, wait=False)
         except Busy:
             return await self._look(work)
 
-    def _snapshot(self, work: Callable[[sqlite3.Connection], T], *, patient: bool = True) -> T:
-        """Run `work` on one state of the log, on a connection of this thread's own."""
+    def _snapshot(self, work: Callable[[sqlite3.Connection], T], *, wait: bool = True) -> T:
+        """Run `work` on one state of the log, with this thread's own connection. `wait`: while the file is busy."""
         with translated(self._path):
             db: sqlite3.Connection | None = getattr(self._local, "db", None)
             if db is None:
                 db = self._local.db = connect(self._path, "process")
-                if not patient:
+                if not wait:
                     db.execute("PRAGMA busy_timeout = 0")
                 self._connections.append(db)
             db.execute("BEGIN")
@@ -322,7 +322,7 @@ class SqliteLog(Log):
                     db.execute("COMMIT")
 
 
-def _taken(lock: IO[str]) -> bool:
+def _acquired(lock: IO[str]) -> bool:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

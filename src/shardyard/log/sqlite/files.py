@@ -1,4 +1,4 @@
-"""The file behind the embedded log: opening it, knowing it for ours, and what its failures mean."""
+"""The file of the embedded log: how it is opened, recognised and upgraded, and what its failures mean."""
 
 import contextlib
 import errno
@@ -9,21 +9,21 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Literal
 
+from shardyard.log.urls import FILE
 from shardyard.model import Busy, Damaged, NoRoom, NotOurs, NotWritable, ShardyardError, WrongSchemaVersion
 
 Durability = Literal["power", "process"]
-"""What an appended record survives: a power cut, or only the death of every process."""
+"""What an appended record survives: a power cut, or only the death of all processes."""
 
-FILE = "log.db"
 PAGE_BYTES = 16384
 WAL_KEEP_BYTES = 64 * 1024 * 1024
-"""What the write-ahead log keeps of its size when it begins anew."""
+"""How large the write-ahead log may stay when it is restarted."""
 OPEN_SECONDS = 30.0
-"""How long to wait for a process that is just closing the file, the last to do so, or repairs it after a crash."""
+"""How long to wait for a process that is the last to close the file, or recovers it after a crash."""
 UPGRADE_SECONDS = 2.0
-"""How long to wait for processes that have an older file open."""
+"""How long to wait for processes of an older version to close the file."""
 _APPLICATION_ID = 0x53594C47  # "SYLG"
-_SCHEMA_VERSION = 3
+_SCHEMA_VERSION = 4
 _SCHEMA = """
 CREATE TABLE epochs (last INTEGER NOT NULL);
 INSERT INTO epochs VALUES (0);
@@ -37,8 +37,8 @@ CREATE TABLE topics (
     epoch INTEGER NOT NULL
 ) WITHOUT ROWID;
 
--- A partition of a deleted topic has no topic until its batches are cleared away. One that was dropped, whose number is
--- beyond those of its topic, keeps its end in case that it comes back.
+-- A partition of a deleted topic has no topic until its batches are deleted. A dropped partition, whose number is
+-- beyond those of its topic, keeps its end in case that it is added again.
 CREATE TABLE partitions (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
     topic TEXT,
@@ -59,7 +59,7 @@ CREATE TABLE batches (
     checksum INTEGER NOT NULL,
     data BLOB NOT NULL
 );
--- Covers whatever is asked without the data: by offset, by time, by size.
+-- Covers all queries that do not read the data: by offset, by time, by size.
 CREATE INDEX batches_by_offset ON batches (partition, first, count, latest, bytes);
 
 CREATE TABLE stamps (
@@ -84,12 +84,22 @@ ALTER TABLE topics ADD COLUMN successor TEXT;
     2: """
 ALTER TABLE topics ADD COLUMN open_partitions INTEGER;
 """,
+    3: """
+ALTER TABLE topics ADD COLUMN generation INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE topics ADD COLUMN sealed_by TEXT;
+ALTER TABLE topics ADD COLUMN sealed_since INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE topics ADD COLUMN sealed_until INTEGER NOT NULL DEFAULT 0;
+UPDATE topics SET generation = epoch;
+UPDATE topics SET sealed = 0 WHERE successor IS NULL;
+""",
 }
-"""What makes a file of a version one of the next. A new file goes through all of them, so that all files are alike."""
+"""The statements that upgrade a file to the next version. A new file goes through all of them, so all files are alike.
+Generations come from the counter of epochs, so a topic's epoch can be its first one. A seal of version 3 had no holder
+that could renew it."""
 
 
 def create_or_check(folder: Path) -> Path:
-    """The path of the log's file in `folder`, made if it is not there, and known to be ours and of our version."""
+    """The path of the log's file in `folder`: created if it does not exist, upgraded if it is older, else checked."""
     path = folder / FILE
     with _named(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -110,7 +120,7 @@ def create_or_check(folder: Path) -> Path:
 
 
 def _is_blank(connection: sqlite3.Connection) -> bool:
-    """Whether nothing is there yet, but perhaps what a process left that was killed before it had created the log."""
+    """Whether the file is empty, apart from what a process left that was killed before it had created the log."""
     (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
     (application,) = connection.execute("PRAGMA application_id").fetchone()
     return not tables and not application
@@ -135,8 +145,8 @@ def _version(connection: sqlite3.Connection, path: Path) -> int:
 
 
 def _upgrade(path: Path) -> int:
-    """Make an older file one of today, in one transaction. `Busy` while a process has it open that is as old: it would
-    go on without knowing what is new."""
+    """Upgrade a file in one transaction. `Busy` while a process of the older version has it open, because that process
+    would continue without the rules of the new version."""
     connection = sqlite3.connect(path, isolation_level=None, timeout=UPGRADE_SECONDS)
     try:
         connection.execute("PRAGMA locking_mode = EXCLUSIVE")
@@ -168,19 +178,19 @@ def _connect(path: Path, durability: Durability) -> sqlite3.Connection:
     connection.execute("PRAGMA wal_autocheckpoint = 0")
     connection.execute(f"PRAGMA journal_size_limit = {WAL_KEEP_BYTES}")
     connection.execute("PRAGMA cache_size = -16384")
-    connection.execute("SELECT last FROM epochs").fetchall()  # from now on no other process takes the file for unused
+    connection.execute("SELECT last FROM epochs").fetchall()  # so that no other process finds the file unused
     return connection
 
 
 def open_lock(path: Path) -> IO[str]:
-    """A file for `flock`."""
+    """Open a file for `flock`."""
     with _named(path):
         return path.open("a")
 
 
 @contextlib.contextmanager
 def _named(path: Path) -> Iterator[None]:
-    """Raise what the operating system says as what a caller can act on."""
+    """Raise errors of the operating system as errors that a caller can act on."""
     try:
         yield
     except OSError as error:
@@ -193,19 +203,19 @@ def _named(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def translated(path: Path) -> Iterator[None]:
-    """Raise what SQLite says as what a caller can act on. For what only looks: arguments have been checked before."""
+    """Raise errors of SQLite as errors that a caller can act on. For reads whose arguments were checked before."""
     try:
         yield
     except sqlite3.Error as error:
         raise translate(error, path) from error
     except ShardyardError:
         raise
-    except (TypeError, ValueError) as error:  # a text where a number was written, or one that is no text at all
+    except (TypeError, ValueError) as error:  # a value has another type than was written
         raise Damaged(str(path), str(error)) from error
 
 
 def translate(error: sqlite3.Error, path: Path) -> ShardyardError:
-    """What an SQLite error means."""
+    """The error to raise for an SQLite error."""
     code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
     match code:
         case sqlite3.SQLITE_FULL:
@@ -223,6 +233,6 @@ def translate(error: sqlite3.Error, path: Path) -> ShardyardError:
 
 
 def _is_full(path: Path) -> bool:
-    """An I/O error on a disk without a free block is a full disk."""
+    """Whether the disk has no free block: then an I/O error means that it is full."""
     room = os.statvfs(path.parent)
     return room.f_bavail * room.f_frsize < PAGE_BYTES * 16

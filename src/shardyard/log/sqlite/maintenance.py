@@ -1,7 +1,7 @@
-"""Keeping the embedded log small: retention, clearing, merging, giving room back.
+"""Keeping the embedded log small: retention, deletion of trimmed batches, merging of small ones, freeing of space.
 
-Each step is a function on the writer's connection that does a little and says whether there is more, so that appends
-never wait long behind it.
+Each step is a function on the writer's connection that does a little and returns whether there is more to do, so that
+appends never wait long behind it.
 """
 
 import logging
@@ -12,65 +12,64 @@ import pyarrow as pa
 
 from shardyard.log.sqlite import store
 from shardyard.model import Damaged, Partition, PartitionOutOfRange, Retention, UnknownTopic
-from shardyard.model.batch import now_ms
 from shardyard.model.limits import Limits
 
 _log = logging.getLogger(__name__)
 
-
-Step = Callable[[sqlite3.Connection], bool]
+Step = Callable[[sqlite3.Connection, int], bool]
+"""Gets the time in milliseconds. Returns whether there is more to do."""
 
 CLEAR_BATCHES = 256
 """Batches deleted in one step."""
 MERGE_BYTES = 256 * 1024
 """Batches smaller than half of this are merged, up to about this size."""
 MERGE_BATCHES = 64
-"""So many small batches at the end of a partition are merged; fewer wait for more to come."""
+"""How many small batches at the end of a partition it takes to merge them; fewer wait for more."""
 VACUUM_PAGES = 512
-"""Pages given back in one step, at the least."""
+"""The number of free pages from which on the file is shrunk, and by which it is in one step."""
 PARTITIONS_A_STEP = 200
-"""Partitions looked at in one step."""
+"""Partitions examined in one step."""
 FORGET_FROM = 100_000
-"""Stamps."""
+"""The number of stamps from which on old ones are forgotten."""
 STAMP_MS = 7 * 24 * 3600 * 1000
 """How long a producer's stamps are remembered after its last append."""
 
 
 def steps() -> dict[str, Step]:
-    """In their order, by name."""
+    """The steps by name, in their order."""
     return {
         "retain": retention(),
         "forget": forget_stamps,
         "clear": clearing(),
         "merge": merger(),
-        "give_back": give_back,
+        "free": free_space,
     }
 
 
 def retention() -> Step:
-    """Trims what is too old or too much, some partitions in each step."""
+    """Trims what is too old or too large, some partitions in each step."""
     left: list[tuple[Partition, Retention]] | None = None
 
-    def step(db: sqlite3.Connection) -> bool:
+    def step(db: sqlite3.Connection, now: int) -> bool:
         nonlocal left
         if left is None:
-            left = [(p, t.retention) for t in store.topics(db) if t.retention != Retention() for p in t]
+            left = [(p, t.retention) for t in store.topics(db, now) if t.retention != Retention() for p in t]
         for _ in range(min(PARTITIONS_A_STEP, len(left))):
             partition, wanted = left.pop()
             try:
-                _apply_retention(db, partition, wanted)
-            except (UnknownTopic, PartitionOutOfRange, Damaged) as error:  # gone since, or must not hold up the others
-                _log.warning("retention of %s put off: %s", partition, error)
+                _apply_retention(db, now, partition, wanted)
+            except (UnknownTopic, PartitionOutOfRange, Damaged) as error:  # gone since, or must not block the others
+                _log.warning("retention of %s will be retried: %s", partition, error)
         return bool(left)
 
     return step
 
 
-def _apply_retention(db: sqlite3.Connection, partition: Partition, wanted: Retention) -> None:
+def _apply_retention(db: sqlite3.Connection, now: int, partition: Partition, wanted: Retention) -> None:
     found = store.find(db, partition)
     keep = found.first
     if wanted.age_ms:
-        keep = max(keep, _first_young(db, found, now_ms() - wanted.age_ms))
+        keep = max(keep, _first_young(db, found, now - wanted.age_ms))
     if wanted.bytes_per_partition:
         keep = max(keep, _first_within(db, found, wanted.bytes_per_partition))
     store.trim(db, partition, keep)
@@ -85,7 +84,7 @@ def _first_young(db: sqlite3.Connection, found: store.Found, since: int) -> int:
 
 
 def _first_within(db: sqlite3.Connection, found: store.Found, size: int) -> int:
-    """Whole batches, the newest always: the partition may be smaller than its limit by up to one batch."""
+    """Keeps whole batches, and always the newest one, so a partition may be smaller than its limit by up to a batch."""
     keep, total = found.end, 0
     for first, stored in db.execute(
         "SELECT first, bytes FROM batches WHERE partition = ? AND first + count > ? ORDER BY first DESC",
@@ -98,23 +97,23 @@ def _first_within(db: sqlite3.Connection, found: store.Found, size: int) -> int:
     return keep
 
 
-def forget_stamps(db: sqlite3.Connection) -> bool:
-    """Forget producers whose last append is long ago, when there are enough stamps for it to matter."""
+def forget_stamps(db: sqlite3.Connection, now: int) -> bool:
+    """Forget producers whose last append is long ago, once there are enough stamps for it to matter."""
     (stamps,) = db.execute("SELECT count(*) FROM (SELECT 1 FROM stamps LIMIT ?)", (FORGET_FROM,)).fetchone()
     if stamps >= FORGET_FROM:
         db.execute(
             "DELETE FROM stamps WHERE (partition, producer) IN"
             " (SELECT partition, producer FROM stamps GROUP BY partition, producer HAVING max(at) < ?)",
-            (now_ms() - STAMP_MS,),
+            (now - STAMP_MS,),
         )
     return False
 
 
 def clearing() -> Step:
-    """Deletes batches that lie below the first offset, and what is left of deleted topics."""
+    """Deletes batches below the first offset, and what is left of deleted topics."""
     left: list[tuple[int, int, str | None]] | None = None
 
-    def step(db: sqlite3.Connection) -> bool:
+    def step(db: sqlite3.Connection, _: int) -> bool:
         nonlocal left
         if left is None:
             left = db.execute("SELECT id, first, topic FROM partitions").fetchall()
@@ -140,10 +139,11 @@ def _clear(db: sqlite3.Connection, partition: int, first: int, topic: str | None
 
 
 def merger() -> Step:
-    """Merges what is there when it begins: what producers add meanwhile is for the next time, or it would never end."""
+    """Merges what is there when it starts. What producers append meanwhile waits for the next time, or it would never
+    finish."""
     ends: dict[int, int] = {}
 
-    def step(db: sqlite3.Connection) -> bool:
+    def step(db: sqlite3.Connection, _: int) -> bool:
         if not ends:
             ends.update(db.execute('SELECT id, "end" FROM partitions').fetchall())
         return merge(db, ends)
@@ -165,8 +165,8 @@ def merge(db: sqlite3.Connection, ends: dict[int, int]) -> bool:
         if len(run) > 1 and (closed or len(run) >= MERGE_BATCHES):
             try:
                 _merge_run(db, partition, run)
-            except Damaged as error:  # it stays as it is, for who looks at it, and must not hold up the others
-                _log.warning("merging put off: %s", error)
+            except Damaged as error:  # it is left for inspection, and must not block the others
+                _log.warning("merging will be retried: %s", error)
                 ends[partition] = 0
                 continue
             return True
@@ -176,7 +176,8 @@ def merge(db: sqlite3.Connection, ends: dict[int, int]) -> bool:
 
 
 def _next_run(rows: list[tuple[int, int, int, int]]) -> tuple[list[int], int, bool]:
-    """(ids of the first run of small batches, up to where all is merged, whether the run can grow no more)."""
+    """The ids of the first run of small batches, the offset below which all is merged, and whether the run is complete:
+    no later batch can join it."""
     run: list[int] = []
     size = records = done = 0
     limits = Limits()
@@ -213,8 +214,8 @@ def _merge_run(db: sqlite3.Connection, partition: int, run: list[int]) -> None:
         store.put_batch(db, partition, start, pa.concat_batches(parts))
 
 
-def give_back(db: sqlite3.Connection) -> bool:
-    """Shrink the file when a good part of it is free; the rest of the free pages serve the next appends."""
+def free_space(db: sqlite3.Connection, _: int) -> bool:
+    """Shrink the file when an eighth of it is free. Fewer free pages are kept for the next appends."""
     (free,) = db.execute("PRAGMA freelist_count").fetchone()
     (pages,) = db.execute("PRAGMA page_count").fetchone()
     if free < max(VACUUM_PAGES, pages // 8):

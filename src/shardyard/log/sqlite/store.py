@@ -1,23 +1,14 @@
-"""The SQL of the embedded log: functions on a connection, inside a transaction that the caller has begun."""
+"""The SQL of the embedded log: functions on a connection, within a transaction that the caller has started."""
 
 import sqlite3
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
-from shardyard.log.port import (
-    check_move,
-    check_offset,
-    check_open,
-    check_partition,
-    check_placement,
-    contracted,
-    expanded,
-    without_closing,
-)
+from shardyard.log import rules
 from shardyard.model import (
     SEQUENCE_WINDOW,
     Damaged,
@@ -43,126 +34,204 @@ Connection = sqlite3.Connection
 
 @dataclass(slots=True)
 class Found:
-    """A partition's row, and whether its topic takes records, in how many partitions."""
+    """A partition's row, with what its topic's row says about appends."""
 
     id: int
     epoch: int
     first: int
     end: int
     sealed: bool
+    """Also when the seal has ended, until somebody notices: see `Writer`."""
     successor: str | None
     receiving: int
+    generation: int
+    sealed_since: int
+    sealed_until: int
 
 
 # Topics
 
 _COLUMNS = (
-    "name, partitions, kind, age_ms, bytes_per_partition, epoch, partitioner, hash, sealed, successor, open_partitions"
+    "name, partitions, kind, age_ms, bytes_per_partition, epoch, partitioner, hash, sealed, successor,"
+    " open_partitions, generation"
 )
 
 
-def topics(db: Connection, name: str | None = None) -> list[Topic]:
+def topics(db: Connection, now: int, name: str | None = None) -> list[Topic]:
+    """All topics, or the one of that name. `now`, here and elsewhere: in milliseconds, decides which seals hold."""
     rows = db.execute(
-        f"SELECT {_COLUMNS} FROM topics WHERE ?1 IS NULL OR name = ?1 ORDER BY name",  # noqa: S608 names of ours
-        (name,),
-    )
+        f"SELECT {_COLUMNS}, sealed_since <= ?2 AND ?2 < sealed_until FROM topics"  # noqa: S608 names of ours
+        " WHERE ?1 IS NULL OR name = ?1 ORDER BY name",
+        (name, now),
+    ).fetchall()
     try:
-        return [
-            Topic(n, p, TopicKind(kind), Retention(age, size), epoch, *check_placement(by, p, on), bool(sealed), to, o)
-            for n, p, kind, age, size, epoch, by, on, sealed, to, o in rows
-        ]
+        return [_topic(*row) for row in rows]
     except ValueError as error:
         raise Damaged("the list of topics", str(error)) from error
 
 
-def topic(db: Connection, name: object) -> Topic:
+def _topic(
+    name: str,
+    partitions: int,
+    kind: str,
+    age: int | None,
+    size: int | None,
+    epoch: int,
+    partitioner: str,
+    hash_: str | None,
+    sealed: int,
+    successor: str | None,
+    open_partitions: int | None,
+    generation: int,
+    in_force: int,
+) -> Topic:
+    return Topic(
+        name,
+        partitions,
+        TopicKind(kind),
+        Retention(age, size),
+        epoch,
+        *rules.check_placement(partitioner, partitions, hash_),
+        bool(sealed and (in_force or successor is not None)),
+        successor,
+        open_partitions,
+        generation,
+    )
+
+
+def topic(db: Connection, now: int, name: object) -> Topic:
     if not isinstance(name, str):
-        raise InvalidValue("topic", name, "a text")
-    found = topics(db, name)
+        raise InvalidValue("topic", name, "a string")
+    found = topics(db, now, name)
     if not found:
         raise UnknownTopic(name)
     return found[0]
 
 
-def create_topic(db: Connection, wanted: Topic, now: int) -> Topic:
-    """Its epoch is the time, or one more than the last one: higher even after the whole log was lost."""
-    if there := topics(db, wanted.name):
+def create_topic(db: Connection, now: int, wanted: Topic) -> Topic:
+    if there := topics(db, now, wanted.name):
         raise TopicExists(wanted.name, there[0].partitions)
-    (last,) = db.execute("SELECT last FROM epochs").fetchone()
-    epoch = max(last + 1, now)
-    db.execute("UPDATE epochs SET last = ?", (epoch,))
+    epoch = _next_number(db, now)
     retention = wanted.retention
     keeps = (retention.age_ms, retention.bytes_per_partition)
     places = (wanted.partitioner, wanted.hash)
     db.execute(
-        f"INSERT INTO topics ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, 0, NULL, NULL)",  # noqa: S608 names of ours
-        (wanted.name, wanted.partitions, wanted.kind, *keeps, epoch, *places),
+        f"INSERT INTO topics ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, 0, NULL, NULL, ?)",  # noqa: S608 names of ours
+        (wanted.name, wanted.partitions, wanted.kind, *keeps, epoch, *places, epoch),
     )
     _add_partitions(db, wanted.name, 0, wanted.partitions)
-    return topic(db, wanted.name)
+    return topic(db, now, wanted.name)
 
 
-def expand_topic(db: Connection, name: str, partitions: int) -> Topic:
-    before = topic(db, name)
-    after = expanded(before, partitions)
+def _next_number(db: Connection, now: int) -> int:
+    """For epochs and generations: the time, or one more than the last one. It is higher than any before, even than
+    those of a log that was lost."""
+    (last,) = db.execute("SELECT last FROM epochs").fetchone()
+    number = max(int(last) + 1, now)
+    db.execute("UPDATE epochs SET last = ?", (number,))
+    return number
+
+
+def expand_topic(db: Connection, now: int, name: str, partitions: int) -> Topic:
+    before = topic(db, now, name)
+    after = rules.expanded(before, partitions)
     _add_partitions(db, name, before.partitions, after.partitions)
-    return _set_partitions(db, after)
+    return _change(db, now, before, after)
 
 
 def _add_partitions(db: Connection, name: str, start: int, stop: int) -> None:
-    """One that was dropped is there yet, and goes on as it is."""
+    """A partition that was dropped still has its row, and continues from there."""
     numbers = ((name, i) for i in range(start, stop))
     db.executemany("INSERT OR IGNORE INTO partitions (topic, number) VALUES (?, ?)", numbers)
 
 
-def contract_topic(db: Connection, name: str, partitions: int) -> Topic:
-    return _set_partitions(db, contracted(topic(db, name), partitions))
+def contract_topic(db: Connection, now: int, name: str, partitions: int) -> Topic:
+    before = topic(db, now, name)
+    return _change(db, now, before, rules.contracted(before, partitions))
 
 
-def drop_partitions(db: Connection, name: str, partitions: int) -> Topic:
-    """Their batches are cleared away later, in small steps."""
-    after = without_closing(topic(db, name), partitions)
+def drop_partitions(db: Connection, now: int, name: str, partitions: int) -> Topic:
+    """Their batches are deleted later, in small steps."""
+    before = topic(db, now, name)
+    after = rules.without_draining(before, partitions)
     db.execute(
         'UPDATE partitions SET first = "end", merged = "end" WHERE topic = ? AND number >= ?', (name, after.partitions)
     )
-    return _set_partitions(db, after)
+    return _change(db, now, before, after)
 
 
-def _set_partitions(db: Connection, wanted: Topic) -> Topic:
-    db.execute(
-        "UPDATE topics SET partitions = ?, open_partitions = ? WHERE name = ?",
-        (wanted.partitions, wanted.open_partitions, wanted.name),
-    )
-    return topic(db, wanted.name)
-
-
-def set_retention(db: Connection, name: str, retention: Retention) -> Topic:
-    topic(db, name)
+def set_retention(db: Connection, now: int, name: str, retention: Retention) -> Topic:
+    topic(db, now, name)
     db.execute(
         "UPDATE topics SET age_ms = ?, bytes_per_partition = ? WHERE name = ?",
         (retention.age_ms, retention.bytes_per_partition, name),
     )
-    return topic(db, name)
+    return topic(db, now, name)
 
 
-def set_sealed(db: Connection, name: str, *, sealed: bool) -> Topic:
-    check_open(name, sealed=False, successor=topic(db, name).successor)
-    db.execute("UPDATE topics SET sealed = ? WHERE name = ?", (sealed, name))
-    return topic(db, name)
+def seal_topic(db: Connection, now: int, name: str, holder: str, duration: int) -> Topic:
+    """`duration`: milliseconds."""
+    before = topic(db, now, name)
+    rules.check_sealable(before, _seal(db, name), holder, now)
+    return _change(db, now, before, replace(before, sealed=True), rules.Seal(holder, now, now + duration))
 
 
-def move_topic(db: Connection, name: str, successor: str) -> Topic:
-    there = topic(db, name)
-    if there.successor != successor:
-        check_open(name, sealed=False, successor=there.successor)
-        check_move(there, topic(db, successor))
-        db.execute("UPDATE topics SET sealed = 1, successor = ? WHERE name = ?", (successor, name))
-    return topic(db, name)
+def unseal_topic(db: Connection, now: int, name: str, holder: str) -> Topic:
+    before = topic(db, now, name)
+    rules.check_open(name, sealed=False, successor=before.successor)
+    if (seal := _seal(db, name)) is None or seal.holder != holder:
+        return before
+    return _change(db, now, before, replace(before, sealed=False))
 
 
-def delete_topic(db: Connection, name: str) -> None:
-    """Its batches are cleared away later, in small steps."""
-    topic(db, name)
+def move_topic(db: Connection, now: int, name: str, successor: str, holder: str, generation: int) -> Topic:
+    before = topic(db, now, name)
+    if before.successor == successor:
+        return before
+    rules.check_open(name, sealed=False, successor=before.successor)
+    rules.check_move(before, topic(db, now, successor), _seal(db, name), holder, generation, now)
+    return _change(db, now, before, replace(before, sealed=True, successor=successor))
+
+
+def _seal(db: Connection, name: str) -> rules.Seal | None:
+    row = db.execute(
+        "SELECT sealed_by, sealed_since, sealed_until FROM topics WHERE name = ? AND sealed_by IS NOT NULL", (name,)
+    ).fetchone()
+    return row and rules.Seal(*row)
+
+
+def _change(db: Connection, now: int, before: Topic, after: Topic, seal: rules.Seal | None = None) -> Topic:
+    """Store what a change made of a topic. A seal that has ended is gone with it."""
+    if rules.raises_generation(before, after):
+        after = replace(after, generation=_next_number(db, now))
+    elif seal is None:
+        return before
+    db.execute(
+        "UPDATE topics SET partitions = ?, open_partitions = ?, sealed = ?, successor = ?, generation = ?,"
+        " sealed_by = ?, sealed_since = ?, sealed_until = ? WHERE name = ?",
+        (
+            after.partitions,
+            after.open_partitions,
+            after.sealed,
+            after.successor,
+            after.generation,
+            *((seal.holder, seal.since, seal.until) if seal is not None else (None, 0, 0)),
+            after.name,
+        ),
+    )
+    return after
+
+
+def end_seal(db: Connection, name: str) -> None:
+    """Record that a topic takes records again, so that a clock that is set back can't put the seal in force again."""
+    db.execute(
+        "UPDATE topics SET sealed = 0, sealed_by = NULL, sealed_since = 0, sealed_until = 0 WHERE name = ?", (name,)
+    )
+
+
+def delete_topic(db: Connection, now: int, name: str) -> None:
+    """Its batches are deleted later, in small steps."""
+    topic(db, now, name)
     db.execute('UPDATE partitions SET topic = NULL, first = "end" WHERE topic = ?', (name,))
     db.execute("DELETE FROM topics WHERE name = ?", (name,))
 
@@ -171,20 +240,21 @@ def delete_topic(db: Connection, name: str) -> None:
 
 
 def find(db: Connection, partition: Partition) -> Found:
-    check_partition(partition)
+    rules.check_partition(partition)
     row = db.execute(
-        'SELECT p.id, t.epoch, p.first, p."end", t.sealed, t.successor, coalesce(t.open_partitions, t.partitions)'
+        'SELECT p.id, t.epoch, p.first, p."end", t.sealed, t.successor, coalesce(t.open_partitions, t.partitions),'
+        " t.generation, t.sealed_since, t.sealed_until"
         " FROM partitions p JOIN topics t ON t.name = p.topic AND p.number < t.partitions"
         " WHERE p.topic = ? AND p.number = ?",
-        (partition.topic, partition.index if partition.index < 2**63 else -1),  # SQLite has no greater number
+        (partition.topic, partition.index if partition.index < 2**63 else -1),  # the highest that SQLite can compare
     ).fetchone()
     if row is None:
-        raise PartitionOutOfRange(partition, topic(db, partition.topic).partitions)
+        raise PartitionOutOfRange(partition, topic(db, 0, partition.topic).partitions)
     return Found(*row)
 
 
 def check_fence(db: Connection, fence: Fence) -> bool:
-    """Whether the fence is to be raised; `Fenced` if it stands higher already."""
+    """Whether this epoch is higher than the one that is known; `Fenced` if it is lower."""
     row = db.execute("SELECT epoch FROM fences WHERE name = ?", (fence.name,)).fetchone()
     if row is not None and row[0] > fence.epoch:
         raise Fenced(f"epoch {fence.epoch} of {fence.name} is over: the current one is {row[0]}")
@@ -197,7 +267,7 @@ def raise_fence(db: Connection, fence: Fence) -> None:
 
 
 def find_stamp(db: Connection, partition: Partition, found: Found, stamp: Stamp) -> tuple[int, int] | None:
-    """(first, count) of the batch that was stored under this stamp, if one was."""
+    """The first offset and the number of records that were stored under this stamp; None if none were."""
     key = (found.id, stamp.producer)
     row = db.execute(
         "SELECT first, count FROM stamps WHERE partition = ? AND producer = ? AND sequence = ?", (*key, stamp.sequence)
@@ -224,7 +294,7 @@ def put_stamp(db: Connection, partition_id: int, stamp: Stamp, first: int, count
 
 def put_batch(db: Connection, partition_id: int, first: int, data: pa.RecordBatch) -> None:
     stored = data.serialize()
-    latest = int(data["timestamp"].to_numpy().max())  # a fifth of the time of Arrow's own for a few records
+    latest = int(data["timestamp"].to_numpy().max())  # for a few records five times as fast as Arrow's own
     row = (partition_id, first, len(data), latest, stored.size, _checksum(stored, partition_id, first), stored)
     db.execute(
         "INSERT INTO batches (partition, first, count, latest, bytes, checksum, data) VALUES (?, ?, ?, ?, ?, ?, ?)", row
@@ -232,12 +302,12 @@ def put_batch(db: Connection, partition_id: int, first: int, data: pa.RecordBatc
 
 
 def set_ends(db: Connection, ends: list[tuple[int, int]]) -> None:
-    """(end, partition id) each."""
+    """`ends`: pairs of an end and a partition id."""
     db.executemany('UPDATE partitions SET "end" = ? WHERE id = ?', ends)
 
 
 def load(stored: bytes, checksum: int, partition_id: int, first: int, count: int, where: str) -> pa.RecordBatch:
-    """A stored batch, if it is what was stored."""
+    """Decode a stored batch; `Damaged` if it is not what was stored."""
     if _checksum(stored, partition_id, first) != checksum:
         raise Damaged(where, f"the batch at offset {first} fails its checksum")
     data = pa.ipc.read_record_batch(pa.py_buffer(stored), SCHEMA)
@@ -247,7 +317,7 @@ def load(stored: bytes, checksum: int, partition_id: int, first: int, count: int
 
 
 def _checksum(stored: pa.Buffer | bytes, partition_id: int, first: int) -> int:
-    """Signed, as SQLite has it; partition and offset are in it, so that a batch in the wrong place fails too."""
+    """A signed integer, as SQLite stores it. It covers partition and offset, so a misplaced batch fails too."""
     return xxhash.xxh3_64_intdigest(stored, seed=(partition_id << 44 ^ first) % 2**64) - 2**63
 
 
@@ -260,7 +330,7 @@ def read(
     db: Connection, partition: Partition, offset: int, epoch: int | None, max_records: int, max_bytes: int
 ) -> tuple[Found, Batch]:
     found = find(db, partition)
-    check_offset(partition, Span(found.epoch, found.first, found.end), offset, epoch)
+    rules.check_offset(partition, Span(found.epoch, found.first, found.end), offset, epoch)
     chunks: list[pa.RecordBatch] = []
     count = size = 0
     at = offset
@@ -281,7 +351,7 @@ def read(
 def _batches_from(
     db: Connection, partition: Partition, found: Found, offset: int
 ) -> Iterator[tuple[int, pa.RecordBatch, int]]:
-    """(first offset, batch, its size in bytes) of every batch that reaches beyond `offset`."""
+    """The batches that reach beyond `offset`, each with its first offset and its stored bytes."""
     rows = db.execute(
         "SELECT first, count, checksum, data FROM batches WHERE partition = ?1 AND first >="
         " (SELECT max(first) FROM batches WHERE partition = ?1 AND first <= ?2) ORDER BY first",
@@ -308,7 +378,7 @@ def offset_at(db: Connection, partition: Partition, timestamp: int) -> int:
 
 
 def offset_after(db: Connection, partition: Partition, found: Found, offset: int, timestamp: int) -> int:
-    """`offset_at`, looking from `offset` on, which is where a batch begins."""
+    """The same as `offset_at`, searching from `offset` on, where a batch begins."""
     for start, data, _ in _batches_from(db, partition, found, offset) if offset < found.end else ():
         late = pc.indices_nonzero(pc.greater_equal(data["timestamp"], timestamp))
         if len(late):
@@ -317,7 +387,7 @@ def offset_after(db: Connection, partition: Partition, found: Found, offset: int
 
 
 def trim(db: Connection, partition: Partition, before: int) -> Span:
-    """The batches themselves are cleared away later, in small steps."""
+    """The batches themselves are deleted later, in small steps."""
     found = find(db, partition)
     if before > found.end:
         raise OffsetBeyondEnd(partition, before, found.end)

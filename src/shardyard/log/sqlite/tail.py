@@ -1,5 +1,5 @@
-"""Waiting for new records: at once for those of this process, within milliseconds for those of another, and as soon for
-the end of a partition that is dropped or deleted."""
+"""Waking readers that wait for new records: at once for records of this process, within milliseconds for those of other
+processes, and as fast when their partition is dropped or deleted."""
 
 import asyncio
 import json
@@ -12,32 +12,32 @@ from collections.abc import Callable
 _log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.002
-"""How often to ask SQLite whether another process has written; a question costs some 20 µs."""
+"""How often to check whether another process has written. A check costs some 20 µs."""
 
 _ENDS = """
 SELECT p.id, p."end" FROM partitions p JOIN topics t ON t.name = p.topic AND p.number < t.partitions
 WHERE p.id IN (SELECT value FROM json_each(?))
 """
 _GONE = 2**63
-"""An end beyond every offset: who waits for a partition that is gone shall look again."""
+"""An end beyond every offset: readers that wait for a partition that is gone are woken, and find that out."""
 
 
 class Tail:
-    """Wakes who waits for a partition to grow. One thread, idle while nobody waits, watches for other processes."""
+    """Wakes readers when a partition grows. A thread, idle while no reader waits, watches for other processes."""
 
     def __init__(self, connect: Callable[[], sqlite3.Connection]) -> None:
         self._connect = connect
         self._waiters: defaultdict[int, set[tuple[int, asyncio.Future[None]]]] = defaultdict(set)
         self._lock = threading.Condition()
         self._new = False
-        """Somebody began to wait since the thread last looked; what it waits for may be there already."""
+        """A reader started to wait since the thread last checked. Its record may be there already."""
         self._closing = False
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
 
     def wait_for(self, partition_id: int, offset: int) -> "asyncio.Future[None]":
-        """Done when the partition has a record at `offset`, or is gone; soon, if that is so already. To be cancelled by
-        who no longer waits."""
+        """A future that is done when the partition has a record at `offset` or is gone, and soon if that is so already.
+        The caller cancels it when it no longer waits."""
         arrived: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         waiter = (offset, arrived)
         arrived.add_done_callback(lambda _: self._forget(partition_id, waiter))
@@ -51,7 +51,7 @@ class Tail:
         return arrived
 
     def notify(self, ends: dict[int, int]) -> None:
-        """Wake those who waited for what is there now. From any thread."""
+        """Wake the readers that waited for offsets below these ends, by partition id. Callable from any thread."""
         with self._lock:
             arrived = [
                 future
@@ -62,7 +62,7 @@ class Tail:
         _wake(arrived)
 
     def close(self) -> None:
-        """Stop, and wake all who wait: they will find the log closed."""
+        """Stop, and wake all waiting readers: they will find the log closed."""
         with self._lock:
             self._closing = True
             self._lock.notify()
@@ -94,8 +94,8 @@ class Tail:
                     ends = dict(db.execute(_ENDS, (json.dumps(awaited),)).fetchall())
                     self.notify({partition_id: ends.get(partition_id, _GONE) for partition_id in awaited})
                     seen = version
-            except sqlite3.Error as error:  # busy, or no room: the next look will tell
-                _log.debug("looking for new records failed: %s", error)
+            except sqlite3.Error as error:  # busy, or no space: the next check may succeed
+                _log.debug("checking for new records failed: %s", error)
             self._stopped.wait(POLL_SECONDS)
         db.close()
 

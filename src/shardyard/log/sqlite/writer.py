@@ -1,4 +1,4 @@
-"""Group commit: one thread writes for all producers of the process, what waits together in one commit."""
+"""Group commit: one thread writes for all producers of the process, everything that is waiting in one commit."""
 
 import sqlite3
 import time
@@ -9,40 +9,41 @@ from typing import Any
 
 import pyarrow as pa
 
-from shardyard.log.port import check_partition, check_receives, check_same_batch
+from shardyard.log import rules
 from shardyard.log.sqlite import store
 from shardyard.log.sqlite.checkpoints import Checkpoints
 from shardyard.log.sqlite.files import PAGE_BYTES, Durability, connect, translate
-from shardyard.model import Appended, Busy, Fence, Partition, Position, Record, ShardyardError, Stamp, Topic
-from shardyard.model.batch import from_records, now_ms
+from shardyard.model import Appended, Busy, Fence, Partition, Position, Record, ShardyardError, Stamp
+from shardyard.model.batch import from_records
 from shardyard.runtime.group_commit import GroupCommit, Outcome
 
 GROUP_BYTES = 32 * 1024 * 1024
-"""What one commit takes at the most."""
+"""The most that one commit writes."""
 GROUP_REQUESTS = 4096
 LINGER_SECONDS = 0.001
-"""How long to wait for producers that were just answered to append again."""
+"""How long to wait for producers whose appends have just returned to append again."""
 _RETRY_SECONDS = 0.0005
-"""How often to ask for the write lock that another process holds."""
+"""How often to try for the write lock while another process holds it."""
 
 
 @dataclass(slots=True)
 class Append:
-    """Records (checked before) for a partition."""
+    """Validated records for a partition."""
 
     partition: Partition
     records: Sequence[Record] | pa.RecordBatch
     size: int
     stamp: Stamp | None
     fence: Fence | None
-    placed_on: Topic | None
+    generation: int | None
 
 
 @dataclass(slots=True)
 class Operation:
-    """Anything else that writes: a function on the connection, which checks before it changes."""
+    """Any other change: a function of the connection and the time in milliseconds. It raises a `ShardyardError` only
+    before it has changed anything."""
 
-    work: Callable[[sqlite3.Connection], Any]
+    work: Callable[[sqlite3.Connection, int], Any]
     size: int = 0
 
 
@@ -55,33 +56,40 @@ class _Tail:
 
 
 class Writer:
-    """Writes what the tasks of an event loop ask for, all that waits in one commit."""
+    """Writes what the tasks of an event loop submit, everything that is waiting in one commit."""
 
     def __init__(
-        self, path: Path, durability: Durability, busy_wait: float, on_commit: Callable[[dict[int, int]], None]
+        self,
+        path: Path,
+        durability: Durability,
+        busy_wait: float,
+        now: Callable[[], int],
+        on_commit: Callable[[dict[int, int]], None],
     ) -> None:
-        """`on_commit` is told the new ends by partition id, before anyone is answered."""
+        """`busy_wait`: seconds to wait for other processes. `now`: the time in milliseconds. `on_commit` is called with
+        the new ends by partition id, before any caller gets its result."""
         self._path = path
+        self._now = now
         self._busy_wait = busy_wait
         self._on_commit = on_commit
         self._db = connect(path, durability)
-        self._db.execute("PRAGMA busy_timeout = 0")  # `_begin` asks more often than SQLite would
+        self._db.execute("PRAGMA busy_timeout = 0")  # `_begin` tries more often than SQLite would
         self._checkpoints = Checkpoints(path)
-        self._together = GroupCommit(
+        self._group_commit = GroupCommit(
             "the log's writer", self._carry_out, most=GROUP_REQUESTS, most_bytes=GROUP_BYTES, linger=LINGER_SECONDS
         )
 
     @property
     def waiting_bytes(self) -> int:
-        return self._together.waiting_bytes
+        return self._group_commit.waiting_bytes
 
     async def do(self, request: Append | Operation) -> Any:
-        """Write it; when this returns, it is durable."""
-        return await self._together.do(request, request.size)
+        """Carry out a request. It is durable when this returns."""
+        return await self._group_commit.do(request, request.size)
 
     def close(self) -> None:
-        """Finish what was asked for, then stop."""
-        self._together.close()
+        """Finish what was submitted, then stop."""
+        self._group_commit.close()
         self._checkpoints.close()
         self._db.close()
 
@@ -100,10 +108,11 @@ class Writer:
         return outcomes
 
     def _commit(self, group: list[Append | Operation]) -> tuple[list[Outcome], dict[int, int], int]:
-        """Carry out the group in one transaction: an outcome for each, the new ends, and how many batches it took."""
+        """Carry out the group in one transaction. Returns an outcome for each request, the new ends, and the number of
+        batches that were written."""
         db = self._db
-        now = now_ms()
         self._begin()
+        now = self._now()
         try:
             tails: dict[Partition, _Tail] = {}
             ends: dict[int, int] = {}
@@ -115,8 +124,8 @@ class Writer:
                         outcomes.append(_append(db, tails, request, now))
                     else:
                         batches += _write(db, tails, ends, now)
-                        outcomes.append(request.work(db))
-                except ShardyardError as error:  # refused before it changed anything: the others go on
+                        outcomes.append(request.work(db, now))
+                except ShardyardError as error:  # refused before it changed anything: the others continue
                     outcomes.append(error)
             batches += _write(db, tails, ends, now)
             db.execute("COMMIT")
@@ -142,7 +151,7 @@ class Writer:
 
 
 def _append(db: sqlite3.Connection, tails: dict[Partition, _Tail], request: Append, now: int) -> Appended:
-    check_partition(request.partition)
+    rules.check_partition(request.partition)
     tail = tails.get(request.partition)
     if tail is None:
         tail = tails[request.partition] = _Tail(store.find(db, request.partition))
@@ -150,10 +159,14 @@ def _append(db: sqlite3.Connection, tails: dict[Partition, _Tail], request: Appe
     fence_rises = request.fence is not None and store.check_fence(db, request.fence)
     known = request.stamp and store.find_stamp(db, request.partition, found, request.stamp)
     if request.stamp and known:
-        check_same_batch(request.stamp, known[1], len(request.records))
+        rules.check_same_batch(request.stamp, known[1], len(request.records))
     else:
-        marks = (found.sealed, found.successor, found.epoch, found.receiving)
-        check_receives(request.partition, *marks, request.placed_on)
+        if found.sealed and found.successor is None and not found.sealed_since <= now < found.sealed_until:
+            store.end_seal(db, request.partition.topic)
+            found.sealed = False
+        rules.check_receives(
+            request.partition, found.sealed, found.successor, found.receiving, found.generation, request.generation
+        )
     if request.fence is not None and fence_rises:
         store.raise_fence(db, request.fence)
     if known:
@@ -167,12 +180,13 @@ def _append(db: sqlite3.Connection, tails: dict[Partition, _Tail], request: Appe
 
 
 def _write(db: sqlite3.Connection, tails: dict[Partition, _Tail], ends: dict[int, int], now: int) -> int:
-    """Store what was gathered, and return in how many batches.
+    """Store the records of all tails. Returns the number of batches.
 
-    Single records that came together become one batch a partition; for speed, all of them become Arrow in one go.
+    Appends of records to a partition that follow each other become one batch. For speed, the records of all partitions
+    are converted to Arrow at once.
     """
     loose: list[Record] = []
-    runs: list[tuple[int, int, int, int]] = []  # partition, first offset, where in `loose`, how many
+    runs: list[tuple[int, int, int, int]] = []  # partition id, first offset, index in `loose`, number of records
     batches: list[tuple[int, int, pa.RecordBatch]] = []
     for tail in tails.values():
         joins = False

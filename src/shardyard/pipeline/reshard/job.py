@@ -108,7 +108,8 @@ def abort(log: str, topic: str) -> str:
         job = _load_job(folder)
         if job is None:
             raise InvalidCall(f"there is no reshard of {topic!r} under way")
-        opened.wait(opened.log.unseal_topic(topic))  # raises if the topic has moved
+        if (successor := opened.wait(opened.log.topic(topic)).successor) is not None:
+            raise Moved(topic, successor)
         opened.wait(opened.log.set_retention(topic, job.retention))
         for existing in opened.wait(opened.log.topics()):
             if existing.name == job.target and existing.epoch == job.target_epoch:

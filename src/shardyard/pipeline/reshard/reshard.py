@@ -6,7 +6,6 @@ translated, and the topic moves: producers and members continue with the target.
 and a reshard that was interrupted continues where it stopped when it is run again.
 """
 
-import contextlib
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -27,15 +26,16 @@ from shardyard.model import (
     Partition,
     Position,
     Retention,
-    ShardyardError,
     Span,
     whole_number,
 )
+from shardyard.model.url import parse_url
 from shardyard.pipeline.blocking import BlockingLog, blocking
 from shardyard.pipeline.partitioning import PartitionerSpec
 from shardyard.pipeline.reshard.checksum import checksum
 from shardyard.pipeline.reshard.job import Job, Round, Rounds, job_folder, lock_job, remove_job, start_or_resume
 from shardyard.pipeline.reshard.offset_translation import Chunk, TargetRange, offset_behind, round_ends, translate
+from shardyard.pipeline.reshard.seal import sealed
 from shardyard.pipeline.source import offset_lookup
 from shardyard.pipeline.source.columns import from_spark, offsets_of
 from shardyard.pipeline.source.options import absolute
@@ -99,8 +99,8 @@ def reshard(
 
 def check_registry(url: str) -> None:
     """Raise `InvalidValue` if the registry does not exist: a new, empty one would have no groups to translate."""
-    path = Path(url.removeprefix("sqlite:///"))
-    if not url.startswith("sqlite:///") or not path.is_file():
+    engine = parse_url("registry", url)
+    if engine.engine != "sqlite" or not Path(engine.path).is_file():
         raise InvalidValue("registry", url, "one that exists, sqlite:///FILE; without groups, none (--no-groups)")
 
 
@@ -118,6 +118,7 @@ class _Reshard:
     ) -> None:
         self._spark = spark
         self._url = url
+        self._opened = opened
         self._wait = opened.wait
         self._log = opened.log
         self._job = job
@@ -158,16 +159,12 @@ class _Reshard:
     def _switch(self) -> dict[str, int]:
         """Seal the topic, copy the rest, translate positions, and move it. Unseals the topic if a step fails."""
         job = self._job
-        try:
-            self._wait(self._log.seal_topic(job.topic))
+        with sealed(self._opened, job.topic) as seal:
             self._copy(self._ends())
             self._check_complete()
             groups = self._translate_positions()
-            self._wait(self._log.move_topic(job.topic, job.target))
-        except BaseException:
-            with contextlib.suppress(ShardyardError):
-                self._wait(self._log.unseal_topic(job.topic))
-            raise
+            move = self._log.move_topic(job.topic, job.target, holder=seal.holder, generation=seal.generation)
+            self._wait(move)
         return groups
 
     def _check_complete(self) -> None:

@@ -4,9 +4,9 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Literal, TypeVar
 
+from shardyard.log import absolute_url
 from shardyard.model import InvalidValue, whole_number
 
 T = TypeVar("T")
@@ -94,8 +94,7 @@ def write_options(options: Mapping[str, str], *, streaming: bool) -> WriteOption
 
 def absolute(url: str) -> str:
     """The log's URL with an absolute path, so that it works in any working directory, such as a worker's."""
-    path = url.removeprefix("sqlite:///")
-    return url if path == url else f"sqlite:///{Path(path).absolute()}"
+    return absolute_url(url)
 
 
 class _OptionParser:

@@ -14,12 +14,13 @@ import pyarrow.compute as pc
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
+from shardyard.log.router import current_topic
 from shardyard.model import InvalidValue, Topic
 from shardyard.pipeline.blocking import blocking
 from shardyard.pipeline.partitioning import PartitionerSpec
 from shardyard.pipeline.source.columns import from_spark
 from shardyard.pipeline.source.options import WriteOptions
-from shardyard.pipeline.source.staging import Manifest, PartitionIndexes, Staging, commit, current_topic, staging_folder
+from shardyard.pipeline.source.staging import Manifest, PartitionIndexes, Staging, commit, staging_folder
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class _Sink:
         task = context.partitionId() if context is not None else 0
         with blocking(self._options.log) as log:
             requested = log.wait(log.log.topic(self._options.topic))
-            topic = log.wait(current_topic(log.log, requested))
+            topic = log.wait(current_topic(log.log, requested.name))
         file = self._staging.write(self._with_partitions(iterator, topic, task))
         return Staged(task, file, requested, topic)
 

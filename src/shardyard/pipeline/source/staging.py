@@ -21,14 +21,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from shardyard.log import Log
+from shardyard.log import Log, local_folder
+from shardyard.log.router import PLACE_AGAIN, append_with_retry, current_topic
 from shardyard.model import (
-    Closing,
     InvalidValue,
     Moved,
     Partition,
-    PartitionOutOfRange,
-    RetryLater,
     SequenceTooOld,
     Stamp,
     Topic,
@@ -36,13 +34,14 @@ from shardyard.model import (
 from shardyard.model.batch import SCHEMA, now_ms
 from shardyard.model.limits import Limits, check_batch
 from shardyard.pipeline.atomic_files import fsync, write_json
+from shardyard.runtime.clock import SystemClock
 
 APPEND_RECORDS = 20_000
 APPEND_BYTES = 4 * 1024 * 1024
 CONCURRENT_PARTITIONS = 8
 """Partitions that are appended to at the same time."""
 RETRY_TIMEOUT_SECONDS = 60.0
-RETRY_SECONDS = 0.1
+"""How long an append is retried while the log can't take records: a reshard seals a topic for some seconds."""
 BATCH_SEQUENCES = 2**20
 """How many appends to one partition a batch may need."""
 ORPHAN_SECONDS = 24 * 3600
@@ -69,10 +68,10 @@ class Manifest:
 
 def staging_folder(url: str) -> Path:
     """The folder where records for this log are staged: inside the log's own, which all workers can reach."""
-    path = url.removeprefix("sqlite:///")
-    if path == url:
+    folder = local_folder(url)
+    if folder is None:
         raise InvalidValue("log", url, "an embedded log, sqlite:///FOLDER: other logs have their own connector")
-    return Path(path) / "staging"
+    return folder / "staging"
 
 
 class Staging:
@@ -215,21 +214,13 @@ async def _append(log: Log, staging: Staging, manifest: Manifest) -> int:
     refused = await _append_parts(log, topic, parts, manifest.producer, first)
     while refused:
         # The rest of the batch can't be stored there any more, so it goes where its keys live now.
-        topic = await current_topic(log, topic)
+        topic = await current_topic(log, topic.name)
         placing = manifest.detail.get("placing")
         if placing is None:
             raise Moved(manifest.topic, topic.name)
         parts = [_repartition(data, placing, topic) for data in refused]
         refused = await _append_parts(log, topic, parts, f"{manifest.producer}@{topic.name}", first)
     return sum(len(batch) for name in manifest.files for batch in staging.read(name))
-
-
-async def current_topic(log: Log, topic: Topic) -> Topic:
-    """The topic that takes the records of this one: its last successor, or itself if it has not moved."""
-    topic = await log.topic(topic.name)
-    while topic.successor is not None:
-        topic = await log.topic(topic.successor)
-    return topic
 
 
 def _repartition(data: pa.RecordBatch, placing: Sequence[str | None], topic: Topic) -> pa.RecordBatch:
@@ -250,6 +241,7 @@ async def _append_parts(
     count = max((int(part["partition"][-1].as_py()) + 1 for part in parts if len(part)), default=0)
     edges = [np.searchsorted(part["partition"].to_numpy(), np.arange(count + 1)) for part in parts]
     slots = asyncio.Semaphore(CONCURRENT_PARTITIONS)
+    clock = SystemClock()
     refused: dict[int, list[pa.RecordBatch]] = {}
 
     async def append_to(partition: Partition) -> None:
@@ -257,29 +249,16 @@ async def _append_parts(
         slices = (p.slice(e[i], e[i + 1] - e[i]) for p, e in zip(parts, edges, strict=True) if e[i + 1] > e[i])
         async with slots:
             for n, data in enumerate(_append_batches(slices)):
+                stamp, deadline = Stamp(producer, first + n), clock.monotonic() + RETRY_TIMEOUT_SECONDS
                 try:
-                    await _append_with_retry(log, partition, data, Stamp(producer, first + n))
+                    await append_with_retry(log, partition, data, clock=clock, deadline=deadline, stamp=stamp)
                 except SequenceTooOld:
                     pass  # later appends of this producer were stored, and they are made in order, so this one was too
-                except (Moved, Closing, PartitionOutOfRange):
+                except PLACE_AGAIN:
                     refused.setdefault(i, []).append(data)
 
     await asyncio.gather(*(append_to(Partition(topic.name, index)) for index in range(count)))
     return [data for i in sorted(refused) for data in refused[i]]
-
-
-async def _append_with_retry(log: Log, partition: Partition, data: pa.RecordBatch, stamp: Stamp) -> None:
-    """Append, and retry until a timeout if the log can't take records now: a reshard seals a topic for some seconds."""
-    deadline = time.monotonic() + RETRY_TIMEOUT_SECONDS
-    while True:
-        try:
-            await log.append(partition, data, stamp=stamp)
-        except RetryLater:
-            if time.monotonic() > deadline:
-                raise
-            await asyncio.sleep(RETRY_SECONDS)
-        else:
-            return
 
 
 def _append_batches(slices: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -142,7 +142,7 @@ class Scheduler:
         bare = [replace(record, headers=own_headers(record), timestamp=0) for record in records]
         try:
             if partition is None or not await self._append_pinned(batch, Partition(target, partition), bare):
-                await Sender(self._log, target, patience=0.0, clock=self._clock).send(bare, fence=batch.fence)
+                await Sender(self._log, target, timeout=0.0, clock=self._clock).send(bare, fence=batch.fence)
         except RetryLater as error:
             _log.warning("%d records for %r will be retried: %s", len(records), target, error)
             now = self._now_ms()

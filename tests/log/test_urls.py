@@ -1,0 +1,44 @@
+"""What a log's URL says about it, without opening it."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from shardyard.log import absolute_url, is_shared, local_folder, log_exists, open_log
+from shardyard.model import InvalidValue
+
+
+def test_a_url_names_a_folder_that_other_processes_can_open_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    relative, absolute = "sqlite:///data/log", f"sqlite:///{tmp_path}/data/log"
+    assert (local_folder(relative), local_folder(absolute)) == (Path("data/log"), tmp_path / "data/log")
+    assert absolute_url(relative) == absolute_url(absolute) == absolute
+    assert is_shared(relative)
+    assert not log_exists(relative)
+    assert not (tmp_path / "data").exists(), "asking creates nothing"
+
+    async def opened_and_closed() -> None:
+        async with open_log(relative):
+            pass
+
+    asyncio.run(opened_and_closed())
+    assert log_exists(relative)
+    assert log_exists(absolute)
+
+
+def test_a_log_in_memory_has_no_folder_and_belongs_to_its_process() -> None:
+    assert local_folder("memory://") is None
+    assert absolute_url("memory://") == "memory://"
+    assert not is_shared("memory://")
+    assert not log_exists("memory://")
+
+
+@pytest.mark.parametrize("ask", [local_folder, log_exists, is_shared, absolute_url])
+def test_a_url_that_names_no_engine_is_refused_without_its_password(ask: object) -> None:
+    assert callable(ask)
+    with pytest.raises(InvalidValue, match="expected sqlite:///a/path") as refused:
+        ask("redis://user:secret@host/0")
+    assert "secret" not in str(refused.value)
