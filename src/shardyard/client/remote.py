@@ -10,6 +10,7 @@ from msgspec import structs
 
 from shardyard.client.brokers import RESPONSE_SECONDS, Brokers, Response, path
 from shardyard.groups.coordinator import Changes, GroupCoordinator, JoinRequest, MemberIdentity
+from shardyard.groups.fence import fenced_partition
 from shardyard.groups.protocol import Grant, MemberAssignment
 from shardyard.model import (
     Appended,
@@ -252,9 +253,9 @@ class RemoteLog:
 
 
 def _fenced_path(fence: Fence) -> str:
-    """The path of the partition that a fence of `Reader` protects."""
-    group, topic, index = fence.name.rsplit("/", 2)
-    return path("groups", group, "partitions", topic, index)
+    """The path of the partition that the fence of an owner protects."""
+    group, partition = fenced_partition(fence)
+    return path("groups", group, "partitions", partition.topic, partition.index)
 
 
 class RemoteHost:

@@ -25,8 +25,8 @@ class Series(Protocol):
         ...
 
 
-class Counter:
-    """Goes up only."""
+class _Value:
+    """A series with a single sample."""
 
     __slots__ = ("value",)
 
@@ -40,22 +40,19 @@ class Counter:
         yield "", "", self.value
 
 
-class Gauge:
+class Counter(_Value):
+    """Goes up only."""
+
+    __slots__ = ()
+
+
+class Gauge(_Value):
     """Goes up and down."""
 
-    __slots__ = ("value",)
-
-    def __init__(self) -> None:
-        self.value: float = 0
-
-    def add(self, amount: float = 1) -> None:
-        self.value += amount
+    __slots__ = ()
 
     def set(self, value: float) -> None:
         self.value = value
-
-    def samples(self) -> Iterator[tuple[str, str, float]]:
-        yield "", "", self.value
 
 
 class Histogram:

@@ -10,10 +10,10 @@ from fastapi import APIRouter, Request, Response
 from shardyard.groups import protocol
 from shardyard.groups.broadcast import parent_group
 from shardyard.groups.coordinator import JoinRequest, MemberIdentity
+from shardyard.groups.fence import ownership_fence
 from shardyard.groups.protocol import MemberAssignment
 from shardyard.model import (
     CommitBeyond,
-    Fence,
     InvalidValue,
     NotAllowed,
     Partition,
@@ -257,8 +257,9 @@ def _version(tx: Snapshot, group: str) -> str:
 async def set_fence(group: str, topic: str, index: Index, request: Request, broker: Authorised) -> Response:
     """Fence off all earlier owners of a partition: they can no longer read it."""
     body = await read_body(request, requests.Fence)
-    await broker.check_owner(group, Partition(topic, index), body.epoch)
-    await broker.log.set_fence(Fence(_fence_name(group, topic, index), body.epoch))
+    partition = Partition(topic, index)
+    await broker.check_owner(group, partition, body.epoch)
+    await broker.log.set_fence(ownership_fence(group, partition, body.epoch))
     return Response(status_code=204)
 
 
@@ -292,7 +293,7 @@ class _OwnerRead:
         self._group = parent_group(group)
         self._partition = partition
         self._query = query
-        self._fence = Fence(_fence_name(group, partition.topic, partition.index), query.owner)
+        self._fence = ownership_fence(group, partition, query.owner)
 
     async def next(self, poll: LongPoll) -> Batch:
         while True:
@@ -327,7 +328,3 @@ class _OwnerRead:
             wait=wait,
             fence=self._fence,
         )
-
-
-def _fence_name(group: str, topic: str, index: int) -> str:
-    return f"{group}/{topic}/{index}"

@@ -4,6 +4,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
+from shardyard.groups.fence import ownership_fence
 from shardyard.model import Fence, InvalidValue, Partition, Stamp
 from shardyard.model.batch import now_ms
 from shardyard.queues.broker import Broker
@@ -67,9 +68,10 @@ async def _fence(query: requests.Publish, broker: Broker) -> Fence | None:
         return None
     if query.owner is None:
         raise InvalidValue("owner", query.owner, "the epoch of the ownership")
-    group, _, partition = query.fence.partition("/")
-    await broker.check_owner(group, parse_partition(partition), query.owner)
-    return Fence(query.fence, query.owner)
+    group, _, name = query.fence.partition("/")
+    partition = parse_partition(name)
+    await broker.check_owner(group, partition, query.owner)
+    return ownership_fence(group, partition, query.owner)
 
 
 @router.get("/records")
