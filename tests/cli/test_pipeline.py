@@ -70,7 +70,7 @@ def test_a_reshard_that_is_not_in_progress_cannot_be_aborted(tmp_path: Path) -> 
 INVALID = [
     (["ingest", "refunds", "--log", LOG, "--lake", "lake"], "topic 'refunds' does not exist"),
     (["ingest", "orders", "--log", LOG, "--lake", "lake", "--records-per-batch", "0"], "--records-per-batch is 0"),
-    (["ingest", "orders", "--log", "kafka://x", "--lake", "lake"], "log URL is 'kafka://x': expected sqlite:///FOLDER"),
+    (["ingest", "orders", "--log", "kafka://x", "--lake", "lake"], "log URL is 'kafka://x': expected sqlite:///a/path"),
     (["balance", "--log", LOG, "--topic", "refunds"], "topic 'refunds' does not exist"),
     (["balance", "--log", LOG], "expected either --log and --topic, or --parquet"),
     (["balance", "--parquet", "none"], "--parquet is 'none': expected a file or folder that exists"),
