@@ -21,10 +21,11 @@ TOPIC = Topic(
     sealed=True,
     successor="orders-2",
     open_partitions=2,
+    generation=7,
 )
 TOPIC_JSON = (
     b'"name":"orders","partitions":4,"receiving":2,"kind":"retry","partitioner":"jump","hash":"xxh64",'
-    b'"retention_ms":60000,"retention_bytes":1000,"epoch":3,"sealed":true,"successor":"orders-2"'
+    b'"retention_ms":60000,"retention_bytes":1000,"epoch":3,"sealed":true,"successor":"orders-2","generation":7'
 )
 SETTINGS = GroupSettings(backoff=(1.0,), webhook="http://alarms.example")
 SETTINGS_JSON = (

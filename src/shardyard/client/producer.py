@@ -1,12 +1,11 @@
 """`Producer`: publishes through brokers, in batches where records come at the same time."""
 
 import asyncio
-import contextlib
 import math
 import random
 import uuid
 from collections import defaultdict
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
@@ -15,7 +14,8 @@ import pyarrow as pa
 from msgspec import structs
 
 from shardyard.client.brokers import Brokers, path
-from shardyard.model import SEQUENCE_WINDOW, TAG, TRACE, Appended, Closed, Headers, InvalidValue, Record
+from shardyard.log import SequenceWindow
+from shardyard.model import TAG, TRACE, Appended, Closed, Headers, InvalidValue, Record
 from shardyard.model.batch import from_records, now_ms
 from shardyard.model.limits import Limits, check_records
 from shardyard.runtime.clock import Clock
@@ -42,11 +42,9 @@ class _Lane:
     clock: Clock
     waiting: list[tuple[Record, asyncio.Future[None]]] = field(default_factory=list)
     sending: asyncio.Task[None] | None = None
-    sequence: int = 0
+    window: SequenceWindow = field(default_factory=SequenceWindow)
     turn: int = 0
     sent_at: float = -math.inf
-    in_flight: dict[int, asyncio.Event] = field(default_factory=dict)
-    """By sequence, oldest first."""
     capacity: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_IN_FLIGHT))
 
     def distribute(self, count: int) -> tuple[int, int]:
@@ -59,19 +57,6 @@ class _Lane:
             return random.getrandbits(31), 1
         turn, self.turn = self.turn, self.turn + count
         return turn, 0
-
-    @contextlib.asynccontextmanager
-    async def stamp(self) -> AsyncIterator[int]:
-        """The next sequence, once the oldest one in flight is so near that brokers will recognise a retry of it."""
-        while self.in_flight and self.sequence - next(iter(self.in_flight)) >= SEQUENCE_WINDOW:
-            await next(iter(self.in_flight.values())).wait()
-        sequence, self.sequence = self.sequence, self.sequence + 1
-        done = self.in_flight[sequence] = asyncio.Event()
-        try:
-            yield sequence
-        finally:
-            del self.in_flight[sequence]
-            done.set()
 
     def close(self) -> None:
         """Fail the records that were not sent."""
@@ -184,7 +169,7 @@ class Producer:
         turn: int | None = None,
         together: int = 0,
     ) -> list[Appended]:
-        async with lane.stamp() as sequence:
+        async with lane.window.sequence() as sequence:
             query = requests.Publish(partition, self._name, sequence, turn, together)
             response = await self._brokers.call(
                 "POST",

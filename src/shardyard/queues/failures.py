@@ -17,6 +17,7 @@ from functools import partial
 from typing import TypeVar
 
 from shardyard.groups.broadcast import parent_group
+from shardyard.groups.fence import ownership_fence
 from shardyard.log import Log
 from shardyard.model import Fence, Headers, Partition, Record, TooLarge, TopicKind
 from shardyard.queues.delays import MAX_DELAY_MS, Delays
@@ -149,7 +150,7 @@ class Failures:
             offsets[failure.partition, failure.epoch].add(failure.offset)
         found: dict[tuple[Partition, int], Record] = {}
         for (partition, epoch), wanted in offsets.items():
-            records = await read_at(self._log, partition, wanted, Fence(f"{group}/{partition}", epoch))
+            records = await read_at(self._log, partition, wanted, ownership_fence(group, partition, epoch))
             found |= {(partition, offset): record for offset, record in records.items()}
         return found
 
@@ -170,7 +171,7 @@ class Failures:
             due = int(self._clock.now() * 1000 + min(waits[failed] * 1000, MAX_DELAY_MS))
         bare = strip_headers(record)
         record = replace(bare, headers=bare.headers + headers)
-        fence = Fence(f"{group}/{failure.partition}", failure.epoch)
+        fence = ownership_fence(group, failure.partition, failure.epoch)
         return _Plan(failure, fence, home, record, failed + 1, due)
 
     async def _store(self, group: str, plans: Sequence[_Plan]) -> list[_Plan]:

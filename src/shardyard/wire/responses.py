@@ -30,6 +30,8 @@ class TopicInfo(Struct):
     epoch: int
     sealed: bool
     successor: str | None
+    generation: int
+    """It rises with every change of where records of the topic go."""
 
     @classmethod
     def of(cls, topic: Topic, **more: Any) -> Self:
@@ -46,6 +48,7 @@ class TopicInfo(Struct):
             epoch=topic.epoch,
             sealed=topic.sealed,
             successor=topic.successor,
+            generation=topic.generation,
             **more,
         )
 
@@ -60,6 +63,7 @@ class TopicInfo(Struct):
             hash=self.hash,
             sealed=self.sealed,
             successor=self.successor,
+            generation=self.generation,
             open_partitions=self.receiving if self.receiving < self.partitions else None,
         )
 
