@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from shardyard.model import (
     UnknownTopic,
 )
 from shardyard.registry import Registry, open_registry
-from shardyard.registry.memory import MemoryRegistry
+from tests.log.sparse import SparseLog
 from tests.registry.blocks import transaction
 
 TOPIC = "orders"
@@ -78,15 +79,15 @@ class Yard:
 
 @contextlib.asynccontextmanager
 async def a_yard(kind: str, folder: Path) -> AsyncIterator[Yard]:
-    log: Log = MemoryLog() if kind == "memory" else SqliteLog(folder / "log")
-    registry: Registry = MemoryRegistry() if kind == "memory" else open_registry(f"sqlite:///{folder / 'registry.db'}")
+    log: Log = {"memory": MemoryLog, "sparse": SparseLog}.get(kind, partial(SqliteLog, folder / "log"))()
+    registry = open_registry("memory://" if kind != "sqlite" else f"sqlite:///{folder / 'registry.db'}")
     with registry:
         async with log, Node(log, registry) as node:
             await log.create_topic(TOPIC, PARTITIONS)
             yield Yard(log, registry, node)
 
 
-@pytest.fixture(params=["memory", "sqlite"])
+@pytest.fixture(params=["memory", "sparse", "sqlite"])
 def tell(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Story], None]:
     """Tell a story on an engine."""
 

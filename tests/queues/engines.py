@@ -9,6 +9,7 @@ from shardyard.log.memory import MemoryLog
 from shardyard.log.sqlite import SqliteLog
 from shardyard.registry import Registry, open_registry
 from shardyard.runtime.clock import Clock, SystemClock
+from tests.log.sparse import SparseLog
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +25,10 @@ class Engine:
 
 ENGINES = {
     "memory": Engine(lambda _: MemoryLog(), "memory://"),
+    "sparse": Engine(lambda _: SparseLog(), "memory://"),
     "sqlite": Engine(lambda folder: SqliteLog(folder / "log"), "sqlite:///{folder}/registry.db"),
 }
 
-DELAYS = FAILURES = SEARCH = BROKERS = REGISTRIES = ("memory", "sqlite")
+DELAYS = FAILURES = SEARCH = BROKERS = ("memory", "sparse", "sqlite")
+REGISTRIES = ("memory", "sqlite")
 """The engines of each suite. `REGISTRIES`: suites that need a registry and a log in memory."""

@@ -238,7 +238,7 @@ BAD: list[tuple[str, str, Any, dict[str, Any], int, str]] = [
 ]
 
 
-@pytest.mark.parametrize("engine", ["memory", "sqlite"])
+@pytest.mark.parametrize("engine", ["memory", "sparse", "sqlite"])
 def test_invalid_requests_get_a_code_and_a_message_and_change_nothing(engine: str, tmp_path: Path) -> None:
     async def scenario(cluster: Cluster) -> None:
         await cluster.topic()
@@ -369,7 +369,7 @@ def test_only_health_checks_work_without_the_token_and_a_topic_can_have_a_token_
 # Topics
 
 
-@pytest.mark.parametrize("engine", ["memory", "sqlite"])
+@pytest.mark.parametrize("engine", ["memory", "sparse", "sqlite"])
 def test_a_topic_is_created_described_expanded_configured_and_deleted(engine: str, tmp_path: Path) -> None:
     async def scenario(cluster: Cluster) -> None:
         await cluster.topic(partitions=2, retention_ms=60_000)
@@ -399,7 +399,7 @@ def test_a_topic_is_created_described_expanded_configured_and_deleted(engine: st
     run(scenario, tmp_path if engine == "sqlite" else None)
 
 
-@pytest.mark.parametrize("engine", ["memory", "sqlite"])
+@pytest.mark.parametrize("engine", ["memory", "sparse", "sqlite"])
 def test_a_contracted_topic_takes_records_on_the_remaining_partitions_and_drains_the_others(
     engine: str, tmp_path: Path
 ) -> None:
@@ -430,7 +430,7 @@ def test_a_contracted_topic_takes_records_on_the_remaining_partitions_and_drains
     run(scenario, tmp_path if engine == "sqlite" else None)
 
 
-@pytest.mark.parametrize("engine", ["memory", "sqlite"])
+@pytest.mark.parametrize("engine", ["memory", "sparse", "sqlite"])
 def test_a_draining_partition_waits_for_a_group_that_is_offline(engine: str, tmp_path: Path) -> None:
     async def scenario(cluster: Cluster) -> None:
         await cluster.topic(partitions=2)
@@ -693,7 +693,7 @@ def test_a_long_poll_for_changes_of_a_group_returns_at_once_when_it_changes() ->
 # Looking
 
 
-@pytest.mark.parametrize("engine", ["memory", "sqlite"])
+@pytest.mark.parametrize("engine", ["memory", "sparse", "sqlite"])
 def test_records_can_be_inspected_and_searched_without_being_a_member(engine: str, tmp_path: Path) -> None:
     async def scenario(cluster: Cluster) -> None:
         await cluster.topic(partitions=2)

@@ -23,7 +23,7 @@ from tests.queues.setup import Yard, tell
 RECORDS = "/v1/topics/orders/records"
 
 
-@pytest.mark.parametrize("engine", ["memory", "sqlite"])
+@pytest.mark.parametrize("engine", ["memory", "sparse", "sqlite"])
 def test_one_or_many_records_in_each_medium_are_where_the_answer_says(engine: str, tmp_path: Path) -> None:
     async def story(yard: Yard) -> None:
         await yard.topic()
@@ -85,7 +85,7 @@ def test_records_without_a_key_are_dealt_in_turn_and_those_with_one_go_where_the
     tell(story)
 
 
-@pytest.mark.parametrize("engine", ["memory", "sqlite"])
+@pytest.mark.parametrize("engine", ["memory", "sparse", "sqlite"])
 def test_a_retry_through_another_broker_is_stored_once(engine: str, tmp_path: Path) -> None:
     async def story(yard: Yard) -> None:
         await yard.topic()
@@ -119,7 +119,7 @@ def test_batches_of_one_producer_without_keys_go_round_the_partitions() -> None:
     tell(story, brokers=2)
 
 
-@pytest.mark.parametrize("engine", ["memory", "sqlite"])
+@pytest.mark.parametrize("engine", ["memory", "sparse", "sqlite"])
 def test_a_delayed_record_comes_when_it_is_due_and_holds_up_nobody(engine: str, tmp_path: Path) -> None:
     async def story(yard: Yard) -> None:
         await yard.topic(partitions=2)
