@@ -162,7 +162,7 @@ async def bench(root: Path, registry_url: str | None) -> None:
         with open_registry("memory://") as registry:
             await bench_one_process("memory", MemoryLog(), registry)
     with open_registry(registry_url or f"sqlite:///{root}/one.db") as registry:
-        await bench_one_process(registry_url is None and "sqlite" or "the given registry", MemoryLog(), registry)
+        await bench_one_process("sqlite" if registry_url is None else "the given registry", MemoryLog(), registry)
         registry.run(lambda tx: tx.delete_group(GROUP))
     with open_registry(registry_url or f"sqlite:///{root}/reading.db") as registry:
         async with SqliteLog(root / "reading") as log:
@@ -173,7 +173,9 @@ async def bench(root: Path, registry_url: str | None) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--registry", help="the URL of the registry to measure; default: the embedded one, in a new file")
+    parser.add_argument(
+        "--registry", help="the URL of the registry to measure; default: the embedded one, in a new file"
+    )
     options = parser.parse_args()
     print(f"commits: {pin_to_cores()}")
     with tempfile.TemporaryDirectory(prefix="shardyard-bench-") as folder:

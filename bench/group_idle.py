@@ -70,7 +70,9 @@ async def bench(root: Path, registry_url: str | None) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--registry", help="the URL of the registry to measure; default: the embedded one, in a new file")
+    parser.add_argument(
+        "--registry", help="the URL of the registry to measure; default: the embedded one, in a new file"
+    )
     options = parser.parse_args()
     print(f"idle groups: {pin_to_cores()}")
     with tempfile.TemporaryDirectory(prefix="shardyard-bench-") as folder:
