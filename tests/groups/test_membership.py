@@ -14,10 +14,9 @@ from shardyard.groups import (
     MembershipListener,
     Node,
     configure,
-    protocol,
 )
 from shardyard.model import Fenced, InvalidCall, Partition, Position
-from tests.groups.test_reader import TOPIC, Story, Yard, tell
+from tests.groups.test_reader import TOPIC, Story, Yard, evict, tell
 from tests.registry.blocks import transaction
 
 __all__ = ["tell"]  # the fixture
@@ -83,9 +82,7 @@ def test_a_member_learns_what_it_owns_what_it_must_release_and_what_it_lost(tell
                     await a.release(Partition(TOPIC, index))
                 await until(yard, lambda: second.seen("assigned") == moving)
                 assert set(a.owned) == {Partition(TOPIC, i) for i in range(4) if i not in moving}
-            with transaction(yard.registry) as tx:
-                tx.delete_member(GROUP, "a")
-                tx.touch(protocol.watch_name(GROUP))
+            yard.registry.run(lambda tx: evict(tx, GROUP, "a"))
             await until(yard, lambda: bool(first.seen("lost")))
             await until(yard, lambda: len(first.owned) == 4)  # it joined again by itself
 

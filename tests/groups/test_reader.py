@@ -30,7 +30,7 @@ from shardyard.model import (
     UnknownGroup,
     UnknownTopic,
 )
-from shardyard.registry import Registry, open_registry
+from shardyard.registry import Registry, Transaction, open_registry
 from tests.log.sparse import SparseLog
 from tests.registry.blocks import transaction
 
@@ -39,6 +39,13 @@ PARTITIONS = 4
 PATIENCE_SECONDS = 20.0
 
 Story = Callable[["Yard"], Coroutine[Any, Any, None]]
+
+
+def evict(tx: Transaction, group: str, name: str) -> None:
+    """What the rebalancer does to a member that is gone or hangs."""
+    member = tx.member(group, name)
+    assert member is not None
+    protocol.evict(tx, protocol.group_row(tx, group), member)
 
 
 class Yard:
@@ -53,6 +60,9 @@ class Yard:
 
     async def send(self, partition: int, *ids: str) -> None:
         await self.log.append(Partition(TOPIC, partition), [Record(i, None, b"") for i in ids])
+
+    def evict(self, name: str) -> None:
+        self.registry.run(lambda tx: evict(tx, "billing", name))
 
     async def until(self, condition: Callable[[], Awaitable[bool]]) -> None:
         """What is waited for shows in the state of several processes' worth of parts: there is no one event for it."""
@@ -250,9 +260,7 @@ def test_a_member_that_was_put_out_joins_again_by_itself(tell: Callable[[Story],
     async def story(yard: Yard) -> None:
         async with yard.member("m1") as member:
             await yard.until_shared(4)
-            with transaction(yard.registry) as tx:
-                tx.delete_member("billing", "m1")
-                tx.touch("group/billing")
+            yard.evict("m1")
             await yard.send(2, "x")
 
             async def consumed() -> bool:
@@ -467,8 +475,7 @@ def test_a_member_that_was_fenced_while_its_consumer_waits_comes_back(tell: Call
             (batch,) = await take(member, 1)
             asking = asyncio.create_task(take(member, 1))
             await asyncio.sleep(0)
-            with transaction(yard.registry) as tx:
-                tx.delete_member("billing", "m1")
+            yard.evict("m1")
             with pytest.raises(Fenced):
                 await batch.commit()
             assert (await asking)[0].records()[0].id == "x"
@@ -482,9 +489,8 @@ def test_one_that_cannot_come_back_says_so_and_leaves_nothing_behind(tell: Calla
         with pytest.raises(PartitionTaken):
             async with yard.member("m1", partitions=[mine]) as member:
                 with transaction(yard.registry) as tx:
-                    tx.delete_member("billing", "m1")
+                    evict(tx, "billing", "m1")
                     protocol.join(tx, "billing", "m2", topics=[TOPIC], manual=[mine])
-                    tx.touch(protocol.watch_name("billing"))
                 await take(member, 1)
         assert member._tasks == set()
         with transaction(yard.registry) as tx:

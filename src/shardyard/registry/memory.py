@@ -170,8 +170,12 @@ class MemorySnapshot:
     def ownerships_of(self, group: str, member: str) -> list[OwnershipRow]:
         return [row for row in self.ownerships(group) if row.owner == member or row.target == member]  # noqa: PLR1714 - a set per row is slower
 
-    def unassigned_groups(self) -> list[str]:
-        return [row.name for row in self.groups() if row.inputs != row.assigned]
+    def subscriptions(self) -> dict[str, set[str]]:
+        return {
+            group: {topic for member in table.rows.values() for topic in member.topics}
+            for group, table in self._state.members.rows.items()
+            if table.rows
+        }
 
     def group_times(self) -> list[GroupTimes]:
         return [

@@ -199,8 +199,8 @@ class Snapshot(Protocol):
         """The ownerships of which the member is the owner or the target, ordered by partition."""
         ...
 
-    def unassigned_groups(self) -> list[str]:
-        """The groups whose `inputs` differ from `assigned`, ordered by name."""
+    def subscriptions(self) -> dict[str, set[str]]:
+        """For every group that has members, the topics that they subscribe to."""
         ...
 
     def group_times(self) -> list[GroupTimes]:
