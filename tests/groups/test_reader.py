@@ -31,7 +31,7 @@ from shardyard.model import (
     UnknownTopic,
 )
 from shardyard.registry import Registry, open_registry
-from tests.log.sparse import SparseLog
+from tests.log.sparse import SparseLog, offset_of
 from tests.registry.blocks import transaction
 
 TOPIC = "orders"
@@ -72,6 +72,14 @@ class Yard:
             return False
 
         await self.until(shared)
+
+    def offset_of(self, number: int) -> int:
+        """The offset of record number `number` of a partition, from 0 on."""
+        return offset_of(number) if isinstance(self.log, SparseLog) else number
+
+    def end_after(self, count: int) -> int:
+        """Where a partition ends that has `count` records."""
+        return offset_of(count) - 1 if isinstance(self.log, SparseLog) else count
 
     async def committed(self) -> dict[int, int | None]:
         return {row.partition.index: row.committed for row in await status(self.log, self.registry, "billing")}
@@ -123,7 +131,7 @@ def test_a_member_gets_each_record_once_and_goes_on_where_the_last_one_stopped(t
         async with yard.member("m2") as member:
             (batch,) = await take(member, 1)
             assert [record.id for record in batch.records()] == ["c"]
-            assert (batch.first, batch.end, len(batch)) == (2, 3, 1)
+            assert (batch.first, batch.end, len(batch)) == (yard.end_after(2), yard.end_after(3), 1)
 
     tell(story)
 
@@ -133,7 +141,7 @@ def test_what_was_not_committed_comes_again(tell: Callable[[Story], None]) -> No
         await yard.send(1, "a", "b", "c")
         async with yard.member("m1") as member:
             (batch,) = await take(member, 1)
-            await batch.commit(upto=1)
+            await batch.commit(upto=yard.end_after(1))
         async with yard.member("m2") as member:
             (batch,) = await take(member, 1)
             assert [record.id for record in batch.records()] == ["b", "c"]
@@ -180,7 +188,7 @@ def test_a_moving_partition_is_finished_and_committed_before_it_goes(tell: Calla
                     await batch.commit()
                 await yard.until_shared(2, 2)
                 assert second.owned <= leaving
-                assert await yard.committed() == dict.fromkeys(range(PARTITIONS), 1)
+                assert await yard.committed() == dict.fromkeys(range(PARTITIONS), yard.end_after(1))
                 for partition in range(PARTITIONS):
                     await yard.send(partition, f"new{partition}")
                 (batch,) = await take(second, 1)
@@ -241,7 +249,7 @@ def test_an_owner_that_was_followed_can_neither_commit_append_nor_read(tell: Cal
                     await batch.append(Partition(TOPIC, 1), [Record("too late", None, b"")])
                 with pytest.raises(Fenced):
                     await batch._reader._read(Position((await yard.log.topic(TOPIC)).epoch, 0), 1, 1000)
-                assert (await yard.log.span(Partition(TOPIC, 1))).end == 1
+                assert (await yard.log.span(Partition(TOPIC, 1))).end == yard.end_after(1)
 
     tell(story)
 
@@ -256,7 +264,7 @@ def test_a_member_that_was_put_out_joins_again_by_itself(tell: Callable[[Story],
             await yard.send(2, "x")
 
             async def consumed() -> bool:
-                return (await yard.committed()).get(2) == 1
+                return (await yard.committed()).get(2) == yard.end_after(1)
 
             async def work() -> None:
                 async for batch in member:
@@ -341,8 +349,8 @@ def test_a_group_goes_on_after_records_were_trimmed_or_the_topic_was_made_anew(t
         await yard.send(0, "a", "b", "c")
         async with yard.member("m1") as member:
             (batch,) = await take(member, 1)
-            await batch.commit(upto=1)
-        await yard.log.trim(Partition(TOPIC, 0), 2)
+            await batch.commit(upto=yard.end_after(1))
+        await yard.log.trim(Partition(TOPIC, 0), yard.end_after(2))
         async with yard.member("m2") as member:
             (batch,) = await take(member, 1)
             assert [record.id for record in batch.records()] == ["c"]
@@ -354,7 +362,7 @@ def test_a_group_goes_on_after_records_were_trimmed_or_the_topic_was_made_anew(t
             (batch,) = await take(member, 1)
             assert [record.id for record in batch.records()] == ["of the new one"]
             await batch.commit()
-            assert (await yard.committed())[0] == 1
+            assert (await yard.committed())[0] == yard.end_after(1)
 
     tell(story)
 
@@ -365,7 +373,7 @@ def test_latest_begins_with_what_comes_after_joining_also_for_the_next_owner(tel
         async with yard.member("m1", start="latest"):
 
             async def begun() -> bool:
-                return (await yard.committed()).get(0) == 1
+                return (await yard.committed()).get(0) == yard.end_after(1)
 
             await yard.until(begun)
             await yard.send(0, "after")
@@ -411,13 +419,16 @@ def test_bad_calls_say_what_is_wrong(tell: Callable[[Story], None]) -> None:
                 async with yard.member("m1"):
                     pass
             (batch,) = await take(member, 1)
-            with pytest.raises(CommitBeyond, match="offset 3 of orders/0 lies beyond what was delivered, 2"):
-                await batch.commit(upto=3)
+            end, one = yard.end_after(2), yard.end_after(1)
+            with pytest.raises(
+                CommitBeyond, match=f"offset {end + 1} of orders/0 lies beyond what was delivered, {end}"
+            ):
+                await batch.commit(upto=end + 1)
             with pytest.raises(InvalidCall, match="has no batch of orders/9 in flight"):
-                await member.commit({Partition(TOPIC, 0): 2, Partition(TOPIC, 9): 0})
+                await member.commit({Partition(TOPIC, 0): end, Partition(TOPIC, 9): 0})
             assert (await yard.committed())[0] is None
-            await batch.commit(upto=1)
-            with pytest.raises(CommitBehind, match="offset 0 of orders/0 lies behind what is committed, 1"):
+            await batch.commit(upto=yard.end_after(1))
+            with pytest.raises(CommitBehind, match=f"offset 0 of orders/0 lies behind what is committed, {one}"):
                 await batch.commit(upto=0)
 
     tell(story)
@@ -432,8 +443,10 @@ def test_batches_of_several_partitions_are_committed_at_once_and_the_next_ones_c
         async with yard.member("m1", max_records=1) as member:
             batches = await take(member, 2)
             await member.commit({batch.partition: batch.end for batch in batches})
-            assert {p: c for p, c in (await yard.committed()).items() if p < 2} == {0: 1, 1: 1}
-            assert [batch.first for batch in await take(member, 2)] == [1, 1]
+            assert {p: c for p, c in (await yard.committed()).items() if p < 2} == {
+                b.partition.index: b.end for b in batches
+            }
+            assert {tuple(b.records())[0].id for b in await take(member, 2)} == {"b"}
 
     tell(story)
 
@@ -539,7 +552,9 @@ def test_a_batch_that_is_not_committed_is_warned_of(
             await take(member, 1)
 
             async def warned() -> bool:
-                return "<OwnedBatch orders/0, offsets 0 to 0> has been in flight for" in caplog.text
+                return (
+                    f"<OwnedBatch orders/0, offsets 0 to {yard.end_after(1) - 1}> has been in flight for" in caplog.text
+                )
 
             await yard.until(warned)
 
