@@ -257,7 +257,7 @@ def test_invalid_requests_get_a_code_and_a_message_and_change_nothing(engine: st
                 assert (response.status, response.code) == (status, code), what
                 assert await everything(cluster) == before, what
 
-    run(scenario, tmp_path if engine == "sqlite" else None)
+    run(scenario, tmp_path, engine=engine)
 
 
 def test_a_stale_owner_can_neither_commit_fail_nor_publish_and_nobody_commits_beyond_the_end() -> None:
@@ -396,7 +396,7 @@ def test_a_topic_is_created_described_expanded_configured_and_deleted(engine: st
         assert (again["spans"], again["token"], again["records_per_second"]) == ([{"first": 0, "end": 0}], False, None)
         await cluster.publish("e")
 
-    run(scenario, tmp_path if engine == "sqlite" else None)
+    run(scenario, tmp_path, engine=engine)
 
 
 @pytest.mark.parametrize("engine", ["memory", "sparse", "sqlite"])
@@ -427,7 +427,7 @@ def test_a_contracted_topic_takes_records_on_the_remaining_partitions_and_drains
                 await cluster.until_shared(1, 1)
         assert sorted(handled.values) == sorted([*sent, "last"])
 
-    run(scenario, tmp_path if engine == "sqlite" else None)
+    run(scenario, tmp_path, engine=engine)
 
 
 @pytest.mark.parametrize("engine", ["memory", "sparse", "sqlite"])
@@ -462,7 +462,7 @@ def test_a_draining_partition_waits_for_a_group_that_is_offline(engine: str, tmp
         (row,) = [row for row in await cluster.get("/v1/audit") if row["action"] == "partitions dropped"]
         assert (row["who"], row["subject"], row["detail"]) == ("broker", "orders", {"partitions": [2], "records": 2})
 
-    run(scenario, tmp_path if engine == "sqlite" else None)
+    run(scenario, tmp_path, engine=engine)
 
 
 def test_a_reset_to_the_end_lets_a_draining_partition_be_dropped() -> None:
@@ -735,7 +735,7 @@ def test_records_can_be_inspected_and_searched_without_being_a_member(engine: st
         (found,) = await cluster.get("/v1/topics/orders/search", id="r3")
         assert (found["partition"], found["offset"]) == ("orders/1", 2)
 
-    run(scenario, tmp_path if engine == "sqlite" else None)
+    run(scenario, tmp_path, engine=engine)
 
 
 def test_the_description_of_the_api_is_complete() -> None:

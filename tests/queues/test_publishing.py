@@ -60,7 +60,7 @@ def test_one_or_many_records_in_each_medium_are_where_the_answer_says(engine: st
         assert by_id["ar7"].value == b"ar7"
         assert by_id["js"].timestamp > 1_600_000_000_000
 
-    tell(story, tmp_path if engine == "sqlite" else None)
+    tell(story, tmp_path, engine=engine)
 
 
 def test_records_without_a_key_are_dealt_in_turn_and_those_with_one_go_where_the_topic_places_them() -> None:
@@ -106,7 +106,7 @@ def test_a_retry_through_another_broker_is_stored_once(engine: str, tmp_path: Pa
         old = await yard.ask("POST", RECORDS, {"value": "x"}, **pinned, sequence=0)
         assert (old.status, old.code) == (409, "sequence_too_old")
 
-    tell(story, tmp_path if engine == "sqlite" else None, brokers=2)
+    tell(story, tmp_path, engine=engine, brokers=2)
 
 
 def test_batches_of_one_producer_without_keys_go_round_the_partitions() -> None:
@@ -146,7 +146,7 @@ def test_a_delayed_record_comes_when_it_is_due_and_holds_up_nobody(engine: str, 
         (home,) = [p for p in await yard.records() if b"now" in [r.value for r in p]]
         assert b"later" in [r.value for r in home]
 
-    tell(story, tmp_path if engine == "sqlite" else None)
+    tell(story, tmp_path, engine=engine)
 
 
 def test_a_topics_quota_refuses_what_is_too_much_for_now_and_it_works_again_later() -> None:
