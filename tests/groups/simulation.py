@@ -429,7 +429,7 @@ class History:
         *,
         alive: bool,
     ) -> None:
-        entitled, behind = True, False
+        entitled, behind, outdated = True, False, False
         for partition, (epoch, position) in commit.positions.items():
             key = (commit.group, partition)
             row = rows.get(key)
@@ -438,7 +438,7 @@ class History:
             entitled = entitled and alive and mine and row is not None and row.epoch == epoch
             behind = behind or position < self.committed.get(key, position)
             self.overtaken += error is not None and too_late and alive and mine
-            assert error is not None or not too_late, f"{partition} was committed under an epoch from before its reset"
+            outdated = outdated or too_late
         if isinstance(error, Fenced):
             assert not entitled, f"{member.name} could not commit {commit.positions}, although it owns them"
             self.refused += 1
@@ -450,6 +450,7 @@ class History:
             self.behind += 1
         else:
             assert entitled, f"{member.name} committed {commit.positions} without owning them"
+            assert not outdated, f"{member.name} committed {commit.positions} under an epoch from before its reset"
             assert not behind, "a committed position went back"
             self.together += len(commit.positions) > 1
             for partition, (epoch, position) in commit.positions.items():
