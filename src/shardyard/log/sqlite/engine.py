@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import IO, TypeVar, get_args
 
 from shardyard.log import rules
+from shardyard.log.batch_cache import BatchCache
 from shardyard.log.port import DEFAULT_RETENTION, READ_BYTES, READ_RECORDS, SEAL_SECONDS, Capabilities, Log
 from shardyard.log.sqlite import maintenance, store
 from shardyard.log.sqlite.files import Durability, connect, create_or_check, open_lock, translated
@@ -81,6 +82,7 @@ class SqliteLog(Log):
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="shardyard-log-reader")
         self._local = threading.local()
         self._connections: list[sqlite3.Connection] = []
+        self._cache = BatchCache()
         self._tail = Tail(lambda: connect(self._path, "process"))
         self._writer = Writer(self._path, durability, busy_wait, self._now, self._tail.notify)
         self._maintain_every = maintain_every
@@ -192,9 +194,12 @@ class SqliteLog(Log):
         def fetch(db: sqlite3.Connection) -> tuple[store.Found, Batch]:
             if fence is not None:
                 store.check_fence(db, fence)
-            return store.read(db, partition, offset, epoch, max_records, max_bytes)
+            return store.read(db, self._cache, partition, offset, epoch, max_records, max_bytes)
 
-        found, batch = await self._look(fetch)
+        at_hand = self._cache.covers(partition, offset, max_records, max_bytes)
+        if at_hand:
+            await asyncio.sleep(0)  # a reader that takes many batches in a row must not keep other tasks from running
+        found, batch = await (self._look_inline if at_hand else self._look)(fetch)
         if len(batch) or wait <= 0:
             return batch
         arrived = self._tail.wait_for(found.id, offset)
@@ -209,7 +214,7 @@ class SqliteLog(Log):
 
     async def offset_at(self, partition: Partition, timestamp: int) -> int:
         since = check_int64("timestamp", timestamp)
-        return await self._look(lambda db: store.offset_at(db, partition, since))
+        return await self._look(lambda db: store.offset_at(db, self._cache, partition, since))
 
     async def trim(self, partition: Partition, before: int) -> Span:
         offset = whole_number("before", before, at_least=0)
@@ -297,8 +302,8 @@ class SqliteLog(Log):
         return await asyncio.get_running_loop().run_in_executor(self._readers, self._snapshot, work)
 
     async def _look_inline(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """The same in this thread. For a few records that were just written and are still in memory, going to another
-        thread and back would take ten times as long as reading them."""
+        """The same in this thread. For records that are in memory, because they were just written or are in the cache,
+        going to another thread and back would take ten times as long as reading them."""
         self._open()
         try:
             return self._snapshot(work, wait=False)
