@@ -83,8 +83,8 @@ class SqliteLog(Log):
         self._local = threading.local()
         self._connections: list[sqlite3.Connection] = []
         self._cache = BatchCache()
-        self._tail = Tail(lambda: connect(self._path, "process"))
-        self._writer = Writer(self._path, durability, busy_wait, self._now, self._tail.notify)
+        self._tail = Tail(self._folder, lambda: connect(self._path, "process"))
+        self._writer = Writer(self._path, durability, busy_wait, self._now, self._tail.committed)
         self._maintain_every = maintain_every
         self._maintaining = asyncio.Lock()
         self._maintenance: asyncio.Task[None] | None = None
@@ -196,13 +196,14 @@ class SqliteLog(Log):
                 store.check_fence(db, fence)
             return store.read(db, self._cache, partition, offset, epoch, max_records, max_bytes)
 
+        news = self._tail.news
         at_hand = self._cache.covers(partition, offset, max_records, max_bytes)
         if at_hand:
             await asyncio.sleep(0)  # a reader that takes many batches in a row must not keep other tasks from running
         found, batch = await (self._look_inline if at_hand else self._look)(fetch)
         if len(batch) or wait <= 0:
             return batch
-        arrived = self._tail.wait_for(found.id, offset)
+        arrived = self._tail.wait_for(found.id, offset, news)
         try:
             inline = await wait_at_most(arrived, wait, self._clock) and max_bytes <= INLINE_READ_BYTES
         finally:
