@@ -468,7 +468,7 @@ def test_a_consumer_that_cannot_leave_warns_when_its_partitions_get_other_owners
 ) -> None:
     async def scenario(cluster: Cluster) -> None:
         await cluster.topic(partitions=1)
-        async with cluster.consumer("m1", session_timeout=3.0, patience=0.2):
+        async with cluster.consumer("m1", session_timeout=3.0, retry_seconds=0.2):
             cluster.stop(0)
             await cluster.until(lambda: not _listens(cluster.urls[0]))
 

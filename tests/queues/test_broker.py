@@ -443,12 +443,12 @@ def test_a_draining_partition_waits_for_a_group_that_is_offline(engine: str, tmp
         await cluster.publish("b", "c", partition=2)
         async with on.at_work(cluster.consumer("m1", "on")):
             response = await cluster.do("POST", "/v1/topics/orders/contract", {"partitions": 2})
-            assert [row["partition"] for row in response["closing"]] == [2]
-            assert response["closing"][0]["waiting_for"]["off"] == 2
+            assert [row["partition"] for row in response["draining"]] == [2]
+            assert response["draining"][0]["waiting_for"]["off"] == 2
             await cluster.until_done("on")
             await asyncio.sleep(2.2)  # longer than it takes to look for what is drained
             shown = await cluster.get("/v1/topics/orders")
-            assert (shown["partitions"], shown["closing"]) == (
+            assert (shown["partitions"], shown["draining"]) == (
                 3,
                 [{"partition": 2, "records": 2, "waiting_for": {"off": 2}, "drained": False}],
             )
@@ -456,7 +456,7 @@ def test_a_draining_partition_waits_for_a_group_that_is_offline(engine: str, tmp
 
                 async def gone() -> bool:
                     shown = await cluster.get("/v1/topics/orders")
-                    return (shown["partitions"], shown["closing"]) == (2, [])
+                    return (shown["partitions"], shown["draining"]) == (2, [])
 
                 await cluster.until(gone)
         assert sorted(off.values) == sorted(on.values) == ["a", "b", "c"]
@@ -475,7 +475,7 @@ def test_a_reset_to_the_end_lets_a_draining_partition_be_dropped() -> None:
         await cluster.do("POST", "/v1/topics/orders/expand", {"partitions": 2})
         await cluster.publish("b", partition=1)
         response = await cluster.do("POST", "/v1/topics/orders/contract", {"partitions": 1})
-        assert response["closing"] == [{"partition": 1, "records": 1, "waiting_for": {"billing": 1}, "drained": False}]
+        assert response["draining"] == [{"partition": 1, "records": 1, "waiting_for": {"billing": 1}, "drained": False}]
         request = {"topic": "orders", "to": "latest", "partitions": [1]}
         assert await cluster.do("POST", "/v1/groups/billing/reset", request) == {"orders/1": 1}
 
@@ -516,7 +516,7 @@ def test_groups_with_positions_on_deleted_partitions_and_topics_are_listed() -> 
 
 def test_a_reset_of_a_topic_skips_partitions_that_are_dropped_meanwhile() -> None:
     class Dropping(MemoryLog):
-        """The closing partitions are dropped when one of them is looked at."""
+        """The draining partitions are dropped when one of them is looked at."""
 
         async def span(self, partition: Partition) -> Span:
             if partition.index == 1:

@@ -92,7 +92,7 @@ class Load:
 
     async def batches(self) -> None:
         """By the client, which tries again by itself."""
-        async with Producer(self._url, patience=CURE_SECONDS) as producer:
+        async with Producer(self._url, retry_seconds=CURE_SECONDS) as producer:
             while not self.stopped.is_set():
                 records = [Record.new(b"x" * 256, b"%d" % n) for n in range(50)]
                 await producer.publish("orders", records)
