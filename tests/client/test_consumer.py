@@ -21,7 +21,7 @@ from shardyard.model import InvalidCall, InvalidValue, Partition, Record, Unknow
 from shardyard.runtime.clock import ManualClock
 from tests.client.test_producer import dead_address
 from tests.queues.engines import BROKERS
-from tests.queues.setup import Cluster, Handled, run, running
+from tests.queues.setup import TIMEOUT_SECONDS, Cluster, Handled, run, running
 
 RECORDS = "/v1/topics/orders/records"
 
@@ -498,6 +498,11 @@ def test_slots_keep_their_limit_when_waits_are_cancelled_and_the_limit_changes()
                 await leave.wait()
             inside.remove(name)
 
+        async def until_inside(*names: str) -> None:
+            async with asyncio.timeout(TIMEOUT_SECONDS):
+                while inside != list(names):  # noqa: ASYNC110 checked in every iteration of the loop
+                    await asyncio.sleep(0)
+
         events = {name: asyncio.Event() for name in "abcd"}
         tasks = {name: asyncio.create_task(take(name, event)) for name, event in events.items()}
         await asyncio.sleep(0)
@@ -505,11 +510,9 @@ def test_slots_keep_their_limit_when_waits_are_cancelled_and_the_limit_changes()
         tasks["b"].cancel()
         events["a"].set()
         await asyncio.wait({tasks["a"], tasks["b"]})
-        await asyncio.sleep(0.01)
-        assert inside == ["c"]
+        await until_inside("c")
         slots.set(2)
-        await asyncio.sleep(0.01)
-        assert inside == ["c", "d"]
+        await until_inside("c", "d")
         for event in events.values():
             event.set()
         await asyncio.gather(*tasks.values(), return_exceptions=True)

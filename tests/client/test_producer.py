@@ -118,14 +118,14 @@ def test_closing_sends_what_is_waiting_unless_the_block_ends_with_an_error() -> 
         await cluster.topic(partitions=1)
         async with cluster.producer(linger=0.2) as producer:
             sends = [asyncio.create_task(producer.send("orders", f"{i}")) for i in range(700)]
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0)  # so that all of them wait
         assert len(await asyncio.gather(*sends)) == 700
         assert len((await cluster.records())[0]) == 700
 
         with pytest.raises(RuntimeError, match="of the program"):
             async with cluster.producer(linger=30.0) as producer:
                 sends = [asyncio.create_task(producer.send("orders", f"{i}")) for i in range(10)]
-                await asyncio.sleep(0.01)
+                await asyncio.sleep(0)  # so that all of them wait
                 raise RuntimeError("of the program")
         outcomes = await asyncio.wait_for(asyncio.gather(*sends, return_exceptions=True), 5)
         assert [type(outcome) for outcome in outcomes] == [Closed] * 10

@@ -257,15 +257,8 @@ def test_a_batch_with_keys_is_not_kept_together() -> None:
         body = {"records": [{"value": "v", "key": f"k{i}"} for i in range(40)]}
         response = await cluster.do("POST", RECORDS, body, producer="p", sequence=0, round_robin_start=3, together=1)
         assert len(response["stored"]) == 4
-        response = await cluster.do(
-            "POST",
-            RECORDS,
-            {"records": [{"value": "v"}] * 3},
-            producer="p",
-            sequence=1,
-            round_robin_start=4,
-            together=1,
-        )
+        body = {"records": [{"value": "v"}] * 3}
+        response = await cluster.do("POST", RECORDS, body, producer="p", sequence=1, round_robin_start=4, together=1)
         assert [part["count"] for part in response["stored"]] == [3]
 
     run(scenario)

@@ -1,4 +1,4 @@
-"""Routes: each asks for a token, and the data plane behaves as it would through FastAPI."""
+"""Routes: each requires a token, and the data plane behaves as it would through FastAPI."""
 
 import asyncio
 import contextlib

@@ -78,8 +78,8 @@ class Brokers:
         retry_seconds: float = 30.0,
         clock: Clock | None = None,
     ) -> None:
-        """`urls`: such as http://127.0.0.1:7400, or 127.0.0.1:7400. `retry_seconds`: for how many seconds a call is retried
-        before its last error is raised."""
+        """`urls`: such as http://127.0.0.1:7400, or 127.0.0.1:7400. `retry_seconds`: how long a call
+        is retried before its last error is raised."""
         self.urls = [_address(url) for url in ([urls] if isinstance(urls, str) else urls)]
         if not self.urls:
             raise InvalidValue("brokers", urls, "at least one address such as http://127.0.0.1:7400")

@@ -55,8 +55,9 @@ class _Lane:
         partitions."""
         if count > 1 and self.clock.monotonic() - self.sent_at < BUSY_SECONDS:
             return random.getrandbits(31), 1
-        round_robin_start, self.round_robin_start = self.round_robin_start, self.round_robin_start + count
-        return round_robin_start, 0
+        start = self.round_robin_start
+        self.round_robin_start += count
+        return start, 0
 
     def close(self) -> None:
         """Fail the records that were not sent."""
@@ -83,8 +84,8 @@ class Producer:
         linger: float = 0.0,
         clock: Clock | None = None,
     ) -> None:
-        """`token` and `retry_seconds` as for `Brokers`. `linger`: seconds for which `send` waits for more records, to send
-        them together."""
+        """`token` and `retry_seconds` as for `Brokers`. `linger`: seconds for which `send` waits for more records,
+        to send them together."""
         self._owns_brokers = not isinstance(brokers, Brokers)
         if not isinstance(brokers, Brokers):
             brokers = Brokers(brokers, token=token, retry_seconds=retry_seconds, clock=clock)

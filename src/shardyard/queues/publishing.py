@@ -55,8 +55,8 @@ class Publisher:
     ) -> list[Appended]:
         """Append the records; durable when it returns. Delayed records are not in the result: they have no offset yet.
 
-        `round_robin_start`: where the round-robin of stamped records without a key starts, by default at their sequence. `together`:
-        all of them go to that one partition, as a large batch does anyway.
+        `round_robin_start`: where the round-robin of stamped records without a key starts, by default at their
+        sequence. `together`: all of them go to that one partition, as a large batch does anyway.
         """
         now = milliseconds(self._clock)
         if isinstance(posted, pa.RecordBatch):
