@@ -70,7 +70,7 @@ def test_only_the_done_prefix_of_a_batch_is_committed_and_the_rest_is_redelivere
         async with first:
             work = asyncio.create_task(first.run(handle))
             await cluster.until(lambda: len(done) == 9)
-            work.cancel()  # what is done is committed when it is told to stop
+            work.cancel()  # what is done is committed when it is stopped
             await asyncio.gather(work, return_exceptions=True)
             assert (await cluster.rows())[0]["committed"] == 4
         handled = Handled()

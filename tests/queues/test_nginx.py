@@ -77,7 +77,7 @@ def proxying(nginx: str, folder: Path, brokers: list[BrokerProcess]) -> Iterator
 
 
 class Load:
-    """Publishes and consumes until told to stop, and notes what was acknowledged and what was delivered."""
+    """Publishes and consumes until stopped, and records what was acknowledged and what was delivered."""
 
     def __init__(self, url: str) -> None:
         self._url = url
