@@ -310,7 +310,7 @@ def _deliveries(folder: Path) -> dict[int, dict[int, list[tuple[int, str]]]]:
 def _check_ownerships(
     partition: int, by_epoch: dict[int, list[tuple[int, str]]], places: dict[tuple[int, int], str], report: Report
 ) -> None:
-    """What an audit can't know: a record is delivered again only to another owner, each owner continues at or before the
+    """What an audit can't know: a record is redelivered only to another owner, each owner continues at or before the
     position that the last one reached, and offsets are those of the log."""
     reached = 0
     for epoch, records in by_epoch.items():

@@ -201,11 +201,10 @@ def reset(
     if sum(value is not None for value in (to, offset, at)) != 1:
         raise InvalidCall("expected exactly one of --to, --offset and --time")
     if to is not None:
-        body = Reset(topic, to.value, None, partitions or None)
+        body = Reset(topic, to.value)
     else:
-        body = Reset(
-            topic, "time" if offset is None else "offset", at if offset is None else offset, partitions or None
-        )
+        body = Reset(topic, "time", at) if offset is None else Reset(topic, "offset", offset)
+    body.partitions = partitions or None
     offsets = request(brokers, "POST", f"{_path(group)}/reset", body)
     if json:
         print_json(offsets)
