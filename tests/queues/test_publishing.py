@@ -142,7 +142,7 @@ def test_a_delayed_record_is_delivered_when_it_is_due_and_delays_no_other(engine
         async def arrived() -> bool:
             return {b"later", b"at"} <= await values()
 
-        assert await values() == {b"now", b"past"}
+        assert await values() >= {b"now", b"past"}
         await cluster.until(arrived)
         assert time.time() - began >= 1.0
         assert b"at" in [record.value for record in (await cluster.records())[1]]
