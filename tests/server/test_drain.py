@@ -12,7 +12,7 @@ from shardyard.queues.broker import Broker
 from shardyard.registry.memory import MemoryRegistry
 from shardyard.runtime.clock import ManualClock, SystemClock
 from shardyard.runtime.metrics import LONG_POLLS_WAITING
-from shardyard.server.app import create_app, serving
+from shardyard.server.app import create_app, running, serving
 from shardyard.server.drain import Drain, LongPoll
 from tests.server.asgi import call
 
@@ -177,6 +177,24 @@ def test_a_server_that_stops_answers_long_polls_at_once() -> None:
             assert asyncio.get_running_loop().time() - started < 5
             await work
             writer.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_long_poll_of_a_server_ends_by_the_clock_that_was_injected() -> None:
+    async def scenario() -> None:
+        clock = ManualClock()
+        with MemoryRegistry(clock) as registry:
+            async with asyncio.timeout(20), MemoryLog() as log, running(log, registry, clock=clock) as url:
+                before = LONG_POLLS_WAITING.value
+                reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
+                writer.write(b"GET /v1/groups/g/changes?wait_seconds=30 HTTP/1.1\r\nHost: broker\r\n\r\n")
+                while LONG_POLLS_WAITING.value == before:  # noqa: ASYNC110 it has no event for it
+                    await asyncio.sleep(0)
+                await run_tasks()
+                await clock.advance(30.0)
+                assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
+                writer.close()
 
     asyncio.run(scenario())
 
