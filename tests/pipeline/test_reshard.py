@@ -410,7 +410,7 @@ def test_an_aborted_reshard_leaves_the_topic_as_it_was(
     create(log, "orders", 3)
     fill(log, "orders", 50)
 
-    def crash(*_: Any) -> Any:
+    def crash(*_: Any, **__: Any) -> Any:
         raise Crash
 
     with monkeypatch.context() as patch:
@@ -457,7 +457,7 @@ def test_a_second_reshard_of_the_same_topic_is_refused(
     create(log, "orders", 3)
     fill(log, "orders", 50)
 
-    def crash(*_: Any) -> Any:
+    def crash(*_: Any, **__: Any) -> Any:
         raise Crash
 
     with monkeypatch.context() as patch:
