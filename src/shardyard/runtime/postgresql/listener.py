@@ -66,7 +66,9 @@ class Listener:
             return
         self._closed.set()
         self._wake.close()
-        if self._thread.ident is not None and self._thread is not threading.current_thread():
+        if self._thread.ident is None:
+            self._woken.close()
+        elif self._thread is not threading.current_thread():
             self._thread.join(_JOIN_SECONDS)
 
     def _run(self) -> None:
