@@ -16,6 +16,8 @@ from shardyard.model import (
 )
 from shardyard.model.url import EngineUrl
 
+ON_STANDBY = "connect to the primary server, with several hosts by ?target_session_attrs=read-write"
+
 
 class Aborted(RetryLater):
     """Raised when the database aborted a transaction because of others: a serialization failure, a deadlock, a lock
@@ -100,9 +102,7 @@ def _too_many_connections(where: str, why: str) -> ShardyardError:
 
 
 def _read_only(where: str, why: str) -> ShardyardError:
-    return DatabaseUnavailable(
-        where, why, "connect to the primary server, with several hosts by ?target_session_attrs=read-write"
-    )
+    return DatabaseUnavailable(where, why, ON_STANDBY)
 
 
 _BY_CODE: dict[str, Callable[[str, str], ShardyardError]] = {

@@ -56,8 +56,7 @@ class Listener:
             self._thread.start()
 
     def wait_until_listening(self, seconds: float) -> bool:
-        """Wait for the first connect. Returns whether notifications are being received; `on_gap` is called when they
-        are."""
+        """Wait until notifications are received, and `on_gap` was called. Returns whether they are."""
         return self._listening.wait(seconds)
 
     def close(self) -> None:
@@ -90,8 +89,8 @@ class Listener:
     def _listen(self, connection: Connection) -> None:
         listens = [sql.SQL("LISTEN {}").format(sql.Identifier(channel)) for channel in self._channels]
         connection.execute(sql.SQL("; ").join(listens))
-        self._listening.set()
         self._call(self._on_gap)
+        self._listening.set()
 
     def _receive(self, connection: Connection) -> None:
         arrivals = select.poll()
