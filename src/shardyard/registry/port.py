@@ -259,8 +259,9 @@ class Registry(ABC):
         """Call `callback`, from any thread, soon after each transaction, of any process, that touched `name`. A name
         that ends with "/" watches every name that starts with it.
 
-        Several touches may result in one call, and one shortly before the watch began in another. Returns a function that ends the watch; calling it twice is fine. A
-        callback must return at once, and must not use the registry.
+        Several touches may result in one call, and a touch shortly before the watch began in another. Returns a
+        function that ends the watch; calling it twice is fine. A callback must return at once, and must not use the
+        registry.
         """
 
     @abstractmethod
