@@ -67,7 +67,7 @@ class SharedConnection:
         """
         with self._turn(wait):
             connection, number = self._begin(wait)
-            raw = _raw(connection)
+            raw = driver_connection(connection)
             try:
                 with connection.begin() as transaction:
                     yield connection
@@ -77,7 +77,7 @@ class SharedConnection:
                         if not raw.closed:
                             raise
                         self._settle(number, error)
-            except DBAPIError as error:
+            except (DBAPIError, psycopg.Error) as error:
                 raise self._translated(error, raw) from error
             finally:
                 if raw.closed:
@@ -91,7 +91,7 @@ class SharedConnection:
 
         with self._turn(self._busy_wait):
             connection = self._connected()
-            raw = _raw(connection)
+            raw = driver_connection(connection)
             try:
                 postgresql.migrate(raw, self._url, "registry", [step(migration) for migration in migrations])
             except DBAPIError as error:
@@ -128,7 +128,7 @@ class SharedConnection:
         if self._connection is None:
             connection = self._engine.connect()
             try:
-                self._timeline = _raw(connection).execute(_TIMELINE).fetchone()
+                self._timeline = driver_connection(connection).execute(_TIMELINE).fetchone()
             except psycopg.Error as error:
                 connection.close()
                 raise self._translated(error, None) from error
@@ -146,7 +146,7 @@ class SharedConnection:
         statement = self._begin_statement(wait)
         is_new = self._connection is None
         connection = self._connected()
-        raw = _raw(connection)
+        raw = driver_connection(connection)
         try:
             cursor = raw.execute(statement)
             while cursor.nextset():
@@ -178,7 +178,7 @@ class SharedConnection:
             time.sleep(_RETRY_SECONDS)
 
     def _status(self, number: str, timeline: object) -> str | None:
-        raw = _raw(self._connected())
+        raw = driver_connection(self._connected())
         if self._timeline != timeline:
             return None
         try:
@@ -201,7 +201,8 @@ class SharedConnection:
         return error if ours is None else ours
 
 
-def _raw(connection: Connection) -> postgresql.Connection:
+def driver_connection(connection: Connection) -> postgresql.Connection:
+    """The connection of psycopg below SQLAlchemy's."""
     return cast(postgresql.Connection, connection.connection.driver_connection)
 
 

@@ -3,15 +3,16 @@
 import json
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, Update, text
 
 from shardyard.model import Closed
 from shardyard.model.url import EngineUrl
 from shardyard.registry import migrations
-from shardyard.registry.postgresql.shared_connection import NOW, SharedConnection
+from shardyard.registry.postgresql.shared_connection import NOW, SharedConnection, driver_connection
+from shardyard.registry.sql_transaction import Values
 from shardyard.registry.watches import Watches, watched_by
 from shardyard.runtime.clock import Clock
 from shardyard.runtime.postgresql import Listener
@@ -39,6 +40,8 @@ class PostgresqlStore:
         """`busy_wait`: see `Registry.busy_wait`. `clock` is for tests."""
         self.busy_wait = busy_wait
         self._clock = clock
+        self._compiled: dict[Update, str] = {}
+        """The SQL of the statements of `update_each`."""
         self._watches = Watches()
         self._listener = Listener(url, "registry", {_CHANNEL: self._notified}, self._call_all)
         self._starting = threading.Lock()
@@ -62,6 +65,20 @@ class PostgresqlStore:
             return self._clock.now()
         now: float = connection.info[NOW]
         return now
+
+    def update_each(self, connection: Connection, statement: Update, rows: Sequence[Values]) -> list[bool]:
+        """All rows go to PostgreSQL in one round trip, and directly: SQLAlchemy takes longer to pass a row on than
+        PostgreSQL to store it, and does not say which rows matched."""
+        if not rows:
+            return []
+        if statement not in self._compiled:
+            self._compiled[statement] = str(statement.compile(dialect=connection.dialect))
+        with driver_connection(connection).cursor() as cursor:
+            cursor.executemany(self._compiled[statement].encode(), rows, returning=True)
+            matched = [cursor.rowcount > 0]
+            while cursor.nextset():
+                matched.append(cursor.rowcount > 0)
+        return matched
 
     def record_touched(self, connection: Connection, names: set[str]) -> None:
         connection.execute(_NOTIFY, {"channel": _CHANNEL, "payloads": list(_payloads(names))})
