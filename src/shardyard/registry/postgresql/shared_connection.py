@@ -1,5 +1,6 @@
 """`SharedConnection`: a connection to PostgreSQL for one transaction at a time, which is replaced when it is lost."""
 
+import logging
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -7,6 +8,7 @@ from contextlib import contextmanager, suppress
 from typing import cast
 
 import psycopg
+from psycopg.pq import TransactionStatus
 from sqlalchemy import Connection, create_engine
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.pool import NullPool
@@ -35,6 +37,8 @@ _SETTINGS: dict[str, str | int | float] = {
 }
 _TIMELINE = "SELECT left(pg_walfile_name(pg_current_wal_insert_lsn()), 8)"
 """Changes when a standby takes over or a backup is restored: transaction numbers may then mean other transactions."""
+
+_log = logging.getLogger(__name__)
 
 
 class SharedConnection:
@@ -69,19 +73,13 @@ class SharedConnection:
             connection, number = self._begin(wait)
             raw = driver_connection(connection)
             try:
-                with connection.begin() as transaction:
+                try:
                     yield connection
-                    try:
-                        transaction.commit()
-                    except DBAPIError as error:
-                        if not raw.closed:
-                            raise
-                        self._settle(number, error)
+                    self._commit(raw, number)
+                finally:
+                    self._end(connection, raw)
             except (DBAPIError, psycopg.Error) as error:
                 raise self._translated(error, raw) from error
-            finally:
-                if raw.closed:
-                    self._drop()
 
     def migrate(self, migrations: Sequence[Migration], now: float) -> None:
         """Bring the tables up to date. `now` is the registry's time."""
@@ -159,7 +157,29 @@ class SharedConnection:
             return self._begin(wait)
         return connection, number
 
-    def _settle(self, number: str, cause: DBAPIError) -> None:
+    def _commit(self, raw: psycopg.Connection, number: str) -> None:
+        if raw.info.transaction_status == TransactionStatus.INERROR:  # PostgreSQL would roll back, and report no error
+            raise psycopg.errors.InFailedSqlTransaction("the work went on after an error")
+        try:
+            raw.commit()
+        except psycopg.Error as error:
+            if not raw.closed:
+                raise
+            self._settle(number, error)
+
+    def _end(self, connection: Connection, raw: psycopg.Connection) -> None:
+        """Roll back what was not committed. SQLAlchemy, which did not begin the transaction, forgets about it."""
+        try:
+            if not raw.closed:
+                raw.rollback()
+                connection.rollback()
+                return
+        except (SQLAlchemyError, psycopg.Error) as error:
+            _log.debug("%s: can't roll back, will reconnect: %s", self._name, error)
+        if self._connection is connection:
+            self._drop()
+
+    def _settle(self, number: str, cause: psycopg.Error) -> None:
         """Return if the transaction was committed. `TransactionAborted` if it was not."""
         deadline = time.monotonic() + self._busy_wait
         timeline = self._timeline
@@ -172,9 +192,9 @@ class SharedConnection:
             if status == "committed":
                 return
             if status == "aborted":
-                raise TransactionAborted(self._name, str(cause.orig)) from cause
+                raise TransactionAborted(self._name, str(cause)) from cause
             if status is None or time.monotonic() > deadline:
-                raise OutcomeUnknown(str(self._url), str(cause.orig).strip()) from cause
+                raise OutcomeUnknown(str(self._url), str(cause).strip()) from cause
             time.sleep(_RETRY_SECONDS)
 
     def _status(self, number: str, timeline: object) -> str | None:
