@@ -72,7 +72,7 @@ def _create_version_1(connection: Connection, _now: float) -> None:
     tables = MetaData()
 
     def table(name: str, *columns: Column[Any], rowid: bool = False) -> None:
-        Table(name, tables, *columns, sqlite_with_rowid=rowid)
+        Table(name, tables, *columns, sqlite_with_rowid=rowid, postgresql_with={"fillfactor": 50})
 
     table(
         "groups",

@@ -16,8 +16,9 @@ _Name = Text().with_variant(Text(collation="C"), "postgresql")
 _Number = BigInteger().with_variant(Integer, "sqlite")
 """A number that the database assigns. SQLite assigns only those of the type INTEGER, which has 64 bits there."""
 
-_CLUSTERED: dict[str, Any] = {"sqlite_with_rowid": False}
-"""SQLite then stores the rows in the primary key's tree: a group's rows lie together, and a change writes one page."""
+_CLUSTERED: dict[str, Any] = {"sqlite_with_rowid": False, "postgresql_with": {"fillfactor": 50}}
+"""SQLite then stores the rows in the primary key's tree: a group's rows lie together, and a change writes one page.
+PostgreSQL leaves room on each page for the next version of a row, which then needs no new entry in an index."""
 
 
 def _key(name: str, kind: TypeEngine[Any] = _Name) -> Column[object]:

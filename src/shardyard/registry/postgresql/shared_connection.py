@@ -35,6 +35,8 @@ _SETTINGS: dict[str, str | int | float] = {
     # A process that stops in the middle of a transaction would keep its locks.
     "idle_in_transaction_session_timeout": "10s",
 }
+_NOW = "SELECT extract(epoch FROM clock_timestamp())::float8, NULL"
+_NOW_AND_NUMBER = "SELECT extract(epoch FROM clock_timestamp())::float8, pg_current_xact_id()::text"
 _TIMELINE = "SELECT left(pg_walfile_name(pg_current_wal_insert_lsn()), 8)"
 """Changes when a standby takes over or a backup is restored: transaction numbers may then mean other transactions."""
 
@@ -44,7 +46,7 @@ _log = logging.getLogger(__name__)
 class SharedConnection:
     """The threads of this process wait for each other here, and for other processes in PostgreSQL."""
 
-    def __init__(self, url: EngineUrl, purpose: str, busy_wait: float, *, read_only: bool = False) -> None:
+    def __init__(self, url: EngineUrl, purpose: str, busy_wait: float) -> None:
         """It connects when it is first used."""
         self._url = url
         self._busy_wait = busy_wait
@@ -55,22 +57,21 @@ class SharedConnection:
             poolclass=NullPool,
             use_native_hstore=False,
         )
-        self._begin_statement = _begin_reading if read_only else _begin_writing
         self._connection: Connection | None = None
         self._timeline: object = None
         self._in_use = threading.Lock()
         self._closed = False
 
     @contextmanager
-    def transaction(self, wait: float) -> Iterator[Connection]:
-        """See `Store.begin`.
+    def transaction(self, mode: str, wait: float) -> Iterator[Connection]:
+        """A transaction of this isolation level; see `Store.begin`.
 
         A connection that is lost before the commit leaves nothing behind, so the transaction may be run again
         (`TransactionAborted`). When it is lost during the commit, the server is asked on a new connection whether the
         transaction was committed; `OutcomeUnknown` if it does not know, or can't be reached in time.
         """
         with self._turn(wait):
-            connection, number = self._begin(wait)
+            connection, number = self._begin(mode, wait)
             raw = driver_connection(connection)
             try:
                 try:
@@ -139,14 +140,18 @@ class SharedConnection:
             with suppress(SQLAlchemyError, psycopg.Error):  # of a connection that is lost anyway
                 connection.close()
 
-    def _begin(self, wait: float) -> tuple[Connection, str]:
+    def _begin(self, mode: str, wait: float) -> tuple[Connection, str]:
         """Begin a transaction, and get its number. A connection that was lost since its last use is replaced."""
-        statement = self._begin_statement(wait)
+        # A lock that others have for too long aborts the transaction, which is run again if there is time left.
+        lock_milliseconds = max(1, int(min(wait, _RESPONSE_SECONDS * 0.8) * 1000))
+        statement = f"BEGIN ISOLATION LEVEL {mode}; SET LOCAL lock_timeout = {lock_milliseconds}; " + (
+            _NOW if mode.endswith("READ ONLY") else _NOW_AND_NUMBER
+        )
         is_new = self._connection is None
         connection = self._connected()
         raw = driver_connection(connection)
         try:
-            cursor = raw.execute(statement)
+            cursor = raw.execute(statement.encode())
             while cursor.nextset():
                 pass
             connection.info[NOW], number = cast(tuple[float, str], cursor.fetchone())
@@ -154,7 +159,7 @@ class SharedConnection:
             self._drop()
             if is_new or not raw.closed:
                 raise self._translated(error, None) from error
-            return self._begin(wait)
+            return self._begin(mode, wait)
         return connection, number
 
     def _commit(self, raw: psycopg.Connection, number: str) -> None:
@@ -224,16 +229,3 @@ class SharedConnection:
 def driver_connection(connection: Connection) -> postgresql.Connection:
     """The connection of psycopg below SQLAlchemy's."""
     return cast(postgresql.Connection, connection.connection.driver_connection)
-
-
-def _begin_writing(wait: float) -> str:
-    """Gives up on a lock of another transaction after `wait` seconds, or earlier: the transaction is run again then."""
-    lock_milliseconds = max(1, int(min(wait, _RESPONSE_SECONDS * 0.8) * 1000))
-    return (
-        f"BEGIN ISOLATION LEVEL SERIALIZABLE; SET LOCAL lock_timeout = {lock_milliseconds};"  # noqa: S608 - a number
-        " SELECT extract(epoch FROM clock_timestamp())::float8, pg_current_xact_id()::text"
-    )
-
-
-def _begin_reading(_wait: float) -> str:
-    return "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SELECT extract(epoch FROM clock_timestamp())::float8, NULL"

@@ -47,18 +47,20 @@ class PostgresqlStore:
         self._starting = threading.Lock()
         self._listening = self._closed = False
         self._writing = SharedConnection(url, "registry", busy_wait)
-        self._reading = SharedConnection(url, "registry read", busy_wait, read_only=True)
+        self._reading = SharedConnection(url, "registry read", busy_wait)
         try:
             self._writing.migrate(migrations.MIGRATIONS, time.time() if clock is None else clock.now())
         except BaseException:
             self.close()
             raise
 
-    def begin(self, wait: float) -> AbstractContextManager[Connection]:
-        return self._writing.transaction(wait)
+    def begin(self, wait: float, *, guarded: bool = False) -> AbstractContextManager[Connection]:
+        """A serializable transaction conflicts with others that write to the same pages, and members commit all the
+        time. A guarded one locks the rows that it changes, and checks them as they are then."""
+        return self._writing.transaction("READ COMMITTED" if guarded else "SERIALIZABLE", wait)
 
     def begin_reading(self) -> AbstractContextManager[Connection]:
-        return self._reading.transaction(self.busy_wait)
+        return self._reading.transaction("REPEATABLE READ READ ONLY", self.busy_wait)
 
     def now(self, connection: Connection) -> float:
         if self._clock is not None:
