@@ -154,6 +154,9 @@ class SqliteLog(Log):
     async def topics(self) -> list[Topic]:
         return await self._look(lambda db: store.topics(db, self._now()))
 
+    async def catalog_version(self) -> int:
+        return await self._look(store.catalog_version)
+
     # Records
 
     async def append(

@@ -124,12 +124,17 @@ def create_topic(db: Connection, now: int, wanted: Topic) -> Topic:
 
 
 def _next_number(db: Connection, now: int) -> int:
-    """For epochs and generations: the time, or one more than the last one. It is higher than any before, even than
-    those of a log that was lost."""
-    (last,) = db.execute("SELECT last FROM epochs").fetchone()
-    number = max(int(last) + 1, now)
+    """For epochs, generations and versions of the catalog: the time, or one more than the last one. It is higher than
+    any before, even than those of a log that was lost."""
+    number = max(catalog_version(db) + 1, now)
     db.execute("UPDATE epochs SET last = ?", (number,))
     return number
+
+
+def catalog_version(db: Connection) -> int:
+    """The last number that was given out: every change of the catalog takes a new one."""
+    (last,) = db.execute("SELECT last FROM epochs").fetchone()
+    return int(last)
 
 
 def expand_topic(db: Connection, now: int, name: str, partitions: int) -> Topic:
@@ -162,6 +167,7 @@ def drop_partitions(db: Connection, now: int, name: str, partitions: int) -> Top
 
 def set_retention(db: Connection, now: int, name: str, retention: Retention) -> Topic:
     topic(db, now, name)
+    _next_number(db, now)
     db.execute(
         "UPDATE topics SET age_ms = ?, bytes_per_partition = ? WHERE name = ?",
         (retention.age_ms, retention.bytes_per_partition, name),
@@ -234,6 +240,7 @@ def delete_topic(db: Connection, now: int, name: str) -> None:
     topic(db, now, name)
     db.execute('UPDATE partitions SET topic = NULL, first = "end" WHERE topic = ?', (name,))
     db.execute("DELETE FROM topics WHERE name = ?", (name,))
+    _next_number(db, now)
 
 
 # Partitions, fences and stamps
