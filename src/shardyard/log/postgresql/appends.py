@@ -68,7 +68,8 @@ class Stored:
     """What the appends of a group depend on, locked until the transaction ends."""
 
     def __init__(self, connection: Connection, group: Sequence[Append]) -> None:
-        places = {(append.partition.topic, append.partition.index) for append in group if _may_exist(append.partition)}
+        group = [append for append in group if _may_exist(append.partition)]
+        places = {(append.partition.topic, number_of(append.partition)) for append in group}
         fences = sorted({append.fence.name for append in group if append.fence is not None})
         stamps = [
             (append.partition.topic, append.partition.index, append.stamp.producer, append.stamp.sequence)
