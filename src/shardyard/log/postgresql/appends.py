@@ -5,7 +5,7 @@ from typing import Any
 
 from shardyard.log import rules
 from shardyard.log.appending import Append, Changes, PartitionState
-from shardyard.log.postgresql.catalog import CHANNEL, NOW, may_be_topic
+from shardyard.log.postgresql.catalog import CHANNEL, NOW, may_be_topic, number_of
 from shardyard.log.stored_batches import StoredBatch
 from shardyard.model import Partition, PartitionOutOfRange, Stamp, UnknownTopic
 from shardyard.runtime.postgresql import Connection

@@ -13,6 +13,7 @@ from typing import IO, TypeVar, get_args
 
 from shardyard.log import rules
 from shardyard.log.appending import Append, PartitionState
+from shardyard.log.batch_cache import BatchCache
 from shardyard.log.catalog import StoredCatalog
 from shardyard.log.database import DatabaseLog
 from shardyard.log.port import READ_BYTES, READ_RECORDS
@@ -71,8 +72,9 @@ class SqliteLog(DatabaseLog):
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="shardyard-log-reader")
         self._local = threading.local()
         self._connections: list[sqlite3.Connection] = []
-        self._tail = Tail(lambda: connect(self._path, "process"))
-        self._writer = Writer(self._path, durability, busy_wait, self._now, self._tail.notify)
+        self._cache = BatchCache()
+        self._tail = Tail(self._folder, lambda: connect(self._path, "process"))
+        self._writer = Writer(self._path, durability, busy_wait, self._now, self._tail.committed)
 
     # Records
 
@@ -94,12 +96,16 @@ class SqliteLog(DatabaseLog):
         def fetch(db: sqlite3.Connection) -> tuple[PartitionState, Batch]:
             if fence is not None:
                 rules.check_fence(fence, store.fence_epoch(db, fence.name))
-            return store.read(db, partition, offset, epoch, max_records, max_bytes)
+            return store.read(db, self._cache, partition, offset, epoch, max_records, max_bytes)
 
-        found, batch = await self._look(fetch)
+        news = self._tail.news
+        at_hand = self._cache.covers(partition, offset, max_records, max_bytes)
+        if at_hand:
+            await asyncio.sleep(0)  # a reader that takes many batches in a row must not keep other tasks from running
+        found, batch = await (self._look_inline if at_hand else self._look)(fetch)
         if len(batch) or wait <= 0:
             return batch
-        arrived = self._tail.wait_for(found.id, offset)
+        arrived = self._tail.wait_for(found.id, offset, news)
         try:
             inline = await wait_at_most(arrived, wait, self._clock) and max_bytes <= INLINE_READ_BYTES
         finally:
@@ -111,7 +117,7 @@ class SqliteLog(DatabaseLog):
 
     async def offset_at(self, partition: Partition, timestamp: int) -> int:
         since = check_int64("timestamp", timestamp)
-        return await self._look(lambda db: store.offset_at(db, partition, since))
+        return await self._look(lambda db: store.offset_at(db, self._cache, partition, since))
 
     async def trim(self, partition: Partition, before: int) -> Span:
         offset = whole_number("before", before, at_least=0)
@@ -172,8 +178,8 @@ class SqliteLog(DatabaseLog):
         return await asyncio.get_running_loop().run_in_executor(self._readers, self._snapshot, work)
 
     async def _look_inline(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """The same in this thread. For a few records that were just written and are still in memory, going to another
-        thread and back would take ten times as long as reading them."""
+        """The same in this thread. For records that are in memory, because they were just written or are in the cache,
+        going to another thread and back would take ten times as long as reading them."""
         self._open()
         try:
             return self._snapshot(work, wait=False)

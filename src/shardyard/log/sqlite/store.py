@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 from shardyard.log import rules
 from shardyard.log.appending import Changes, PartitionState
+from shardyard.log.batch_cache import BatchCache
 from shardyard.log.sqlite.catalog import SqliteCatalog
 from shardyard.log.stored_batches import LoadedBatch, Read, StoredBatch, decode, first_since
 from shardyard.model import (
@@ -115,20 +116,33 @@ def span(db: Connection, partition: Partition) -> Span:
 
 
 def read(
-    db: Connection, partition: Partition, offset: int, epoch: int | None, max_records: int, max_bytes: int
+    db: Connection,
+    cache: BatchCache,
+    partition: Partition,
+    offset: int,
+    epoch: int | None,
+    max_records: int,
+    max_bytes: int,
 ) -> tuple[PartitionState, Batch]:
     found = find(db, partition)
     span = Span(found.epoch, found.first, found.end)
     rules.check_offset(partition, span, offset, epoch)
     wanted = Read(partition, span, offset, max_records, max_bytes)
-    for batch in _batches_from(db, partition, found, offset):
+    for batch in _batches_from(db, cache, partition, found, offset):
         if not wanted.add(batch):
+            if wanted.end < batch.end:  # the next read will continue in this batch
+                cache.add(partition, found.epoch, batch)
             break
     return found, wanted.result()
 
 
-def _batches_from(db: Connection, partition: Partition, found: PartitionState, offset: int) -> Iterator[LoadedBatch]:
+def _batches_from(
+    db: Connection, cache: BatchCache, partition: Partition, found: PartitionState, offset: int
+) -> Iterator[LoadedBatch]:
     """The batches that reach beyond `offset`."""
+    while (cached := cache.find(partition, found.epoch, offset)) is not None:
+        yield cached
+        offset = cached.end
     rows = db.execute(
         "SELECT first, count, checksum, data FROM batches WHERE partition = ?1 AND first >="
         " (SELECT max(first) FROM batches WHERE partition = ?1 AND first <= ?2) ORDER BY first",
@@ -139,14 +153,14 @@ def _batches_from(db: Connection, partition: Partition, found: PartitionState, o
             yield decode(stored, checksum, found.id, first, count, str(partition))
 
 
-def offset_at(db: Connection, partition: Partition, timestamp: int) -> int:
+def offset_at(db: Connection, cache: BatchCache, partition: Partition, timestamp: int) -> int:
     found = find(db, partition)
     row = db.execute(
         "SELECT first FROM batches WHERE partition = ? AND first + count > ? AND latest >= ? ORDER BY first LIMIT 1",
         (found.id, found.first, timestamp),
     ).fetchone()
     # A batch that was trimmed in its middle may have its late records below the first offset: then a later one has it.
-    for batch in _batches_from(db, partition, found, row[0]) if row else ():
+    for batch in _batches_from(db, cache, partition, found, row[0]) if row else ():
         if (offset := first_since(batch, timestamp, found.first)) is not None:
             return offset
     return found.end
