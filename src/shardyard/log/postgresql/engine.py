@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from shardyard.log import rules
 from shardyard.log.appending import Append
+from shardyard.log.batch_cache import BatchCache
 from shardyard.log.catalog import StoredCatalog
 from shardyard.log.database import DatabaseLog
 from shardyard.log.port import READ_BYTES, READ_RECORDS
@@ -59,6 +60,7 @@ class PostgresqlLog(DatabaseLog):
         with connect(self._url, "log") as connection:
             migrate(connection, self._url, "log", MIGRATIONS)
         self._given_now = None if clock is None else self._now
+        self._cache = BatchCache()
         self._sessions = Sessions(self._url, THREADS)
         self._tail = Tail(self._url, self._ends)
         self._writer = Writer(self._url, self._given_now, self._tail.notify)
@@ -80,16 +82,14 @@ class PostgresqlLog(DatabaseLog):
         max_bytes = whole_number("max_bytes", max_bytes, at_least=1)
 
         def fetch(connection: Connection) -> tuple[reading.Place, Batch]:
-            return reading.read(connection, partition, offset, epoch, max_records, max_bytes, fence)
+            return reading.read(connection, self._cache, partition, offset, epoch, max_records, max_bytes, fence)
 
+        news = self._tail.news
         place, batch = await self._run(fetch)
         if len(batch) or wait <= 0:
             return batch
-        arrived = self._tail.wait_for(place.id, offset)
+        arrived = self._tail.wait_for(place.id, offset, news)
         try:
-            _, batch = await self._run(fetch)  # a record may have arrived before the reader waited for it
-            if len(batch):
-                return batch
             await wait_at_most(arrived, wait, self._clock)
         finally:
             arrived.cancel()

@@ -3,6 +3,7 @@
 from typing import Any, NamedTuple
 
 from shardyard.log import rules
+from shardyard.log.batch_cache import BatchCache
 from shardyard.log.postgresql.catalog import may_be_topic, number_of
 from shardyard.log.stored_batches import LoadedBatch, Read, decode, first_since
 from shardyard.model import Fence, Partition, PartitionOutOfRange, ShardyardError, Span, UnknownTopic
@@ -59,6 +60,7 @@ def find(connection: Connection, partition: Partition, fence: Fence | None = Non
 
 def read(
     connection: Connection,
+    cache: BatchCache,
     partition: Partition,
     offset: int,
     epoch: int | None,
@@ -67,26 +69,36 @@ def read(
     fence: Fence | None,
 ) -> tuple[Place, Batch]:
     """A read that takes many small batches is several statements. What changes meanwhile ends it early at most."""
-    at, batches = offset, FETCH_BATCHES
-    limits = {"records": min(max_records, _HIGHEST), "bytes": min(max_bytes, _HIGHEST)}
-    found, rows = _fetch(connection, _READ, partition, fence, offset=min(at, _HIGHEST), batches=batches, **limits)
-    place = found
+    if cache.covers(partition, offset, max_records, max_bytes):
+        place = find(connection, partition, fence)
+        rules.check_offset(partition, place.span, offset, epoch)
+        if (cached := cache.find(partition, place.span.epoch, offset)) is not None:
+            wanted = Read(partition, place.span, offset, max_records, max_bytes)
+            wanted.add(cached)
+            return place, wanted.result()
+    limits = {"records": min(max_records, _HIGHEST), "bytes": min(max_bytes, _HIGHEST), "batches": FETCH_BATCHES}
+    place, rows = _fetch(connection, _READ, partition, fence, offset=min(offset, _HIGHEST), **limits)
     rules.check_offset(partition, place.span, offset, epoch)
     wanted = Read(partition, place.span, offset, max_records, max_bytes)
-    while True:
-        for row in rows:
-            loaded = _load(row, place, partition)
-            if not wanted.add(loaded):
-                return found, wanted.result()
-            at = loaded.end
-        if len(rows) < batches or at >= place.span.end:
-            return found, wanted.result()
+    while _add(wanted, rows, place, cache) and len(rows) == FETCH_BATCHES:
         try:
-            place, rows = _fetch(connection, _READ, partition, fence, offset=at, batches=batches, **limits)
+            now, rows = _fetch(connection, _READ, partition, fence, offset=wanted.end, **limits)
         except ShardyardError:
-            return found, wanted.result()
-        if place.id != found.id or place.span.first > at:
-            return found, wanted.result()
+            break
+        if now.id != place.id or now.span.first > wanted.end:
+            break
+    return place, wanted.result()
+
+
+def _add(wanted: Read, rows: list[tuple[Any, ...]], place: Place, cache: BatchCache) -> bool:
+    """Add batches to a read. Returns whether more fits."""
+    for row in rows:
+        batch = _load(row, place, wanted.partition)
+        if not wanted.add(batch):
+            if wanted.end < batch.end:  # the next read will continue in this batch
+                cache.add(wanted.partition, place.span.epoch, batch)
+            return False
+    return True
 
 
 def offset_at(connection: Connection, partition: Partition, timestamp: int) -> int:

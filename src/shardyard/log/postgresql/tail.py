@@ -33,14 +33,23 @@ class Tail:
         self._thread = threading.Thread(target=self._watch, name="shardyard-log-tail", daemon=True)
         self._lock = threading.Lock()
 
-    def wait_for(self, partition_id: int, offset: int) -> "asyncio.Future[None]":
-        """A future that is done when a record at `offset` arrives or the partition is gone. The caller looks whether
-        that is so already, and cancels the future when it no longer waits."""
+    @property
+    def news(self) -> int:
+        """What a reader notes before it reads, for `wait_for`."""
+        return self._waiters.news
+
+    def wait_for(self, partition_id: int, offset: int, since: int) -> "asyncio.Future[None]":
+        """A future that is done when the partition has a record at `offset` or is gone, and soon if that is so already.
+        `since`: the `news` before the caller saw that there is no such record. The caller cancels the future when it no
+        longer waits."""
+        arrived = self._waiters.wait_for(partition_id, offset)
         with self._lock:
             if self._thread.ident is None:
                 self._thread.start()
-                self._listener.start()
-        return self._waiters.wait_for(partition_id, offset)
+                self._listener.start()  # it checks everything once it listens
+        if self.news != since:
+            self._check_soon()
+        return arrived
 
     def notify(self, ends: dict[int, int]) -> None:
         """Wake the readers that waited for offsets below these ends, by partition id. Callable from any thread."""
