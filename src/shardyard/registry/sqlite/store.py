@@ -74,7 +74,7 @@ class SqliteStore:
         connection.exec_driver_sql(_RECORD_TOUCHED, [(name,) for name in names])
 
     def committed(self, names: set[str]) -> None:
-        self._watcher.wake(names)
+        self._watcher.committed(names)
 
     def watch(self, name: str, callback: Callable[[], None]) -> Callable[[], None]:
         return self._watcher.watch(name, callback)
