@@ -55,6 +55,7 @@ class SharedConnection:
             "postgresql+psycopg://",
             creator=lambda: connect(url, purpose, response_seconds=_RESPONSE_SECONDS, settings=_SETTINGS),
             poolclass=NullPool,
+            pool_reset_on_return=None,  # a transaction is ended here, and a connection that is lost has none
             use_native_hstore=False,
         )
         self._connection: Connection | None = None

@@ -1,5 +1,6 @@
 """PostgreSQL's errors as ours. Each message names the database without its password, and says what helps."""
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -28,6 +29,13 @@ class Aborted(RetryLater):
         super().__init__(f"{where} aborted a transaction ({why}): run it again")
         self.where = where
         self.why = why
+
+
+def _is_no_echo(record: logging.LogRecord) -> bool:
+    return not record.getMessage().startswith("error ignored terminating")
+
+
+logging.getLogger("psycopg").addFilter(_is_no_echo)  # it logs the end of a pipeline besides the error that ended it
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from psycopg import sql
 from shardyard.model import ShardyardError
 from shardyard.model.url import EngineUrl
 from shardyard.runtime.postgresql.connection import Connection, connect
+from shardyard.runtime.postgresql.errors import translated
 from shardyard.runtime.retry import Backoff
 
 _BACKOFF = Backoff(first=0.05, longest=2.0)
@@ -82,7 +83,8 @@ class Listener:
                 self._listening.clear()
                 attempt += 1
                 if attempt == 1 and not self._closed.is_set():
-                    _log.warning("notifications of %s are interrupted, will reconnect: %s", self._url, error)
+                    ours = (isinstance(error, psycopg.Error) and translated(error, self._url)) or error
+                    _log.warning("notifications are interrupted, will reconnect: %s", ours)
                 self._closed.wait(_BACKOFF.delay(attempt))
         self._woken.close()
 
