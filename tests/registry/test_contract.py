@@ -624,16 +624,25 @@ def test_a_heartbeat_notes_progress_where_it_was_made_and_where_the_member_could
     assert registry.read(lambda tx: tx.last_progress()) == {"billing": last_heartbeat, "other": last_heartbeat + 0.5}
 
 
-def test_the_times_of_groups_and_the_groups_to_assign_are_found_without_reading_every_row(registry: Registry) -> None:
-    with transaction(registry) as tx:
-        for name, inputs in (("b", 4), ("a", 3), ("ü", 2), ("c", 3)):
-            tx.put_group(GroupRow(name, 1, inputs, 3))
-    assert registry.read(lambda tx: tx.unassigned_groups()) == ["b", "ü"]
-    assert registry.read(lambda tx: (tx.group_times(), tx.last_progress())) == ([], {})
+def test_the_times_and_topics_of_all_groups_are_found_at_once(registry: Registry) -> None:
+    assert registry.read(lambda tx: (tx.group_times(), tx.last_progress(), tx.subscriptions())) == ([], {}, {})
     with transaction(registry) as tx:
         for group, name, timeout, expiry in (("b", "m1", 10.0, 100.0), ("b", "m2", 2.0, 99.0), ("a", "m1", 5.5, 7.5)):
             tx.put_member(replace(MEMBER, group=group, name=name, session_timeout=timeout, expires_at=expiry))
-    assert registry.read(lambda tx: tx.group_times()) == [GroupTimes("a", 7.5, 2.0), GroupTimes("b", 99.0, 97.0)]
+        tx.put_member(replace(MEMBER, group="c", topics=(), session_timeout=1.0, expires_at=3.0))
+        tx.put_member(
+            replace(MEMBER, group="b", name="m2", topics=("ü", "bills"), session_timeout=2.0, expires_at=99.0)
+        )
+    assert registry.read(lambda tx: tx.group_times()) == [
+        GroupTimes("a", 7.5, 2.0),
+        GroupTimes("b", 99.0, 97.0),
+        GroupTimes("c", 3.0, 2.0),
+    ]
+    assert registry.read(lambda tx: tx.subscriptions()) == {
+        "a": {"orders", "bills"},
+        "b": {"orders", "bills", "ü"},
+        "c": set(),
+    }
     put_owned(
         registry,
         OwnershipRow("a", P0, None, 1, None, None, 1.0),
@@ -645,7 +654,8 @@ def test_the_times_of_groups_and_the_groups_to_assign_are_found_without_reading_
     with transaction(registry) as tx:
         tx.delete_member("b", "m1")
         tx.delete_member("b", "m2")
-    assert [times.group for times in registry.read(lambda tx: tx.group_times())] == ["a"]
+    assert [times.group for times in registry.read(lambda tx: tx.group_times())] == ["a", "c"]
+    assert registry.read(lambda tx: set(tx.subscriptions())) == {"a", "c"}
 
 
 # Snapshots ---------------------------------------------------------------------------------------------------
@@ -695,7 +705,7 @@ def everything(state: Snapshot) -> list[object]:
         state.ownerships("billing"),
         state.ownership("billing", OWNED.partition),
         state.ownerships_of("billing", "a"),
-        state.unassigned_groups(),
+        state.subscriptions(),
         state.group_times(),
         state.last_progress(),
         state.lease("rebalancer"),
@@ -941,3 +951,15 @@ def test_a_refused_url_does_not_show_its_password() -> None:
         open_registry("oracle://ann:s3/cr@t@host/registry")
     assert "cr" not in str(refused.value)
     assert "oracle://***@host/registry" in str(refused.value)
+
+
+def test_scopes_are_those_that_have_settings(registry: Registry) -> None:
+    with transaction(registry) as tx:
+        assert tx.scopes() == []
+        for scope in ("topic/b", "topic/a", "group/x"):
+            tx.put_setting(scope, "one", 1)
+            tx.put_setting(scope, "two", 2)
+        tx.delete_setting("group/x", "one")
+        tx.delete_setting("group/x", "two")
+    with snapshot(registry) as read:
+        assert read.scopes() == ["topic/a", "topic/b"]

@@ -73,7 +73,9 @@ async def _serve(
         ):
             address, bound_port = listener.getsockname()[:2]
             sys.stdout.write(f"listening on http://{f'[{address}]' if ':' in address else address}:{bound_port}\n")
-            sys.stderr.write(f"log {_shown('log', log_url)}, registry {_shown('registry', registry_url)}\n")
+            sys.stderr.write(
+                f"log {_absolute_url('log', log_url)}, registry {_absolute_url('registry', registry_url)}\n"
+            )
             sys.stdout.flush()
             await server.serve([listener])
 
@@ -94,8 +96,8 @@ def _listening_socket(host: str, port: int, backlog: int) -> socket.socket:
         ) from None
 
 
-def _shown(what: str, url: str) -> str:
-    """The URL without a password, and with an absolute path, since the same relative one is another log in another
+def _absolute_url(what: str, url: str) -> str:
+    """The URL without a password and with an absolute path, since the same relative one is another log in another
     working directory."""
     engine = parse_url(what, url)
-    return str(replace(engine, path=str(Path(engine.path).absolute())) if engine.path else engine)
+    return str(replace(engine, path=str(Path(engine.path).absolute())) if engine.engine == "sqlite" else engine)

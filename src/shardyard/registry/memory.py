@@ -170,8 +170,12 @@ class MemorySnapshot:
     def ownerships_of(self, group: str, member: str) -> list[OwnershipRow]:
         return [row for row in self.ownerships(group) if row.owner == member or row.target == member]  # noqa: PLR1714 - a set per row is slower
 
-    def unassigned_groups(self) -> list[str]:
-        return [row.name for row in self.groups() if row.inputs != row.assigned]
+    def subscriptions(self) -> dict[str, set[str]]:
+        return {
+            group: {topic for member in table.rows.values() for topic in member.topics}
+            for group, table in self._state.members.rows.items()
+            if table.rows
+        }
 
     def group_times(self) -> list[GroupTimes]:
         return [
@@ -203,6 +207,9 @@ class MemorySnapshot:
     def settings(self, scope: str) -> list[SettingRow]:
         rows = (self.setting(scope, name) for name in sorted(self._state.settings.rows.get(scope, _NO_SETTINGS).rows))
         return [row for row in rows if row is not None]
+
+    def scopes(self) -> list[str]:
+        return [scope for scope in sorted(self._state.settings.rows) if self.settings(scope)]
 
     def audit_log(self, limit: int = 100, before: int | None = None) -> list[AuditRow]:
         log, end = self._state.audit, self._state.audit_length

@@ -199,8 +199,8 @@ class Snapshot(Protocol):
         """The ownerships of which the member is the owner or the target, ordered by partition."""
         ...
 
-    def unassigned_groups(self) -> list[str]:
-        """The groups whose `inputs` differ from `assigned`, ordered by name."""
+    def subscriptions(self) -> dict[str, set[str]]:
+        """For every group that has members, the topics that they subscribe to."""
         ...
 
     def group_times(self) -> list[GroupTimes]:
@@ -217,6 +217,10 @@ class Snapshot(Protocol):
     def setting(self, scope: str, name: str) -> SettingRow | None: ...
     def settings(self, scope: str) -> list[SettingRow]:
         """The settings of a scope, ordered by name."""
+        ...
+
+    def scopes(self) -> list[str]:
+        """The scopes that have settings, in order."""
         ...
 
     def audit_log(self, limit: int = 100, before: int | None = None) -> list[AuditRow]:

@@ -1,5 +1,6 @@
 """Snapshots and transactions of a registry in an SQL database, through SQLAlchemy Core."""
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any, NoReturn, cast
@@ -66,7 +67,6 @@ def _delete(table: Table, *columns: str) -> Delete:
 
 _GROUP = select(GROUPS).where(_its(GROUPS, "name"))
 _ALL_GROUPS = select(GROUPS).order_by(GROUPS.c.name)
-_UNASSIGNED = select(GROUPS.c.name).where(GROUPS.c.inputs != GROUPS.c.assigned).order_by(GROUPS.c.name)
 _PUT_GROUP = _put(GROUPS)
 _DELETE_GROUP = _delete(GROUPS, "name")
 
@@ -75,6 +75,7 @@ _MEMBERS_IN = select(MEMBERS).where(_its(MEMBERS, "group_name")).order_by(MEMBER
 _PUT_MEMBER = _put(MEMBERS)
 _DELETE_MEMBER = _delete(MEMBERS, "group_name", "name")
 _DELETE_MEMBERS_IN = _delete(MEMBERS, "group_name")
+_SUBSCRIPTIONS = select(MEMBERS.c.group_name, MEMBERS.c.topics).distinct()
 _LAST_HEARTBEAT = MEMBERS.c.expires_at - MEMBERS.c.session_timeout
 _GROUP_TIMES = (
     select(MEMBERS.c.group_name, func.min(MEMBERS.c.expires_at), func.max(_LAST_HEARTBEAT))
@@ -140,6 +141,7 @@ _PUT_LEASE = _put(LEASES)
 
 _SETTING = select(SETTINGS).where(_its(SETTINGS, "scope", "name"))
 _SETTINGS_IN = select(SETTINGS).where(_its(SETTINGS, "scope") & SETTINGS.c.value.is_not(None)).order_by(SETTINGS.c.name)
+_SCOPES = select(SETTINGS.c.scope).where(SETTINGS.c.value.is_not(None)).distinct().order_by(SETTINGS.c.scope)
 _PUT_SETTING = _put(SETTINGS)
 _DELETE_SETTING = update(SETTINGS).where(_its(SETTINGS, "scope", "name")).values(value=None)
 
@@ -188,8 +190,11 @@ class SqlSnapshot:
         rows = self._execute(_OWNERSHIPS_OF, {"its_group_name": group, "member": member})
         return [_ownership(row) for row in rows]
 
-    def unassigned_groups(self) -> list[str]:
-        return [name for (name,) in self._execute(_UNASSIGNED)]
+    def subscriptions(self) -> dict[str, set[str]]:
+        found: defaultdict[str, set[str]] = defaultdict(set)
+        for group, topics in self._execute(_SUBSCRIPTIONS):
+            found[group] |= set(cast(list[str], from_json(topics)))
+        return dict(found)
 
     def group_times(self) -> list[GroupTimes]:
         return [GroupTimes(*row) for row in self._execute(_GROUP_TIMES)]
@@ -207,6 +212,9 @@ class SqlSnapshot:
 
     def settings(self, scope: str) -> list[SettingRow]:
         return [_setting(row) for row in self._execute(_SETTINGS_IN, {"its_scope": scope})]
+
+    def scopes(self) -> list[str]:
+        return [scope for (scope,) in self._execute(_SCOPES)]
 
     def audit_log(self, limit: int = 100, before: int | None = None) -> list[AuditRow]:
         page = {
