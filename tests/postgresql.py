@@ -27,7 +27,7 @@ class PostgresqlServer:
 
     def __init__(self, folder: Path, **settings: str) -> None:
         self.folder = folder
-        self.port = _free_port()
+        self.port = free_port()
         self._settings = FAST | settings
         self._process: subprocess.Popen[bytes] | None = None
         self._create()
@@ -188,7 +188,7 @@ def _children_in(parent: int) -> list[int]:
     return children
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         port: int = taken.getsockname()[1]

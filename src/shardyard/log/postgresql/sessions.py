@@ -17,14 +17,9 @@ from shardyard.runtime.retry import Backoff
 
 T = TypeVar("T")
 
-LOCK_SECONDS = 5.0
-"""How long a statement waits for rows that another process has locked."""
 BUSY_SECONDS = 20.0
 """How long a transaction that the database aborts because of others is repeated."""
 _SETTINGS: dict[str, str | int | float] = {
-    "lock_timeout": int(LOCK_SECONDS * 1000),
-    "statement_timeout": int(RESPONSE_SECONDS * 1000),  # the server does not go on when we have given up
-    "idle_in_transaction_session_timeout": int(RESPONSE_SECONDS * 1000),  # a stopped process must not keep its locks
     "tcp_keepalives_idle": 10,  # seconds; on the server's side, for the locks of a machine that is gone
     "tcp_keepalives_interval": 5,
     "tcp_keepalives_count": 2,
@@ -34,6 +29,13 @@ IDLE_LOSS_SECONDS = 1.0
 _CUT = ("08", "57P")
 """How the codes of errors begin that come with the end of a connection."""
 _BACKOFF = Backoff(first=0.002, longest=0.1)
+
+
+def _times(response_seconds: float) -> dict[str, str | int | float]:
+    """Limits on the server's side. It does not go on with a statement that we have given up, nor keep the locks of a
+    process that was stopped, for which others wait half as long at a time."""
+    limit = int(response_seconds * 1000)
+    return {"statement_timeout": limit, "idle_in_transaction_session_timeout": limit, "lock_timeout": limit // 2}
 
 
 class Session:
@@ -98,7 +100,8 @@ class Session:
 
     def _connected(self) -> Connection:
         if self._connection is None:
-            self._connection = connect(self._url, self._purpose, settings=_SETTINGS)
+            settings = _SETTINGS | _times(RESPONSE_SECONDS)
+            self._connection = connect(self._url, self._purpose, response_seconds=RESPONSE_SECONDS, settings=settings)
         return self._connection
 
     def _leave(self) -> None:
