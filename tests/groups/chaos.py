@@ -1,11 +1,11 @@
-"""Real processes under fire: producers and members are killed (SIGKILL) and stalled (SIGSTOP) at random; on PostgreSQL
+"""Real processes that fail: producers and members are killed (SIGKILL) and stalled (SIGSTOP) at random; on PostgreSQL
 its server, too.
 
     python -m tests.groups.chaos run --seconds 60 --seed 1 --engine postgresql
 
-Each producer notes what it is about to append and what was acknowledged; each member notes what it was given. At the
-end `audit` holds the acknowledged records against the log, and the log against the deliveries: nothing is lost, nothing
-is stored twice, keys are in order. Besides, every partition was worked through without a gap, and whatever was
+Each producer records what it is about to append and what was acknowledged; each member records what was delivered to
+it. At the end `audit` compares the acknowledged records with the log, and the log with the deliveries: nothing is lost,
+nothing is stored twice, keys are in order. Besides, every partition was consumed without a gap, and whatever was
 delivered twice was delivered under two ownerships.
 """
 
@@ -205,8 +205,8 @@ class Report:
 def run(
     folder: Path, seconds: float, seed: int, *, server: PostgresqlServer | None = None, server_stall: float = 20.0
 ) -> Report:
-    """Let producers and members work under fire for that long, then check. With a server, log and registry are in a
-    database of it, and it is killed, restarted, stalled for `server_stall` seconds and its connections are cut."""
+    """Kill and stall producers and members for that long, then check. With a server, log and registry are in a database
+    of it, and it is killed, restarted, stalled for `server_stall` seconds, and its connections are cut."""
     rng = random.Random(seed)
     with contextlib.ExitStack() as stack:
         if server is not None:
@@ -214,9 +214,9 @@ def run(
         asyncio.run(_prepare(folder))
         producers = [Process(folder, "produce", f"p{i}") for i in range(PRODUCERS)]
         members = [Process(folder, "consume", f"m{i}") for i in range(MEMBERS)]
-        fire = Fire([*producers, *members], rng, server, server_stall)
+        faults = Faults([*producers, *members], rng, server, server_stall)
         try:
-            fire.rage(seconds)
+            faults.cause(seconds)
             for producer in producers:
                 producer.end()
             asyncio.run(_catch_up(folder, members))
@@ -228,7 +228,7 @@ def run(
 
         spark = session("chaos", master="local[2]", memory="1g", settings={"spark.sql.shuffle.partitions": "2"})
         report = check(folder, spark)
-    return replace(report, kills=fire.kills, stalls=fire.stalls, server_faults=fire.server_faults)
+    return replace(report, kills=faults.kills, stalls=faults.stalls, server_faults=faults.server_faults)
 
 
 async def _prepare(folder: Path) -> None:
@@ -236,8 +236,8 @@ async def _prepare(folder: Path) -> None:
         await log.create_topic(TOPIC, PARTITIONS)
 
 
-class Fire:
-    """Harms processes, and the server if there is one."""
+class Faults:
+    """Kills and stalls processes, and the server if there is one."""
 
     def __init__(
         self, processes: list[Process], rng: random.Random, server: PostgresqlServer | None, server_stall: float
@@ -249,7 +249,7 @@ class Fire:
         self._server_stall = server_stall
         self._server_due = time.monotonic() + SERVER_FAULT_SECONDS
 
-    def rage(self, seconds: float) -> None:
+    def cause(self, seconds: float) -> None:
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             time.sleep(self._rng.uniform(0.1, 0.6))
@@ -298,7 +298,7 @@ async def _catch_up(folder: Path, members: list[Process]) -> None:
             assert time.monotonic() < until, f"not caught up: {await status(log, registry, GROUP)}"
             await asyncio.sleep(0.1)
         alive = {m.current for m in members}
-        while {row.owner for row in await status(log, registry, GROUP)} != alive:  # nobody was left out for good
+        while {row.owner for row in await status(log, registry, GROUP)} != alive:  # everyone got its share again
             assert time.monotonic() < until, f"{alive} are there: {await status(log, registry, GROUP)}"
             await asyncio.sleep(0.1)
     registry.close()
@@ -308,8 +308,8 @@ async def _catch_up(folder: Path, members: list[Process]) -> None:
 
 
 def check(folder: Path, spark: "SparkSession") -> Report:
-    """Hold the notes in the folder against its log."""
-    from shardyard.pipeline.audit import audit as auditing  # noqa: PLC0415 Spark: the processes under fire need not load it
+    """Compare what the processes recorded in the folder with its log."""
+    from shardyard.pipeline.audit import audit as auditing  # noqa: PLC0415 Spark: the processes that are killed need not load it
 
     report = Report()
     given = _deliveries(folder)
@@ -382,8 +382,8 @@ def _deliveries(folder: Path) -> dict[int, dict[int, list[tuple[int, str]]]]:
 def _check_ownerships(
     partition: int, by_epoch: dict[int, list[tuple[int, str]]], places: dict[tuple[int, int], str], report: Report
 ) -> None:
-    """What an audit can't know: twice is for two owners only, each goes on where the last was or before, offsets are
-    those of the log."""
+    """What an audit can't know: a record is redelivered only to another owner, each owner continues at or before the
+    position that the last one reached, and offsets are those of the log."""
     reached = 0
     for epoch, records in by_epoch.items():
         offsets = [offset for offset, _ in records]

@@ -174,7 +174,8 @@ class Membership:
                 raise PartitionOutOfRange(partition, count)
 
     async def _run(self) -> None:
-        """Send heartbeats and follow the assignment until cancelled; whatever else ends it, the listener is told."""
+        """Send heartbeats and follow the assignment until cancelled; if anything else ends it, the listener gets the
+        error."""
         try:
             with self._host.coordinator.changes(self._identity) as changes:
                 while True:
