@@ -138,17 +138,14 @@ def test_a_server_that_stopped_responding_hangs_neither_a_statement_nor_a_connec
         connect(url, "test").close()
 
 
-@pytest.mark.parametrize(
-    "opening",
-    ["from shardyard.registry import open_registry as open_it", "from shardyard.log import open_log as open_it"],
-)
-def test_a_missing_driver_is_one_line_with_the_command_that_installs_it(opening: str) -> None:
+@pytest.mark.parametrize("what", ["registry", "log"])
+def test_a_missing_driver_is_one_line_with_the_command_that_installs_it(what: str) -> None:
     script = f"""
 import sys
 sys.modules["psycopg"] = None
-{opening}
+from shardyard.{what} import open_{what}
 try:
-    open_it("postgresql://db/yard")
+    open_{what}("postgresql://db/yard")
 except Exception as error:
     print(error)
 """
