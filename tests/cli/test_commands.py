@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+import shardyard.cli as shardyard_cli
 from tests.cli.invocation import invoke
 
 
@@ -95,8 +96,8 @@ def test_compare_members_shows_every_assignor() -> None:
         ("place a --partitioner jump --hash fnv1a32", "hash is 'fnv1a32': expected a 64-bit hash for jump"),
         ("place a --type int", "key is 'a': expected an integer, for --type int"),
         ("place abc --type hex", "key is 'abc': expected pairs of hex digits"),
-        ("place 99999999999999999999 --type int", "expected an integer from -2**63 up to 2**64"),
-        ("place --type int -- -99999999999999999999", "expected an integer from -2**63 up to 2**64"),
+        ("place 99999999999999999999 --type int", "expected a whole number from -2**63 up to 2**64"),
+        ("place --type int -- -99999999999999999999", "expected a whole number from -2**63 up to 2**64"),
         ("place", "Missing argument"),
         ("check --keys 0", "keys is 0: expected a whole number of at least 1"),
         ("check --keys 10 --ids random", "ids is 'random': expected one of dense, strided"),
@@ -141,6 +142,12 @@ def test_help_has_examples(command: str) -> None:
     run = shardyard(command, "--help")
     assert run.returncode == 0
     assert f"shardyard {command} " in run.stdout
+
+
+def test_the_command_can_be_run_as_a_file_as_spark_submit_does(tmp_path: Path) -> None:
+    command = [sys.executable, shardyard_cli.__path__[0] + "/__main__.py", "place", "ch_general", "--partitions", "12"]
+    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (run.returncode, run.stderr) == (0, "")
 
 
 @pytest.mark.timeout(300)

@@ -3,6 +3,8 @@
 Importing this package loads no engine: `open_registry` loads the one that the URL names.
 """
 
+from pathlib import Path
+
 from shardyard.model.url import parse_url
 from shardyard.registry.batcher import TransactionBatcher
 from shardyard.registry.change_signal import ChangeSignal
@@ -32,9 +34,19 @@ __all__ = [
     "Transaction",
     "TransactionBatcher",
     "open_registry",
+    "registry_exists",
 ]
 
 _SYSTEM_CLOCK = SystemClock()
+
+
+def registry_exists(url: str) -> bool:
+    """Whether there may be a registry that opening this URL would open. False: it would create one. A database on a
+    server is not asked."""
+    parsed = parse_url("registry", url)
+    if parsed.engine == "sqlite":
+        return Path(parsed.path).is_file()
+    return parsed.engine == "postgresql"
 
 
 def open_registry(url: str, *, clock: Clock = _SYSTEM_CLOCK) -> Registry:

@@ -8,6 +8,7 @@ from shardyard.groups.fence import ownership_fence
 from shardyard.model import Fence, InvalidValue, Partition, Stamp
 from shardyard.model.batch import now_ms
 from shardyard.queues.broker import Broker
+from shardyard.queues.read_at import newest_offset
 from shardyard.queues.search import search
 from shardyard.runtime.metrics import PUBLISHED_BYTES, PUBLISHED_RECORDS
 from shardyard.server.auth import Authorised, AuthorisedPublisher
@@ -31,8 +32,8 @@ async def publish(topic: str, request: Request, broker: AuthorisedPublisher) -> 
     """Publish one record, or several as `{"records": [...]}`. They are durable when the response comes.
 
     Query: `partition` stores all of them on that partition. `producer` and `sequence` make a retry of the same batch
-    harmless; with them, `turn` (a number that counts up) says at which partition the distribution of records without a
-    key starts, and `together=1` stores all of those on that partition.
+    harmless; with them, `round_robin_start` (a number that counts up) says at which partition the distribution of
+    records without a key starts, and `together=1` stores all of those on that partition.
     """
     body = await read_bytes(request)
     records = decode_records(body, media_type_of(request), now_ms())
@@ -45,7 +46,7 @@ async def publish(topic: str, request: Request, broker: AuthorisedPublisher) -> 
         partition=query.partition,
         stamp=stamp,
         fence=await _fence(query, broker),
-        turn=query.turn,
+        round_robin_start=query.round_robin_start,
         together=bool(query.together),
     )
     PUBLISHED_RECORDS.add(len(records))
@@ -80,9 +81,8 @@ async def inspect(
 ) -> Response:
     """Read records of a partition from an offset on (by default the newest), without being a member of a group."""
     where = Partition(topic, partition)
-    span = await broker.log.span(where)
     if offset is None:
-        offset = max(span.first, span.end - limit)
+        offset = await newest_offset(broker.log, where, limit)
     batch = await broker.log.read(where, offset, max_records=limit)
     return Response(encode_batch(batch, JSON), media_type=JSON)
 
