@@ -10,7 +10,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psycopg
@@ -105,7 +105,8 @@ class PostgresqlServer:
         assert self._process is not None
         os.killpg(self._process.pid, signal.SIGKILL)
         for child in _children_in(self._process.pid):
-            os.kill(child, signal.SIGKILL)
+            with suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
         self._process.wait()
         (self.folder / "data" / "postmaster.pid").unlink(missing_ok=True)
 
@@ -119,7 +120,8 @@ class PostgresqlServer:
     def _signal(self, number: signal.Signals) -> None:
         assert self._process is not None
         for pid in (self._process.pid, *_children_in(self._process.pid)):
-            os.kill(pid, number)
+            with suppress(ProcessLookupError):  # a connection has ended since
+                os.kill(pid, number)
 
     def cut_connections(self) -> None:
         """End every client's connection, as a fail-over or an administrator does."""

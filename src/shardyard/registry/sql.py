@@ -1,13 +1,13 @@
 """The registry in an SQL database. What differs between databases is in their `Store`."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Update
 
 from shardyard.registry.port import Registry, Snapshot, Transaction
-from shardyard.registry.sql_transaction import SqlSnapshot, SqlTransaction
+from shardyard.registry.sql_transaction import SqlSnapshot, SqlTransaction, Values
 
 
 class Store(Protocol):
@@ -22,9 +22,10 @@ class Store(Protocol):
         """See `Registry.busy_wait`."""
         ...
 
-    def begin(self, wait: float) -> AbstractContextManager[Connection]:
+    def begin(self, wait: float, *, guarded: bool = False) -> AbstractContextManager[Connection]:
         """A serializable transaction on an up-to-date schema, committed at the end of the block, or rolled back if it
-        raised. Wait up to `wait` seconds for transactions of others, then `Busy`."""
+        raised. Wait up to `wait` seconds for transactions of others, then `Busy`. `guarded`: see
+        `Registry.run_guarded`."""
         ...
 
     def begin_reading(self) -> AbstractContextManager[Connection]:
@@ -33,6 +34,15 @@ class Store(Protocol):
 
     def now(self, connection: Connection) -> float:
         """The time of the transaction on `connection`, on the clock that all users of the database share."""
+        ...
+
+    def update_each(self, connection: Connection, statement: Update, rows: Sequence[Values]) -> list[bool]:
+        """Run `statement` for each of the rows, which bind its parameters, one after the other. Returns for each
+        whether it matched a row.
+
+        This is what members do for every batch, so it is worth the shortest way to the driver: all rows in one round
+        trip, and no more work for each than the database needs.
+        """
         ...
 
     def record_touched(self, connection: Connection, names: set[str]) -> None:
@@ -59,10 +69,16 @@ class SqlRegistry(Registry):
         self.busy_wait = store.busy_wait
         self._store = store
 
+    def _transaction(self, wait: float) -> AbstractContextManager[Transaction]:
+        return self._begin(wait, guarded=False)
+
+    def _guarded_transaction(self, wait: float) -> AbstractContextManager[Transaction]:
+        return self._begin(wait, guarded=True)
+
     @contextmanager
-    def _transaction(self, wait: float) -> Iterator[Transaction]:
-        with self._store.begin(wait) as connection:
-            transaction = SqlTransaction(connection, self._store.now(connection))
+    def _begin(self, wait: float, *, guarded: bool) -> Iterator[Transaction]:
+        with self._store.begin(wait, guarded=guarded) as connection:
+            transaction = SqlTransaction(connection, self._store.now(connection), self._store.update_each)
             try:
                 yield transaction
             finally:

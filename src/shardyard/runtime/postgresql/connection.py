@@ -9,9 +9,9 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.rows import TupleRow
 
-from shardyard.model import InvalidCall, InvalidValue
+from shardyard.model import DatabaseUnavailable, InvalidCall, InvalidValue
 from shardyard.model.url import EngineUrl
-from shardyard.runtime.postgresql.errors import translated_errors
+from shardyard.runtime.postgresql.errors import ON_STANDBY, translated_errors
 
 SCHEMA = "shardyard"
 """The PostgreSQL schema of all our tables, so that they can be in the same database as a team's own."""
@@ -96,6 +96,8 @@ def _check_server(connection: Connection, url: EngineUrl) -> None:
     version, encoding = connection.info.server_version // 10_000, connection.info.parameter_status("server_encoding")
     if version < OLDEST_VERSION:
         raise InvalidCall(f"{url} is PostgreSQL {version}: Shardyard needs {OLDEST_VERSION} or later")
+    if connection.info.parameter_status("in_hot_standby") == "on":
+        raise DatabaseUnavailable(str(url), "it is a standby, which is read-only", ON_STANDBY)
     if encoding != "UTF8":
         raise InvalidCall(f"{url} has the encoding {encoding}: create a database with ENCODING 'UTF8'")
 

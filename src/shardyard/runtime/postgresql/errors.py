@@ -1,5 +1,6 @@
 """PostgreSQL's errors as ours. Each message names the database without its password, and says what helps."""
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -16,6 +17,8 @@ from shardyard.model import (
 )
 from shardyard.model.url import EngineUrl
 
+ON_STANDBY = "connect to the primary server, with several hosts by ?target_session_attrs=read-write"
+
 
 class Aborted(RetryLater):
     """Raised when the database aborted a transaction because of others: a serialization failure, a deadlock, a lock
@@ -26,6 +29,13 @@ class Aborted(RetryLater):
         super().__init__(f"{where} aborted a transaction ({why}): run it again")
         self.where = where
         self.why = why
+
+
+def _is_no_echo(record: logging.LogRecord) -> bool:
+    return not record.getMessage().startswith("error ignored terminating")
+
+
+logging.getLogger("psycopg").addFilter(_is_no_echo)  # it logs the end of a pipeline besides the error that ended it
 
 
 @contextmanager
@@ -100,9 +110,7 @@ def _too_many_connections(where: str, why: str) -> ShardyardError:
 
 
 def _read_only(where: str, why: str) -> ShardyardError:
-    return DatabaseUnavailable(
-        where, why, "connect to the primary server, with several hosts by ?target_session_attrs=read-write"
-    )
+    return DatabaseUnavailable(where, why, ON_STANDBY)
 
 
 _BY_CODE: dict[str, Callable[[str, str], ShardyardError]] = {

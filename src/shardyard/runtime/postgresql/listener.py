@@ -12,6 +12,7 @@ from psycopg import sql
 from shardyard.model import ShardyardError
 from shardyard.model.url import EngineUrl
 from shardyard.runtime.postgresql.connection import Connection, connect
+from shardyard.runtime.postgresql.errors import translated
 from shardyard.runtime.retry import Backoff
 
 _BACKOFF = Backoff(first=0.05, longest=2.0)
@@ -56,8 +57,7 @@ class Listener:
             self._thread.start()
 
     def wait_until_listening(self, seconds: float) -> bool:
-        """Wait for the first connect. Returns whether notifications are being received; `on_gap` is called when they
-        are."""
+        """Wait until notifications are received, and `on_gap` was called. Returns whether they are."""
         return self._listening.wait(seconds)
 
     def close(self) -> None:
@@ -83,15 +83,16 @@ class Listener:
                 self._listening.clear()
                 attempt += 1
                 if attempt == 1 and not self._closed.is_set():
-                    _log.warning("notifications of %s are interrupted, will reconnect: %s", self._url, error)
+                    ours = (isinstance(error, psycopg.Error) and translated(error, self._url)) or error
+                    _log.warning("notifications are interrupted, will reconnect: %s", ours)
                 self._closed.wait(_BACKOFF.delay(attempt))
         self._woken.close()
 
     def _listen(self, connection: Connection) -> None:
         listens = [sql.SQL("LISTEN {}").format(sql.Identifier(channel)) for channel in self._channels]
         connection.execute(sql.SQL("; ").join(listens))
-        self._listening.set()
         self._call(self._on_gap)
+        self._listening.set()
 
     def _receive(self, connection: Connection) -> None:
         arrivals = select.poll()

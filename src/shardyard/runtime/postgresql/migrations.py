@@ -1,6 +1,7 @@
 """Versions of the tables in PostgreSQL, and how each becomes the next."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from psycopg import sql
 
@@ -14,6 +15,7 @@ Migration = Callable[[Connection], None]
 
 _LOCK = int.from_bytes(b"shardyrd", "big")
 """The advisory lock that a process holds while it migrates; one for all components, as they share the schema."""
+_MIGRATION_SECONDS = 600.0
 
 
 def migrate(connection: Connection, url: EngineUrl, component: str, migrations: Sequence[Migration]) -> None:
@@ -26,7 +28,7 @@ def migrate(connection: Connection, url: EngineUrl, component: str, migrations: 
     with translated_errors(url):
         if _version(connection, url, component, len(migrations)) == len(migrations):
             return
-        with connection.transaction():
+        with _patient(connection), connection.transaction():
             connection.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])
             if connection.execute("SELECT to_regnamespace(%s)", [SCHEMA]).fetchone() == (None,):
                 connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(SCHEMA)))
@@ -38,6 +40,16 @@ def migrate(connection: Connection, url: EngineUrl, component: str, migrations: 
             for migration in migrations[found or 0 :]:
                 migration(connection)
             connection.execute(sql.SQL("UPDATE {} SET version = %s").format(table), [len(migrations)])
+
+
+@contextmanager
+def _patient(connection: Connection) -> Iterator[None]:
+    """Another process may be migrating, and tables may be large."""
+    usual, connection.response_seconds = connection.response_seconds, _MIGRATION_SECONDS
+    try:
+        yield
+    finally:
+        connection.response_seconds = usual
 
 
 def _version(connection: Connection, url: EngineUrl, component: str, known: int) -> int | None:
