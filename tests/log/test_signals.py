@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from shardyard.log.sqlite import SqliteLog, store
-from shardyard.model import PartitionOutOfRange, UnknownTopic
+from shardyard.model import PartitionOutOfRange, Record, UnknownTopic
 from shardyard.runtime import process_signal
 from shardyard.runtime.process_signal import Sender
 from tests.log.samples import PATIENCE, T0, T1, awaited, records
@@ -109,6 +109,17 @@ async def test_a_commit_whose_signal_was_never_sent_is_found_after_a_while(tmp_p
             await other.delete_topic("t")
             with pytest.raises(UnknownTopic):
                 await asyncio.wait_for(reading, PATIENCE)
+
+
+@pytest.mark.usefixtures("only_signals")
+@awaited
+async def test_a_waiting_reader_gets_all_that_arrived_however_large(tmp_path: Path) -> None:
+    large = [Record(f"r{i}", None, bytes(900_000), timestamp=1) for i in range(5)]
+    async with quiet(tmp_path) as log, quiet(tmp_path) as other:
+        await log.create_topic("t", 1)
+        reading = asyncio.create_task(log.read(T0, 0, wait=LONG))
+        await other.append(T0, large)
+        assert (await reading).records() == large
 
 
 @awaited

@@ -61,6 +61,8 @@ class BatchCache:
         if size > self._most_bytes:
             return
         with self._lock:
+            if self._batches.get((partition, batch.first)) is batch:
+                return
             cached = self._partitions.get(partition)
             if cached is not None and cached.epoch > epoch:
                 return  # the topic was deleted and created again since this batch was read

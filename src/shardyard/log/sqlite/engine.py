@@ -43,7 +43,7 @@ T = TypeVar("T")
 MAINTAIN_SECONDS = 2.0
 READERS = 3
 INLINE_READ_BYTES = 1024 * 1024
-"""Up to this size a read whose records have just arrived runs in the event loop's own thread."""
+"""If no more than this has just arrived, a waiting read fetches it in the event loop's own thread."""
 LOCK_SECONDS = 0.02
 """How often to try for the maintenance lock while another process has it. Trying, unlike waiting, can be cancelled."""
 
@@ -107,10 +107,16 @@ class SqliteLog(DatabaseLog):
             return batch
         arrived = self._tail.wait_for(found.id, offset, news)
         try:
-            inline = await wait_at_most(arrived, wait, self._clock) and max_bytes <= INLINE_READ_BYTES
+            inline = await wait_at_most(arrived, wait, self._clock)
         finally:
             arrived.cancel()
-        return (await (self._look_inline if inline else self._look)(fetch))[1]
+
+        def fetch_few(db: sqlite3.Connection) -> tuple[store.Found, Batch] | None:
+            return fetch(db) if store.bytes_from(db, found.id, offset) <= INLINE_READ_BYTES else None
+
+        few = await self._look_inline(fetch_few) if inline else None
+        _, batch = few if few is not None else await self._look(fetch)
+        return batch
 
     async def span(self, partition: Partition) -> Span:
         return await self._look(lambda db: store.span(db, partition))

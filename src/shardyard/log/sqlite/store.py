@@ -153,6 +153,16 @@ def _batches_from(
             yield decode(stored, checksum, found.id, first, count, str(partition))
 
 
+def bytes_from(db: Connection, partition_id: int, offset: int) -> int:
+    """The stored bytes from the batch with `offset` to the end."""
+    (size,) = db.execute(
+        "SELECT coalesce(sum(bytes), 0) FROM batches WHERE partition = ?1 AND first >="
+        " (SELECT max(first) FROM batches WHERE partition = ?1 AND first <= ?2)",
+        (partition_id, offset),
+    ).fetchone()
+    return int(size)
+
+
 def offset_at(db: Connection, cache: BatchCache, partition: Partition, timestamp: int) -> int:
     found = find(db, partition)
     row = db.execute(
