@@ -140,7 +140,7 @@ class PostgresqlServer:
 @contextmanager
 def postgresql_server(**settings: str) -> Iterator[PostgresqlServer]:
     """A running server. `settings` are PostgreSQL's own."""
-    if shutil.which("postgres", path=_search_path()) is None:
+    if not is_installed():
         missing = "PostgreSQL is missing: apt-get install postgresql"
         if os.environ.get("CI") == "true":
             pytest.fail(missing)
@@ -153,6 +153,10 @@ def postgresql_server(**settings: str) -> Iterator[PostgresqlServer]:
             yield server
         finally:
             server.stop()
+
+
+def is_installed() -> bool:
+    return shutil.which("postgres", path=_search_path()) is not None
 
 
 def _binary(program: str) -> str:

@@ -12,7 +12,7 @@ import psycopg
 import pytest
 
 from shardyard.log import open_log
-from shardyard.log.postgresql import PostgresqlLog, sessions, tail
+from shardyard.log.postgresql import PostgresqlLog, appends, sessions, tail
 from shardyard.model import (
     Damaged,
     DatabaseDenied,
@@ -218,6 +218,21 @@ async def test_a_reader_finds_records_whose_notification_was_lost(url: str, monk
         await asyncio.sleep(0.05)
         await other.append(T0, records(0))
         assert (await reading).records() == records(0)
+
+
+@awaited
+async def test_an_append_whose_notification_fails_is_stored_once_all_the_same(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tail, "CHECK_SECONDS", 0.1)
+    monkeypatch.setattr(appends, "_NOTIFY", "SELECT 1 / (length(%s) - length(%s::text[]::text) * 0 - 13)")
+    async with open_(url) as log, open_(url) as other:
+        await log.create_topic("t", 1)
+        reading = asyncio.create_task(other.read(T0, 0, wait=PATIENCE))
+        assert not (await log.append(T0, records(0))).duplicate
+        assert (await reading).records() == records(0)
+        assert (await log.append(T0, records(1))).first.offset == 1
+        assert await contents(log, T0) == records(0, 1)
 
 
 @awaited

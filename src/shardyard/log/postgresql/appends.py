@@ -1,14 +1,19 @@
 """The statements of an append: a constant number for all appends of a group, in two round trips."""
 
+import logging
 from collections.abc import Sequence
 from typing import Any
+
+import psycopg
 
 from shardyard.log import rules
 from shardyard.log.appending import Append, Changes, PartitionState
 from shardyard.log.postgresql.catalog import CHANNEL, NOW, may_be_topic, number_of
 from shardyard.log.stored_batches import StoredBatch
 from shardyard.model import Partition, PartitionOutOfRange, Stamp, UnknownTopic
-from shardyard.runtime.postgresql import Connection
+from shardyard.runtime.postgresql import Aborted, Connection
+
+_log = logging.getLogger(__name__)
 
 PAYLOAD_PARTITIONS = 200
 """In one notification, whose payload must be below 8000 bytes."""
@@ -92,6 +97,9 @@ class Stored:
         for now, name, *rest in topics:
             self.now = now
             self._topics[name] = rest
+        for topic, number in places - self._partitions.keys():
+            if topic in self._topics and 0 <= number < self._topics[topic][0]:
+                raise Aborted(topic, "it was deleted and created again meanwhile")
         self._fences: dict[str, int] = dict(epochs)
         self._stamps: dict[tuple[int, Stamp], tuple[int, int]] = {}
         self._last: dict[tuple[int, str], int | None] = {}
@@ -125,23 +133,33 @@ class Stored:
 def put(connection: Connection, changes: Changes, now: int) -> None:
     """Store the changes, commit, and tell those who wait for records. The notification is a transaction of its own:
     in the same one, PostgreSQL would let commits of all processes sync to disk one after the other."""
-    with connection.pipeline():
-        if changes.batches:
-            connection.cursor().executemany(PUT_BATCH, [batch_row(*batch) for batch in changes.batches])
-        if changes.ends:
-            connection.execute(_PUT_ENDS, [list(changes.ends), list(changes.ends.values())])
-        if changes.stamps:
-            stamps = [(s.partition_id, s.producer, s.sequence, s.first, s.count) for s in changes.stamps]
-            connection.execute(_PUT_STAMPS, [now, *_columns(stamps, 5)])
-            if old := list(changes.forgotten_stamps()):
-                connection.execute(_FORGET_STAMPS, _columns(old, 3))
-        if changes.fences:
-            connection.execute(_PUT_FENCES, [list(changes.fences), list(changes.fences.values())])
-        for name in sorted(changes.unsealed):
-            connection.execute(_UNSEAL, [name])
-        connection.execute("COMMIT")
-        if changes.ends:
-            connection.execute(_NOTIFY, [CHANNEL, list(_payloads(changes.ends))])
+    commit = connection.cursor()
+    try:
+        with connection.pipeline():
+            _store(connection, changes, now)
+            commit.execute("COMMIT")
+            if changes.ends:
+                connection.execute(_NOTIFY, [CHANNEL, _payloads(changes.ends)])
+    except psycopg.Error as error:
+        if commit.statusmessage != "COMMIT":
+            raise
+        _log.warning("waiting readers were not notified, and will look by themselves: %s", error)
+
+
+def _store(connection: Connection, changes: Changes, now: int) -> None:
+    if changes.batches:
+        connection.cursor().executemany(PUT_BATCH, [batch_row(*batch) for batch in changes.batches])
+    if changes.ends:
+        connection.execute(_PUT_ENDS, [list(changes.ends), list(changes.ends.values())])
+    if changes.stamps:
+        stamps = [(s.partition_id, s.producer, s.sequence, s.first, s.count) for s in changes.stamps]
+        connection.execute(_PUT_STAMPS, [now, *_columns(stamps, 5)])
+        if old := list(changes.forgotten_stamps()):
+            connection.execute(_FORGET_STAMPS, _columns(old, 3))
+    if changes.fences:
+        connection.execute(_PUT_FENCES, [list(changes.fences), list(changes.fences.values())])
+    for name in sorted(changes.unsealed):
+        connection.execute(_UNSEAL, [name])
 
 
 def batch_row(partition_id: int, batch: StoredBatch) -> tuple[object, ...]:

@@ -66,14 +66,20 @@ DELETE FROM log_batches WHERE (partition, first) IN (
     WHERE p.first > 0 LIMIT %s
 )
 """
-_CLEAR_STAMPS = "DELETE FROM log_stamps s USING log_partitions p WHERE p.topic IS NULL AND s.partition = p.id"
-_CLEAR_PARTITIONS = "DELETE FROM log_partitions WHERE topic IS NULL"
+_CLEAR_PARTITIONS = """
+WITH gone AS (
+    DELETE FROM log_partitions p
+    WHERE p.topic IS NULL AND NOT EXISTS (SELECT FROM log_batches b WHERE b.partition = p.id) RETURNING p.id
+)
+DELETE FROM log_stamps s USING gone WHERE s.partition = gone.id
+"""
 _FORGET = f"""
 DELETE FROM log_stamps WHERE (partition, producer) IN (
     SELECT partition, producer FROM log_stamps GROUP BY partition, producer
     HAVING max(at) < coalesce(%s::bigint, {NOW}) - %s
 )
 """  # noqa: S608 names of ours
+_SET_MERGED = "UPDATE log_partitions SET merged = greatest(merged, %s) WHERE id = %s"
 _UNMERGED = 'SELECT id, merged, "end" FROM log_partitions WHERE merged < "end"'
 _SIZES = """
 SELECT first, first, count, bytes FROM log_batches WHERE partition = %s AND first >= %s AND first < %s
@@ -145,7 +151,6 @@ def clear(connection: Connection, _: int | None) -> bool:
     """Delete batches below the first offset, and what is left of deleted topics."""
     if connection.execute(_CLEAR, (CLEAR_BATCHES, CLEAR_BATCHES)).rowcount:
         return True
-    connection.execute(_CLEAR_STAMPS)
     connection.execute(_CLEAR_PARTITIONS)
     return False
 
@@ -163,7 +168,7 @@ def merge(connection: Connection, partition: int, merged_to: int, end: int) -> i
             _log.warning("merging will be retried: %s", error)
             return None
     if run.done > merged_to:  # last, because appends to this partition wait from here on
-        connection.execute("UPDATE log_partitions SET merged = %s WHERE id = %s", (run.done, partition))
+        connection.execute(_SET_MERGED, (run.done, partition))
     return max(run.done, merged_to) if more else None
 
 

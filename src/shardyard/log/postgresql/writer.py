@@ -1,4 +1,4 @@
-"""Group commit: one thread writes for all producers of the process, everything that is waiting in one commit."""
+"""Group commit: a thread writes for all producers of the process, everything that is waiting in one commit."""
 
 from collections.abc import Callable
 

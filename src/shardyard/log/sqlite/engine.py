@@ -111,7 +111,7 @@ class SqliteLog(DatabaseLog):
         finally:
             arrived.cancel()
 
-        def fetch_few(db: sqlite3.Connection) -> tuple[store.Found, Batch] | None:
+        def fetch_few(db: sqlite3.Connection) -> tuple[PartitionState, Batch] | None:
             return fetch(db) if store.bytes_from(db, found.id, offset) <= INLINE_READ_BYTES else None
 
         few = await self._look_inline(fetch_few) if inline else None
