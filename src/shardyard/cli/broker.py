@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-import uvloop
 
 from shardyard.cli.options import integer_option
 from shardyard.log import open_log
 from shardyard.model import InvalidValue, ShardyardError
+from shardyard.model.extras import require
 from shardyard.registry import open_registry
 
 LogUrl = Annotated[str, typer.Option("--log", help="Where records are stored.", metavar="URL")]
@@ -53,6 +53,9 @@ def broker(
         raise InvalidValue(
             "--log and --registry", "memory://", "storage that outlives the broker, such as sqlite:///data/log"
         )
+    require("server", "the broker")
+    import uvloop  # noqa: PLC0415 only the broker needs it
+
     uvloop.run(_serve(log, registry, host, port, os.environ.get("SHARDYARD_TOKEN") or None, trust_proxy or ()))
 
 

@@ -16,7 +16,8 @@ from shardyard.cli.output import Row, print_json, print_table
 from shardyard.groups import Node, Reader, status
 from shardyard.log import Log, open_log
 from shardyard.model import InvalidValue, Partition, Record, whole_number
-from shardyard.placement import Modulus, plan
+from shardyard.model.extras import require
+from shardyard.placement import plan
 from shardyard.registry import Registry, open_registry
 
 TOPIC, GROUP = "orders", "billing"
@@ -45,6 +46,7 @@ def demo(
 
       shardyard demo --partitions 64 --members 5
     """
+    require("server", "this command")
     whole_number("partitions", partitions, at_least=1)
     if not 1 <= whole_number("members", members, at_least=1) <= MAX_COUNT or partitions > MAX_COUNT * members:
         raise InvalidValue("members", members, f"at most {MAX_COUNT}, with at most {MAX_COUNT} partitions each")
@@ -87,6 +89,8 @@ class _DemoGroup:
 
     def __init__(self, log: Log, registry: Registry, node: Node, partitions: int) -> None:
         self.log, self.registry, self.node = log, registry, node
+        from shardyard.placement import Modulus  # noqa: PLC0415 slow to import
+
         self.place = Modulus("fnv1a32", partitions).place
         self.tasks: dict[str, asyncio.Task[None]] = {}
         self.leaving: set[str] = set()

@@ -3,6 +3,7 @@
 Importing this package loads no engine: `open_registry` loads the one that the URL names.
 """
 
+from shardyard.model.extras import require
 from shardyard.model.url import parse_url
 from shardyard.registry.batcher import TransactionBatcher
 from shardyard.registry.change_signal import ChangeSignal
@@ -44,6 +45,7 @@ def open_registry(url: str, *, clock: Clock = _SYSTEM_CLOCK) -> Registry:
     `memory://` lasts as long as the object. `clock` is for engines whose time is the machine's.
     """
     parsed = parse_url("registry", url)
+    require("server", "open_registry", "sqlalchemy")
     if parsed.engine == "memory":
         from shardyard.registry.memory import MemoryRegistry  # noqa: PLC0415 only the engine that is used is loaded
 
