@@ -11,10 +11,8 @@ from typing import Annotated
 import typer
 
 from shardyard.cli.options import integer_option
-from shardyard.log import open_log
 from shardyard.model import InvalidValue, ShardyardError
 from shardyard.model.extras import require
-from shardyard.registry import open_registry
 
 LogUrl = Annotated[str, typer.Option("--log", help="Where records are stored.", metavar="URL")]
 RegistryUrl = Annotated[str, typer.Option("--registry", help="Where groups and settings are stored.", metavar="URL")]
@@ -62,7 +60,9 @@ def broker(
 async def _serve(
     log_url: str, registry_url: str, host: str, port: int, token: str | None, trusted: Sequence[str]
 ) -> None:
-    from shardyard.server.app import BACKLOG, serving  # noqa: PLC0415 loads a web server
+    from shardyard.log import open_log  # noqa: PLC0415 slow to import
+    from shardyard.registry import open_registry  # noqa: PLC0415
+    from shardyard.server.app import BACKLOG, serving  # noqa: PLC0415
 
     with _listening_socket(host, port, BACKLOG) as listener, open_registry(registry_url) as registry:
         async with (

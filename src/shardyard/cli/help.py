@@ -32,6 +32,12 @@ class Command(TyperCommand):
 class CommandGroup(TyperGroup):
     """A group of commands with help in this format."""
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        for option in self.params:
+            if getattr(option, "is_flag", False) and option.default is None:
+                option.default = False  # for None, which its options for completion have, typer loads Pydantic
+        return super().parse_args(ctx, args)
+
     def format_help(self, ctx: Any, formatter: Any) -> None:
         formatter.write(_render_help(self, ctx, {**_commands_by_panel(self, ctx), **self.sections()}))
 
