@@ -33,9 +33,11 @@ class CommandGroup(TyperGroup):
     """A group of commands with help in this format."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        for option in self.params:
-            if getattr(option, "is_flag", False) and option.default is None:
-                option.default = False  # for None, which its options for completion have, typer loads Pydantic
+        if args and args[0] in self.commands:
+            # None of the group's own options is given. Typer would load Pydantic, which takes 0.1 s, to check the
+            # values that --help and the options for completion do not have.
+            self.add_help_option = False
+            self.params = [option for option in self.params if not str(option.name).endswith("_completion")]
         return super().parse_args(ctx, args)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
