@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import settings
 
+from tests.postgresql import PostgresqlServer, postgresql_server
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -22,10 +24,14 @@ SMALL_SESSION = {"spark.sql.shuffle.partitions": "2"}
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """A test that uses the shared Spark session runs in the one process that has it, and not in `make quick`."""
-    if "spark" in getattr(item, "fixturenames", ()):
+    """A test that uses the shared Spark session runs in the one process that has it. Tests that use it, or a database
+    server, are not in `make quick`."""
+    fixtures = getattr(item, "fixturenames", ())
+    if "spark" in fixtures:
         item.add_marker(pytest.mark.spark)
         item.add_marker(pytest.mark.xdist_group("spark"))
+    if "postgresql" in fixtures:
+        item.add_marker(pytest.mark.server)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -37,6 +43,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return float(item.config.getini("timeout") if own is None else own.args[0])
 
     items.sort(key=time_limit, reverse=True)
+
+
+@pytest.fixture(scope="session")
+def postgresql() -> Iterator[PostgresqlServer]:
+    """One server for all tests of a process that need one. A test that harms a server starts its own."""
+    with postgresql_server() as server:
+        yield server
+
+
+@pytest.fixture
+def postgresql_url(postgresql: PostgresqlServer) -> Iterator[str]:
+    """The URL of an empty database."""
+    with postgresql.new_database() as url:
+        yield url
 
 
 @pytest.fixture(scope="session")

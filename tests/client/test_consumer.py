@@ -20,12 +20,13 @@ from shardyard.groups import OwnedBatch
 from shardyard.model import InvalidCall, InvalidValue, Partition, Record, UnknownTopic
 from shardyard.runtime.clock import ManualClock
 from tests.client.test_producer import dead_address
+from tests.queues.engines import BROKERS
 from tests.queues.setup import Cluster, Handled, run, running
 
 RECORDS = "/v1/topics/orders/records"
 
 
-@pytest.mark.parametrize("engine", ["memory", "sqlite"])
+@pytest.mark.parametrize("engine", BROKERS)
 def test_records_are_handled_in_parallel_and_those_of_a_key_one_after_the_other(engine: str, tmp_path: Path) -> None:
     async def scenario(cluster: Cluster) -> None:
         await cluster.topic(partitions=2)
@@ -51,7 +52,7 @@ def test_records_are_handled_in_parallel_and_those_of_a_key_one_after_the_other(
             assert [number for number, _, _ in handled] == sorted(number for number, _, _ in handled)
             assert all(end <= start for (_, _, end), (_, start, _) in itertools.pairwise(handled))
 
-    run(scenario, tmp_path if engine == "sqlite" else None)
+    run(scenario, tmp_path, engine=engine)
 
 
 def test_only_the_done_prefix_of_a_batch_is_committed_and_the_rest_is_redelivered() -> None:
@@ -341,7 +342,7 @@ def test_latest_starts_with_records_published_after_the_join() -> None:
     run(scenario)
 
 
-@pytest.mark.parametrize("engine", ["memory", "sqlite"])
+@pytest.mark.parametrize("engine", BROKERS)
 def test_consumers_fail_over_to_another_broker_when_theirs_stops(engine: str, tmp_path: Path) -> None:
     async def scenario(cluster: Cluster) -> None:
         await cluster.topic(partitions=4)
@@ -361,7 +362,7 @@ def test_consumers_fail_over_to_another_broker_when_theirs_stops(engine: str, tm
         stored = [r.value.decode() for partition in await cluster.records() for r in partition]
         assert sorted(stored) == sorted(sent), "none lost, none twice"
 
-    run(scenario, tmp_path if engine == "sqlite" else None, brokers=2)
+    run(scenario, tmp_path, engine=engine, brokers=2)
 
 
 def test_invalid_arguments_are_refused_before_anything_starts() -> None:

@@ -125,7 +125,7 @@ class History:
         """The epochs that the last resets put an end to."""
         self.decisions = 0
         self.moves = 0
-        """Topics that went on as others."""
+        """Topics that were moved to a successor."""
         self.refused = 0
         """Commits that came too late."""
         self.resets = 0
@@ -265,7 +265,7 @@ class History:
         except PartitionTaken:
             member.manual = None
             return
-        except MemberExists:  # an answer to an earlier join was lost, and a dynamic member takes another name
+        except MemberExists:  # the response to an earlier join was lost; a dynamic member takes another name
             self.born += 1
             member.name = f"m{self.born}"
             return
@@ -293,7 +293,7 @@ class History:
                 pass
 
     def restart(self) -> None:
-        """A process ends and comes back under the same name; only a static member is welcome at once."""
+        """A process ends and comes back under the same name; only a static member may join again at once."""
         member = self.somebody()
         if member is not None and member.static:
             self.say(f"{member.name} restarts")
@@ -341,12 +341,12 @@ class History:
         try:
             self.registry.run(lambda tx: protocol.commit(tx, member.group, member.name, epoch, positions))
         except Fenced:
-            assert not entitled, f"{member.name} could not commit {partition}, which is its own"
+            assert not entitled, f"{member.name} could not commit {partition}, although it owns it"
             self.refused += 1
             self.overtaken += too_late and alive and row is not None and row.owner == member.name
             member.owned.pop(partition, None)
             return
-        assert entitled, f"{member.name} committed {partition}, which is not its own"
+        assert entitled, f"{member.name} committed {partition} without owning it"
         assert not too_late, f"{member.name} committed {partition} under an epoch from before its reset"
         assert position >= self.committed.get(key, position), "a committed position went back"
         self.committed[key] = position
@@ -378,7 +378,7 @@ class History:
         try:
             before = self.registry.run(work)
         except Fenced:
-            self.say(f"{member.name} has prepared, and is out")
+            self.say(f"{member.name} has prepared, but was evicted")
             return
         for partition in done:
             promise = self.promised.get((member.group, partition))
@@ -487,7 +487,7 @@ class History:
         rows, members = self.registry.read(lambda tx: (tx.ownerships(group), {m.name for m in tx.members(group)}))
         for row in rows:
             key = (group, row.partition)
-            assert row.owner is None or row.owner in members, f"{row.partition} belongs to {row.owner}, who is gone"
+            assert row.owner is None or row.owner in members, f"{row.partition} belongs to {row.owner}, which is gone"
             assert row.owner is not None or row.target is None, f"{row.partition} waits for {row.target} for no reason"
             assert row.epoch >= self.last_epoch[key], f"the epoch of {row.partition} went back"
             self.last_epoch[key] = row.epoch
@@ -502,12 +502,20 @@ class History:
             assert not both, f"{both} and its successor are owned at once"
 
     def check_decision(self, group: str, decision: Decision) -> None:
-        """Sizes within one, and the fewest moves that this takes, for each kind of topic."""
+        """Sizes within one, and the fewest moves that this takes, for each kind of topic.
+
+        Not while partitions of a successor wait for their predecessor: a member that named partitions of the
+        predecessor and was evicted may leave some of the successor's partitions owned and the others waiting.
+        """
         members = [m for m in self.registry.read(lambda tx: tx.members(group)) if m.topics]
         everybody = len({m.topics for m in members}) == 1 and all(m.manual is None for m in members)
         if not everybody:
             return
+        shared = [self.topics[name] for name in {self.last(name) for name in members[0].topics}]
         for kind in TopicKind:
+            given = [p in decision.after for topic in shared if topic.kind == kind for p in topic]
+            if any(given) and not all(given):
+                continue
             after = {p: m for p, m in decision.after.items() if self.topics[p.topic].kind == kind}
             owning = set(decision.after.values())
             if self.max_active is not None:

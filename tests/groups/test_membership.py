@@ -17,10 +17,10 @@ from shardyard.groups import (
     protocol,
 )
 from shardyard.model import Fenced, InvalidCall, Partition, Position
-from tests.groups.test_reader import TOPIC, Story, Yard, tell
+from tests.groups.test_reader import TOPIC, Environment, Run, run
 from tests.registry.blocks import transaction
 
-__all__ = ["tell"]  # the fixture
+__all__ = ["run"]  # the fixture
 
 GROUP = "billing"
 
@@ -58,111 +58,111 @@ class Recorder(MembershipListener):
         return {index for event, index in self.events if event == kind}
 
 
-def member(yard: Yard, name: str, listener: MembershipListener, **options: object) -> Membership:
+def member(env: Environment, name: str, listener: MembershipListener, **options: object) -> Membership:
     request = JoinRequest(GROUP, name, **{"topics": [TOPIC], "session_timeout": 2.0, **options})  # type: ignore[arg-type]
-    return Membership(yard.node, request, listener)
+    return Membership(env.node, request, listener)
 
 
-async def until(yard: Yard, condition: Callable[[], bool]) -> None:
+async def until(env: Environment, condition: Callable[[], bool]) -> None:
     async def met() -> bool:
         return condition()
 
-    await yard.until(met)
+    await env.until(met)
 
 
-def test_a_member_learns_what_it_owns_what_it_must_release_and_what_it_lost(tell: Callable[[Story], None]) -> None:
-    async def story(yard: Yard) -> None:
+def test_a_member_learns_what_it_owns_what_it_must_release_and_what_it_lost(run: Run) -> None:
+    async def scenario(env: Environment) -> None:
         first, second = Recorder(), Recorder()
-        async with member(yard, "a", first) as a:
-            await until(yard, lambda: first.seen("assigned") == {0, 1, 2, 3})
-            async with member(yard, "b", second):
-                await until(yard, lambda: len(first.seen("revoked")) == 2)
+        async with member(env, "a", first) as a:
+            await until(env, lambda: first.seen("assigned") == {0, 1, 2, 3})
+            async with member(env, "b", second):
+                await until(env, lambda: len(first.seen("revoked")) == 2)
                 assert second.events == [], "nothing moves before it is released"
                 moving = first.seen("revoked")
                 for index in moving:
                     await a.release(Partition(TOPIC, index))
-                await until(yard, lambda: second.seen("assigned") == moving)
+                await until(env, lambda: second.seen("assigned") == moving)
                 assert set(a.owned) == {Partition(TOPIC, i) for i in range(4) if i not in moving}
-            with transaction(yard.registry) as tx:
+            with transaction(env.registry) as tx:
                 tx.delete_member(GROUP, "a")
                 tx.touch(protocol.watch_name(GROUP))
-            await until(yard, lambda: bool(first.seen("lost")))
-            await until(yard, lambda: len(first.owned) == 4)  # it joined again by itself
+            await until(env, lambda: bool(first.seen("lost")))
+            await until(env, lambda: len(first.owned) == 4)  # it joined again by itself
 
-    tell(story)
+    run(scenario)
 
 
-def test_a_member_commits_as_the_owner_and_only_as_the_owner(tell: Callable[[Story], None]) -> None:
-    async def story(yard: Yard) -> None:
+def test_a_member_commits_as_the_owner_and_only_as_the_owner(run: Run) -> None:
+    async def scenario(env: Environment) -> None:
         listener = Recorder()
-        async with member(yard, "a", listener) as a:
-            await until(yard, lambda: len(listener.owned) == 4)
+        async with member(env, "a", listener) as a:
+            await until(env, lambda: len(listener.owned) == 4)
             partition, grant = next(iter(listener.owned.items()))
-            epoch = (await yard.log.topic(TOPIC)).epoch
+            epoch = (await env.log.topic(TOPIC)).epoch
             await a.commit({partition: (grant.epoch, Position(epoch, 0))})
             with pytest.raises(Fenced):
                 await a.commit({partition: (grant.epoch - 1, Position(epoch, 0))})
 
-    tell(story)
+    run(scenario)
 
 
-def test_a_member_that_prepares_gets_a_partition_when_it_is_ready_and_the_owner_goes_on_until_then(
-    tell: Callable[[Story], None],
+def test_a_member_that_prepares_gets_a_partition_when_it_is_ready_and_the_owner_continues_until_then(
+    run: Run,
 ) -> None:
-    async def story(yard: Yard) -> None:
+    async def scenario(env: Environment) -> None:
         first, second = Recorder(), Recorder()
-        async with member(yard, "a", first) as a:
-            await until(yard, lambda: len(first.owned) == 4)
-            async with member(yard, "b", second, prepare_seconds=60.0) as b:
-                await until(yard, lambda: len(second.coming) == 2)
+        async with member(env, "a", first) as a:
+            await until(env, lambda: len(first.owned) == 4)
+            async with member(env, "b", second, prepare_seconds=60.0) as b:
+                await until(env, lambda: len(second.coming) == 2)
                 assert (first.seen("revoked"), second.owned) == (set(), {})
                 ready, waiting = sorted(second.coming)
                 await b.ready(ready)
-                await until(yard, lambda: first.seen("revoked") == {ready.index})
+                await until(env, lambda: first.seen("revoked") == {ready.index})
                 await a.release(ready)
-                await until(yard, lambda: set(second.owned) == {ready})
+                await until(env, lambda: set(second.owned) == {ready})
                 assert second.coming == {waiting}
-            await until(yard, lambda: len(first.owned) == 4)
+            await until(env, lambda: len(first.owned) == 4)
             assert waiting.index not in first.seen("lost"), "what was only being prepared never left its owner"
 
-    tell(story)
+    run(scenario)
 
 
-def test_an_incoming_partition_whose_owner_stays_after_all_is_lost(tell: Callable[[Story], None]) -> None:
-    async def story(yard: Yard) -> None:
+def test_an_incoming_partition_whose_owner_stays_after_all_is_lost(run: Run) -> None:
+    async def scenario(env: Environment) -> None:
         first, second = Recorder(), Recorder()
-        async with member(yard, "a", first), member(yard, "b", second, prepare_seconds=60.0):
+        async with member(env, "a", first), member(env, "b", second, prepare_seconds=60.0):
             pass
-        async with member(yard, "a", first):
-            await until(yard, lambda: len(first.owned) == 4)
+        async with member(env, "a", first):
+            await until(env, lambda: len(first.owned) == 4)
             second.events.clear()
-            async with member(yard, "b", second, prepare_seconds=60.0):
-                await until(yard, lambda: len(second.coming) == 2)
-                with transaction(yard.registry) as tx:
+            async with member(env, "b", second, prepare_seconds=60.0):
+                await until(env, lambda: len(second.coming) == 2)
+                with transaction(env.registry) as tx:
                     configure(tx, GROUP, GroupConfig(max_active=1), who="ann")
-                await until(yard, lambda: second.coming == set())
+                await until(env, lambda: second.coming == set())
                 assert second.seen("lost") == second.seen("incoming")
                 assert second.seen("assigned") == set()
 
-    tell(story)
+    run(scenario)
 
 
 def test_a_directory_follows_owners_with_their_addresses_and_members_without_partitions(
-    tell: Callable[[Story], None],
+    run: Run,
 ) -> None:
-    async def story(yard: Yard) -> None:
+    async def scenario(env: Environment) -> None:
         listener = Recorder()
         p0 = Partition(TOPIC, 0)
-        async with Directory(yard.node, GROUP) as directory:
+        async with Directory(env.node, GROUP) as directory:
             assert (directory.owner_of(p0), directory.members()) == (None, {})
             async with (
-                member(yard, "a", listener, address="10.0.0.1:7400", metadata={"zone": "b"}),
-                member(yard, "watcher", MembershipListener(), topics=[], address="10.0.0.9:7400"),
+                member(env, "a", listener, address="10.0.0.1:7400", metadata={"zone": "b"}),
+                member(env, "watcher", MembershipListener(), topics=[], address="10.0.0.9:7400"),
             ):
-                await until(yard, lambda: directory.owner_of(p0) is not None and "watcher" in directory.members())
+                await until(env, lambda: directory.owner_of(p0) is not None and "watcher" in directory.members())
                 owner = directory.owner_of(p0)
                 assert owner is not None
-                await until(yard, lambda: p0 in listener.owned)
+                await until(env, lambda: p0 in listener.owned)
                 assert (owner.member, owner.address, owner.epoch) == ("a", "10.0.0.1:7400", listener.owned[p0].epoch)
                 assert directory.members()["a"].metadata == {"zone": "b"}
                 assert directory.members()["watcher"].address == "10.0.0.9:7400"
@@ -170,33 +170,33 @@ def test_a_directory_follows_owners_with_their_addresses_and_members_without_par
                 await asyncio.sleep(0)
             async with asyncio.timeout(10):
                 await changed
-            await until(yard, lambda: directory.owner_of(p0) is None and directory.members() == {})
+            await until(env, lambda: directory.owner_of(p0) is None and directory.members() == {})
 
-    tell(story)
+    run(scenario)
 
 
-def test_a_directory_knows_the_members_of_a_broadcast_group(tell: Callable[[Story], None]) -> None:
-    async def story(yard: Yard) -> None:
+def test_a_directory_knows_the_members_of_a_broadcast_group(run: Run) -> None:
+    async def scenario(env: Environment) -> None:
         config = GroupConfig(broadcast=True)
         first, second = Recorder(), Recorder()
         async with (
-            Directory(yard.node, GROUP) as directory,
-            member(yard, "a", first, config=config),
-            member(yard, "b", second, config=config),
+            Directory(env.node, GROUP) as directory,
+            member(env, "a", first, config=config),
+            member(env, "b", second, config=config),
         ):
-            await until(yard, lambda: (len(first.owned), len(second.owned)) == (4, 4))
-            await until(yard, lambda: set(directory.members()) == {"a", "b"})
+            await until(env, lambda: (len(first.owned), len(second.owned)) == (4, 4))
+            await until(env, lambda: set(directory.members()) == {"a", "b"})
             assert directory.owner_of(Partition(TOPIC, 0)) is None
 
-    tell(story)
+    run(scenario)
 
 
-def test_a_member_needs_an_open_node(tell: Callable[[Story], None]) -> None:
-    async def story(yard: Yard) -> None:
-        closed = Node(yard.log, yard.registry)
+def test_a_member_needs_an_open_node(run: Run) -> None:
+    async def scenario(env: Environment) -> None:
+        closed = Node(env.log, env.registry)
         with pytest.raises(InvalidCall, match="the node is not open"):
             async with Membership(closed, JoinRequest(GROUP, "a"), MembershipListener()):
                 pass
         await asyncio.to_thread(closed.transactions.close)
 
-    tell(story)
+    run(scenario)

@@ -1,4 +1,4 @@
-"""Members on the embedded engines and on their twins: what a user sees."""
+"""Readers as a user sees them, on the embedded engines, their in-memory twins, and a log with gaps between offsets."""
 
 import asyncio
 import contextlib
@@ -31,18 +31,21 @@ from shardyard.model import (
     UnknownTopic,
 )
 from shardyard.registry import Registry, open_registry
+from tests.log.samples import at, end
 from tests.log.sparse import SparseLog
 from tests.registry.blocks import transaction
 
 TOPIC = "orders"
 PARTITIONS = 4
-PATIENCE_SECONDS = 20.0
+TIMEOUT_SECONDS = 20.0
 
-Story = Callable[["Yard"], Coroutine[Any, Any, None]]
+Scenario = Callable[["Environment"], Coroutine[Any, Any, None]]
+Run = Callable[[Scenario], None]
+"""Runs a scenario on the engine of the test."""
 
 
-class Yard:
-    """A log, a registry and a node, for the length of a story."""
+class Environment:
+    """A log, a registry and a node."""
 
     def __init__(self, log: Log, registry: Registry, node: Node) -> None:
         self.log, self.registry, self.node = log, registry, node
@@ -55,13 +58,13 @@ class Yard:
         await self.log.append(Partition(TOPIC, partition), [Record(i, None, b"") for i in ids])
 
     async def until(self, condition: Callable[[], Awaitable[bool]]) -> None:
-        """What is waited for shows in the state of several processes' worth of parts: there is no one event for it."""
-        async with asyncio.timeout(PATIENCE_SECONDS):
+        """Wait until the condition holds. It is polled, because no single event signals it."""
+        async with asyncio.timeout(TIMEOUT_SECONDS):
             while not await condition():  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
 
     async def until_shared(self, *sizes: int) -> None:
-        """Until the owners of the partitions own that many each, and nothing is about to move."""
+        """Wait until members own that many partitions each, and no partition is about to move."""
 
         async def shared() -> bool:
             with contextlib.suppress(UnknownGroup):
@@ -78,33 +81,33 @@ class Yard:
 
 
 @contextlib.asynccontextmanager
-async def a_yard(kind: str, folder: Path) -> AsyncIterator[Yard]:
+async def open_environment(kind: str, folder: Path) -> AsyncIterator[Environment]:
     log: Log = {"memory": MemoryLog, "sparse": SparseLog}.get(kind, partial(SqliteLog, folder / "log"))()
     registry = open_registry("memory://" if kind != "sqlite" else f"sqlite:///{folder / 'registry.db'}")
     with registry:
         async with log, Node(log, registry) as node:
             await log.create_topic(TOPIC, PARTITIONS)
-            yield Yard(log, registry, node)
+            yield Environment(log, registry, node)
 
 
 @pytest.fixture(params=["memory", "sparse", "sqlite"])
-def tell(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Story], None]:
-    """Tell a story on an engine."""
+def run(request: pytest.FixtureRequest, tmp_path: Path) -> Run:
+    """Runs a scenario on an engine."""
 
-    def told(story: Story) -> None:
-        async def whole() -> None:
-            async with a_yard(request.param, tmp_path) as yard:
-                await story(yard)
+    def run_scenario(scenario: Scenario) -> None:
+        async def with_environment() -> None:
+            async with open_environment(request.param, tmp_path) as env:
+                await scenario(env)
 
-        asyncio.run(whole())
+        asyncio.run(with_environment())
 
-    return told
+    return run_scenario
 
 
 async def take(member: Reader, count: int) -> list[OwnedBatch]:
     """The next `count` batches, not committed."""
     batches: list[OwnedBatch] = []
-    async with asyncio.timeout(PATIENCE_SECONDS):
+    async with asyncio.timeout(TIMEOUT_SECONDS):
         async for batch in member:
             batches.append(batch)
             if len(batches) == count:
@@ -112,44 +115,46 @@ async def take(member: Reader, count: int) -> list[OwnedBatch]:
     return batches
 
 
-def test_a_member_gets_each_record_once_and_goes_on_where_the_last_one_stopped(tell: Callable[[Story], None]) -> None:
-    async def story(yard: Yard) -> None:
-        await yard.send(0, "a", "b")
-        async with yard.member("m1") as member:
+def test_a_member_gets_each_record_once_and_continues_where_the_last_one_stopped(
+    run: Run,
+) -> None:
+    async def scenario(env: Environment) -> None:
+        await env.send(0, "a", "b")
+        async with env.member("m1") as member:
             (batch,) = await take(member, 1)
             assert [record.id for record in batch.records()] == ["a", "b"]
             await batch.commit()
-        await yard.send(0, "c")
-        async with yard.member("m2") as member:
+        await env.send(0, "c")
+        async with env.member("m2") as member:
             (batch,) = await take(member, 1)
             assert [record.id for record in batch.records()] == ["c"]
-            assert (batch.first, batch.end, len(batch)) == (2, 3, 1)
+            assert (batch.first, batch.end, len(batch)) == (end(env.log, 2), end(env.log, 3), 1)
 
-    tell(story)
+    run(scenario)
 
 
-def test_what_was_not_committed_comes_again(tell: Callable[[Story], None]) -> None:
-    async def story(yard: Yard) -> None:
-        await yard.send(1, "a", "b", "c")
-        async with yard.member("m1") as member:
+def test_what_was_not_committed_is_redelivered(run: Run) -> None:
+    async def scenario(env: Environment) -> None:
+        await env.send(1, "a", "b", "c")
+        async with env.member("m1") as member:
             (batch,) = await take(member, 1)
-            await batch.commit(upto=1)
-        async with yard.member("m2") as member:
+            await batch.commit(upto=batch.offsets()[1])
+        async with env.member("m2") as member:
             (batch,) = await take(member, 1)
             assert [record.id for record in batch.records()] == ["b", "c"]
 
-    tell(story)
+    run(scenario)
 
 
 def test_a_partitions_next_batch_waits_for_the_commit_of_the_last_but_others_do_not(
-    tell: Callable[[Story], None],
+    run: Run,
 ) -> None:
-    async def story(yard: Yard) -> None:
-        async with yard.member("m1", max_records=1) as member:
-            await yard.until_shared(4)
-            await yard.send(0, "a0", "a1")
+    async def scenario(env: Environment) -> None:
+        async with env.member("m1", max_records=1) as member:
+            await env.until_shared(4)
+            await env.send(0, "a0", "a1")
             (slow,) = await take(member, 1)
-            await yard.send(1, "b0", "b1")
+            await env.send(1, "b0", "b1")
             (other,) = await take(member, 1)
             await other.commit()
             (more,) = await take(member, 1)
@@ -158,81 +163,81 @@ def test_a_partitions_next_batch_waits_for_the_commit_of_the_last_but_others_do_
             (last,) = await take(member, 1)
             assert last.records()[0].id == "a1"
 
-    tell(story)
+    run(scenario)
 
 
-def test_a_moving_partition_is_finished_and_committed_before_it_goes(tell: Callable[[Story], None]) -> None:
-    async def story(yard: Yard) -> None:
-        async with yard.member("m1") as first:
-            await yard.until_shared(4)
+def test_a_moving_partition_is_finished_and_committed_before_it_is_released(run: Run) -> None:
+    async def scenario(env: Environment) -> None:
+        async with env.member("m1") as first:
+            await env.until_shared(4)
             for partition in range(PARTITIONS):
-                await yard.send(partition, f"old{partition}")
-            in_hand = {batch.partition: batch for batch in await take(first, 4)}
-            async with yard.member("m2") as second:
+                await env.send(partition, f"old{partition}")
+            in_flight = {batch.partition: batch for batch in await take(first, 4)}
+            async with env.member("m2") as second:
 
                 async def revoked() -> bool:
                     return len(first.owned) == 2
 
-                await yard.until(revoked)
-                assert second.owned == set(), "the first one has not finished yet"
-                leaving = set(in_hand) - first.owned
-                for batch in in_hand.values():
+                await env.until(revoked)
+                assert second.owned == set(), "the first member has not finished yet"
+                leaving = set(in_flight) - first.owned
+                for batch in in_flight.values():
                     await batch.commit()
-                await yard.until_shared(2, 2)
+                await env.until_shared(2, 2)
                 assert second.owned <= leaving
-                assert await yard.committed() == dict.fromkeys(range(PARTITIONS), 1)
+                assert await env.committed() == dict.fromkeys(range(PARTITIONS), end(env.log, 1))
                 for partition in range(PARTITIONS):
-                    await yard.send(partition, f"new{partition}")
+                    await env.send(partition, f"new{partition}")
                 (batch,) = await take(second, 1)
                 assert batch.partition in leaving
                 assert batch.records()[0].id.startswith("new")
 
-    tell(story)
+    run(scenario)
 
 
-def test_a_partition_is_not_held_up_beyond_the_drain_time_and_a_late_commit_is_fenced(
-    tell: Callable[[Story], None],
+def test_a_partition_is_released_after_the_drain_time_and_a_late_commit_is_fenced(
+    run: Run,
 ) -> None:
-    async def story(yard: Yard) -> None:
-        async with yard.member("m1", drain=0.1) as first:
-            await yard.until_shared(4)
+    async def scenario(env: Environment) -> None:
+        async with env.member("m1", drain=0.1) as first:
+            await env.until_shared(4)
             for partition in range(PARTITIONS):
-                await yard.send(partition, "x")
-            in_hand = await take(first, 4)
-            async with yard.member("m2"):
-                await yard.until_shared(2, 2)
-                gone = [batch for batch in in_hand if batch.partition not in first.owned]
+                await env.send(partition, "x")
+            in_flight = await take(first, 4)
+            async with env.member("m2"):
+                await env.until_shared(2, 2)
+                gone = [batch for batch in in_flight if batch.partition not in first.owned]
                 assert len(gone) == 2
 
                 async def noticed() -> bool:
                     return all(batch.lost for batch in gone)
 
-                await yard.until(noticed)  # the next owner may hear of it before the one who let go
+                await env.until(noticed)  # the next owner may learn of it before the last one
                 for batch in gone:
                     with pytest.raises(Fenced, match="is no longer ours"):
                         await batch.commit()
 
-    tell(story)
+    run(scenario)
 
 
-def test_an_owner_that_was_followed_can_neither_commit_append_nor_read(tell: Callable[[Story], None]) -> None:
+def test_an_owner_that_was_replaced_can_neither_commit_append_nor_read(run: Run) -> None:
     """The member does not know yet: registry and log refuse it."""
 
-    async def story(yard: Yard) -> None:
-        async with yard.member("m1") as zombie:
-            await yard.until_shared(4)
-            await yard.send(0, "x")
+    async def scenario(env: Environment) -> None:
+        async with env.member("m1") as zombie:
+            await env.until_shared(4)
+            await env.send(0, "x")
             (batch,) = await take(zombie, 1)
             await batch.append(Partition(TOPIC, 1), [Record("as owner", None, b"")])
             assert zombie._membership._task is not None
-            zombie._membership._task.cancel()  # as good as SIGSTOP: no more heartbeats
-            async with yard.member("m2", session_timeout=60.0) as successor:
-                await yard.until_shared(4)
+            zombie._membership._task.cancel()  # like SIGSTOP: it sends no more heartbeats
+            async with env.member("m2", session_timeout=60.0) as successor:
+                await env.until_shared(4)
 
                 async def taken_over() -> bool:
                     return len(successor.owned) == 4
 
-                await yard.until(taken_over)
+                await env.until(taken_over)
                 again = await take(successor, 1)
                 assert again[0].epoch > batch.epoch
                 with pytest.raises(Fenced):
@@ -240,23 +245,23 @@ def test_an_owner_that_was_followed_can_neither_commit_append_nor_read(tell: Cal
                 with pytest.raises(Fenced):
                     await batch.append(Partition(TOPIC, 1), [Record("too late", None, b"")])
                 with pytest.raises(Fenced):
-                    await batch._reader._read(Position((await yard.log.topic(TOPIC)).epoch, 0), 1, 1000)
-                assert (await yard.log.span(Partition(TOPIC, 1))).end == 1
+                    await batch._reader._read(Position((await env.log.topic(TOPIC)).epoch, 0), 1, 1000)
+                assert (await env.log.span(Partition(TOPIC, 1))).end == end(env.log, 1)
 
-    tell(story)
+    run(scenario)
 
 
-def test_a_member_that_was_put_out_joins_again_by_itself(tell: Callable[[Story], None]) -> None:
-    async def story(yard: Yard) -> None:
-        async with yard.member("m1") as member:
-            await yard.until_shared(4)
-            with transaction(yard.registry) as tx:
+def test_a_member_that_was_evicted_joins_again_by_itself(run: Run) -> None:
+    async def scenario(env: Environment) -> None:
+        async with env.member("m1") as member:
+            await env.until_shared(4)
+            with transaction(env.registry) as tx:
                 tx.delete_member("billing", "m1")
                 tx.touch("group/billing")
-            await yard.send(2, "x")
+            await env.send(2, "x")
 
             async def consumed() -> bool:
-                return (await yard.committed()).get(2) == 1
+                return (await env.committed()).get(2) == end(env.log, 1)
 
             async def work() -> None:
                 async for batch in member:
@@ -264,184 +269,189 @@ def test_a_member_that_was_put_out_joins_again_by_itself(tell: Callable[[Story],
                         await batch.commit()
 
             task = asyncio.create_task(work())
-            await yard.until(consumed)
+            await env.until(consumed)
             task.cancel()
 
-    tell(story)
+    run(scenario)
 
 
-def test_a_static_members_restart_moves_nothing(tell: Callable[[Story], None]) -> None:
-    async def story(yard: Yard) -> None:
+def test_a_static_members_restart_moves_nothing(run: Run) -> None:
+    async def scenario(env: Environment) -> None:
         async def held_by_other() -> dict[int, int]:
-            rows = await status(yard.log, yard.registry, "billing")
+            rows = await status(env.log, env.registry, "billing")
             return {row.partition.index: row.epoch for row in rows if row.owner == "m2"}
 
-        async with yard.member("m2"):
-            async with yard.member("m1", static=True) as member:
-                await yard.until_shared(2, 2)
+        async with env.member("m2"):
+            async with env.member("m1", static=True) as member:
+                await env.until_shared(2, 2)
 
                 async def settled() -> bool:
                     return len(member.owned) == 2
 
-                await yard.until(settled)
+                await env.until(settled)
                 before, others = member.owned, await held_by_other()
-            async with yard.member("m1", static=True) as member:
+            async with env.member("m1", static=True) as member:
 
                 async def back() -> bool:
                     return member.owned == before
 
-                await yard.until(back)
-                assert await held_by_other() == others, "what the other one has never went away and came back"
+                await env.until(back)
+                assert await held_by_other() == others, "the partitions of the other member did not move"
 
-    tell(story)
+    run(scenario)
 
 
-def test_a_member_that_hangs_can_be_seen_and_is_put_out_when_configured(tell: Callable[[Story], None]) -> None:
-    async def story(yard: Yard) -> None:
-        async with yard.member("m1") as hung:
-            await yard.until_shared(4)
-            await yard.send(0, "x")
+def test_a_member_that_hangs_is_visible_and_is_evicted_if_configured(run: Run) -> None:
+    async def scenario(env: Environment) -> None:
+        async with env.member("m1") as hung:
+            await env.until_shared(4)
+            await env.send(0, "x")
             await take(hung, 1)  # and never commits
 
             async def visible() -> bool:
-                stuck = {row.partition.index: row.stuck_for for row in await status(yard.log, yard.registry, "billing")}
+                stuck = {row.partition.index: row.stuck_for for row in await status(env.log, env.registry, "billing")}
                 return stuck[0] > 1.0 > stuck[1]
 
-            await yard.until(visible)
-            with transaction(yard.registry) as tx:
+            await env.until(visible)
+            with transaction(env.registry) as tx:
                 configure(tx, "billing", GroupConfig(release_after=1.0), who="ann")
-            async with yard.member("m2") as other:
+            async with env.member("m2") as other:
 
                 async def taken_over() -> bool:
                     return Partition(TOPIC, 0) in other.owned
 
-                await yard.until(taken_over)
+                await env.until(taken_over)
                 (batch,) = await take(other, 1)
                 assert batch.records()[0].id == "x"
 
-    tell(story)
+    run(scenario)
 
 
-def test_a_member_may_name_its_partitions_and_new_ones_of_a_topic_are_shared(tell: Callable[[Story], None]) -> None:
-    async def story(yard: Yard) -> None:
-        async with yard.member("m1", partitions=[Partition(TOPIC, 3)]) as named, yard.member("m2") as other:
-            await yard.until_shared(1, 3)
-            await yard.log.expand_topic(TOPIC, 6)
+def test_a_member_may_name_its_partitions_and_new_ones_of_a_topic_are_shared(run: Run) -> None:
+    async def scenario(env: Environment) -> None:
+        async with env.member("m1", partitions=[Partition(TOPIC, 3)]) as named, env.member("m2") as other:
+            await env.until_shared(1, 3)
+            await env.log.expand_topic(TOPIC, 6)
 
             async def grown() -> bool:
                 return len(other.owned) == 5 and named.owned == {Partition(TOPIC, 3)}
 
-            await yard.until(grown)
+            await env.until(grown)
 
-    tell(story)
+    run(scenario)
 
 
-def test_a_group_goes_on_after_records_were_trimmed_or_the_topic_was_made_anew(tell: Callable[[Story], None]) -> None:
-    async def story(yard: Yard) -> None:
-        await yard.send(0, "a", "b", "c")
-        async with yard.member("m1") as member:
+def test_a_group_continues_after_records_were_trimmed_or_the_topic_was_recreated(
+    run: Run,
+) -> None:
+    async def scenario(env: Environment) -> None:
+        await env.send(0, "a", "b", "c")
+        async with env.member("m1") as member:
             (batch,) = await take(member, 1)
-            await batch.commit(upto=1)
-        await yard.log.trim(Partition(TOPIC, 0), 2)
-        async with yard.member("m2") as member:
+            await batch.commit(upto=batch.offsets()[1])
+        await env.log.trim(Partition(TOPIC, 0), at(env.log, 2))
+        async with env.member("m2") as member:
             (batch,) = await take(member, 1)
             assert [record.id for record in batch.records()] == ["c"]
             await batch.commit()
-        await yard.log.delete_topic(TOPIC)
-        await yard.log.create_topic(TOPIC, PARTITIONS)
-        await yard.send(0, "of the new one")
-        async with yard.member("m3") as member:
+        await env.log.delete_topic(TOPIC)
+        await env.log.create_topic(TOPIC, PARTITIONS)
+        await env.send(0, "of the new one")
+        async with env.member("m3") as member:
             (batch,) = await take(member, 1)
             assert [record.id for record in batch.records()] == ["of the new one"]
             await batch.commit()
-            assert (await yard.committed())[0] == 1
+            assert (await env.committed())[0] == end(env.log, 1)
 
-    tell(story)
+    run(scenario)
 
 
-def test_latest_begins_with_what_comes_after_joining_also_for_the_next_owner(tell: Callable[[Story], None]) -> None:
-    async def story(yard: Yard) -> None:
-        await yard.send(0, "before")
-        async with yard.member("m1", start="latest"):
+def test_latest_starts_with_records_appended_after_the_join_also_for_the_next_owner(
+    run: Run,
+) -> None:
+    async def scenario(env: Environment) -> None:
+        await env.send(0, "before")
+        async with env.member("m1", start="latest"):
 
             async def begun() -> bool:
-                return (await yard.committed()).get(0) == 1
+                return (await env.committed()).get(0) == end(env.log, 1)
 
-            await yard.until(begun)
-            await yard.send(0, "after")
-        await yard.send(0, "while nobody was there")
-        async with yard.member("m2", start="latest") as member:
+            await env.until(begun)
+            await env.send(0, "after")
+        await env.send(0, "while nobody was there")
+        async with env.member("m2", start="latest") as member:
             (batch,) = await take(member, 1)
             assert [record.id for record in batch.records()] == ["after", "while nobody was there"]
 
-    tell(story)
+    run(scenario)
 
 
-def test_bad_calls_say_what_is_wrong(tell: Callable[[Story], None]) -> None:
-    async def story(yard: Yard) -> None:
+def test_invalid_calls_say_what_is_wrong(run: Run) -> None:
+    async def scenario(env: Environment) -> None:
         with pytest.raises(UnknownTopic):
-            async with Reader("billing", ["nothing"], node=yard.node):
+            async with Reader("billing", ["nothing"], node=env.node):
                 pass
         with pytest.raises(PartitionOutOfRange, match="has partitions 0 to 3"):
-            async with yard.member("m1", partitions=[Partition(TOPIC, 4)]):
+            async with env.member("m1", partitions=[Partition(TOPIC, 4)]):
                 pass
         with pytest.raises(UnknownGroup):
-            await status(yard.log, yard.registry, "billing")
+            await status(env.log, env.registry, "billing")
         with pytest.raises(InvalidValue, match="topics is 'orders': expected a list"):
-            Reader("billing", TOPIC, node=yard.node)
+            Reader("billing", TOPIC, node=env.node)
         with pytest.raises(InvalidValue, match="topics is \\[\\]"):
-            Reader("billing", [], node=yard.node)
+            Reader("billing", [], node=env.node)
         with pytest.raises(InvalidValue, match="member name is 5: expected a string"):
-            async with yard.member(5):  # type: ignore[arg-type]
+            async with env.member(5):  # type: ignore[arg-type]
                 pass
         with pytest.raises(InvalidCall, match="has not joined: enter it"):
-            await take(yard.member("m1"), 1)
+            await take(env.member("m1"), 1)
         with pytest.raises(InvalidCall, match="the node is not open"):
-            async with Reader("billing", [TOPIC], node=Node(yard.log, yard.registry)):
+            async with Reader("billing", [TOPIC], node=Node(env.log, env.registry)):
                 pass
         with pytest.raises(InvalidValue, match="expected a log and a registry"):
-            Node(yard.registry, yard.log)  # type: ignore[arg-type]
+            Node(env.registry, env.log)  # type: ignore[arg-type]
         with pytest.raises(InvalidValue, match="session_timeout is '10'"):
-            yard.member("m1", session_timeout="10")
+            env.member("m1", session_timeout="10")
         with pytest.raises(InvalidValue, match="start is 'newest'"):
-            yard.member("m1", start="newest")
-        await yard.send(0, "a", "b")
-        async with yard.member("m1") as member:
+            env.member("m1", start="newest")
+        await env.send(0, "a", "b")
+        async with env.member("m1") as member:
             with pytest.raises(MemberExists):
-                async with yard.member("m1"):
+                async with env.member("m1"):
                     pass
             (batch,) = await take(member, 1)
-            with pytest.raises(CommitBeyond, match="offset 3 of orders/0 lies beyond what was delivered, 2"):
-                await batch.commit(upto=3)
+            beyond = f"offset {batch.end + 1} of orders/0 lies beyond what was delivered, {batch.end}"
+            with pytest.raises(CommitBeyond, match=beyond):
+                await batch.commit(upto=batch.end + 1)
             with pytest.raises(InvalidCall, match="has no batch of orders/9 in flight"):
-                await member.commit({Partition(TOPIC, 0): 2, Partition(TOPIC, 9): 0})
-            assert (await yard.committed())[0] is None
-            await batch.commit(upto=1)
-            with pytest.raises(CommitBehind, match="offset 0 of orders/0 lies behind what is committed, 1"):
+                await member.commit({Partition(TOPIC, 0): batch.end, Partition(TOPIC, 9): 0})
+            assert (await env.committed())[0] is None
+            second = batch.offsets()[1]
+            await batch.commit(upto=second)
+            with pytest.raises(CommitBehind, match=f"offset 0 of orders/0 lies behind what is committed, {second}"):
                 await batch.commit(upto=0)
 
-    tell(story)
+    run(scenario)
 
 
-def test_batches_of_several_partitions_are_committed_at_once_and_the_next_ones_come(
-    tell: Callable[[Story], None],
+def test_batches_of_several_partitions_are_committed_at_once_and_the_next_ones_follow(
+    run: Run,
 ) -> None:
-    async def story(yard: Yard) -> None:
+    async def scenario(env: Environment) -> None:
         for partition in (0, 1):
-            await yard.send(partition, "a", "b")
-        async with yard.member("m1", max_records=1) as member:
+            await env.send(partition, "a", "b")
+        async with env.member("m1", max_records=1) as member:
             batches = await take(member, 2)
             await member.commit({batch.partition: batch.end for batch in batches})
-            assert {p: c for p, c in (await yard.committed()).items() if p < 2} == {0: 1, 1: 1}
-            assert [batch.first for batch in await take(member, 2)] == [1, 1]
+            ends = {batch.partition.index: batch.end for batch in batches}
+            assert {p: c for p, c in (await env.committed()).items() if p < 2} == ends
+            assert [batch.records()[0].id for batch in await take(member, 2)] == ["b", "b"]
 
-    tell(story)
+    run(scenario)
 
 
-def test_a_release_that_meets_a_busy_registry_is_tried_again(
-    tell: Callable[[Story], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def story(yard: Yard) -> None:
+def test_a_release_that_meets_a_busy_registry_is_retried(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(env: Environment) -> None:
         real, refusals = protocol.release, iter(range(2))
 
         def busy(*arguments: Any) -> None:
@@ -450,119 +460,121 @@ def test_a_release_that_meets_a_busy_registry_is_tried_again(
             real(*arguments)
 
         monkeypatch.setattr(protocol, "release", busy)
-        async with yard.member("m1"):
-            await yard.until_shared(4)
-            async with yard.member("m2"):
-                await yard.until_shared(2, 2)
-                assert next(refusals, None) is None, "it was refused as often as it could be"
+        async with env.member("m1"):
+            await env.until_shared(4)
+            async with env.member("m2"):
+                await env.until_shared(2, 2)
+                assert next(refusals, None) is None, "it was refused twice"
 
-    tell(story)
+    run(scenario)
 
 
-def test_a_member_that_was_fenced_while_its_consumer_waits_comes_back(tell: Callable[[Story], None]) -> None:
-    async def story(yard: Yard) -> None:
-        async with yard.member("m1") as member:
-            await yard.until_shared(4)
-            await yard.send(0, "x")
+def test_a_member_that_was_fenced_while_a_batch_is_awaited_joins_again(run: Run) -> None:
+    async def scenario(env: Environment) -> None:
+        async with env.member("m1") as member:
+            await env.until_shared(4)
+            await env.send(0, "x")
             (batch,) = await take(member, 1)
-            asking = asyncio.create_task(take(member, 1))
+            waiting = asyncio.create_task(take(member, 1))
             await asyncio.sleep(0)
-            with transaction(yard.registry) as tx:
+            with transaction(env.registry) as tx:
                 tx.delete_member("billing", "m1")
             with pytest.raises(Fenced):
                 await batch.commit()
-            assert (await asking)[0].records()[0].id == "x"
+            assert (await waiting)[0].records()[0].id == "x"
 
-    tell(story)
+    run(scenario)
 
 
-def test_one_that_cannot_come_back_says_so_and_leaves_nothing_behind(tell: Callable[[Story], None]) -> None:
-    async def story(yard: Yard) -> None:
+def test_a_member_that_cannot_join_again_raises_the_error_and_leaves_no_tasks_behind(
+    run: Run,
+) -> None:
+    async def scenario(env: Environment) -> None:
         mine = Partition(TOPIC, 0)
         with pytest.raises(PartitionTaken):
-            async with yard.member("m1", partitions=[mine]) as member:
-                with transaction(yard.registry) as tx:
+            async with env.member("m1", partitions=[mine]) as member:
+                with transaction(env.registry) as tx:
                     tx.delete_member("billing", "m1")
                     protocol.join(tx, "billing", "m2", topics=[TOPIC], manual=[mine])
                     tx.touch(protocol.watch_name("billing"))
                 await take(member, 1)
         assert member._tasks == set()
-        with transaction(yard.registry) as tx:
+        with transaction(env.registry) as tx:
             assert [row.name for row in tx.members("billing")] == ["m2"]
 
-    tell(story)
+    run(scenario)
 
 
-def test_of_two_processes_with_one_static_name_the_later_one_stays(tell: Callable[[Story], None]) -> None:
-    async def story(yard: Yard) -> None:
-        await yard.send(0, "x")
+def test_of_two_processes_with_one_static_name_the_later_one_stays_a_member(run: Run) -> None:
+    async def scenario(env: Environment) -> None:
+        await env.send(0, "x")
         with pytest.raises(Fenced, match="another process is member 'm1'"):
-            async with yard.member("m1", static=True) as first:
-                await yard.until_shared(4)
-                async with yard.member("m1", static=True) as second:
+            async with env.member("m1", static=True) as first:
+                await env.until_shared(4)
+                async with env.member("m1", static=True) as second:
                     (batch,) = await take(second, 1)
                     await batch.commit()
-                    async with asyncio.timeout(PATIENCE_SECONDS):
+                    async with asyncio.timeout(TIMEOUT_SECONDS):
                         async for theirs in first:
                             with contextlib.suppress(Fenced):
                                 await theirs.commit()
 
-    tell(story)
+    run(scenario)
 
 
-def test_a_healthy_member_is_not_put_out_between_two_heartbeats(tell: Callable[[Story], None]) -> None:
-    async def story(yard: Yard) -> None:
-        with transaction(yard.registry) as tx:
+def test_a_healthy_member_is_not_evicted_between_two_heartbeats(run: Run) -> None:
+    async def scenario(env: Environment) -> None:
+        with transaction(env.registry) as tx:
             configure(tx, "billing", GroupConfig(release_after=0.01), who="ann")
-        async with yard.member("m1") as member:
-            await yard.until_shared(4)
-            heard = member._membership._last_contact
+        async with env.member("m1") as member:
+            await env.until_shared(4)
+            before = member._membership._last_contact
 
-            async def heard_again() -> bool:
-                return member._membership._last_contact > heard
+            async def heartbeat_sent() -> bool:
+                return member._membership._last_contact > before
 
-            await yard.until(heard_again)
-            with transaction(yard.registry) as tx:
+            await env.until(heartbeat_sent)
+            with transaction(env.registry) as tx:
                 assert [row.action for row in tx.audit_log()] == ["group configured"]
 
-    tell(story)
+    run(scenario)
 
 
-def test_a_batch_that_is_not_committed_is_warned_of(
-    tell: Callable[[Story], None], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+def test_a_batch_that_is_not_committed_is_logged(
+    run: Run, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reader_module, "OLD_WORK_SECONDS", 0.1)
 
-    async def story(yard: Yard) -> None:
-        await yard.send(0, "x")
-        async with yard.member("m1", session_timeout=1.0) as member:
-            await take(member, 1)
+    async def scenario(env: Environment) -> None:
+        await env.send(0, "x")
+        async with env.member("m1", session_timeout=1.0) as member:
+            (batch,) = await take(member, 1)
 
             async def warned() -> bool:
-                return "<OwnedBatch orders/0, offsets 0 to 0> has been in flight for" in caplog.text
+                return f"{batch!r} has been in flight for" in caplog.text
 
-            await yard.until(warned)
+            await env.until(warned)
 
-    tell(story)
+    run(scenario)
 
 
-def test_a_lost_batch_cannot_append_even_before_its_next_owner_began(tell: Callable[[Story], None]) -> None:
-    async def story(yard: Yard) -> None:
-        await yard.send(0, "x")
-        async with yard.member("m1") as member:
+def test_a_lost_batch_cannot_append_even_before_its_next_owner_starts(run: Run) -> None:
+    async def scenario(env: Environment) -> None:
+        await env.send(0, "x")
+        async with env.member("m1") as member:
             (batch,) = await take(member, 1)
         with pytest.raises(Fenced, match="is no longer ours"):
             await batch.append(Partition(TOPIC, 1), [Record("too late", None, b"")])
 
-    tell(story)
+    run(scenario)
 
 
-def test_twenty_members_at_once_share_evenly_and_lose_nothing(tell: Callable[[Story], None]) -> None:
-    async def story(yard: Yard) -> None:
+def test_twenty_members_at_once_share_evenly_and_lose_nothing(run: Run) -> None:
+    async def scenario(env: Environment) -> None:
         seen: dict[str, int] = {}
 
         async def work(name: str) -> None:
-            async with yard.member(name) as member:
+            async with env.member(name) as member:
                 async for batch in member:
                     for record in batch.records():
                         seen[record.id] = seen.get(record.id, 0) + 1
@@ -570,16 +582,16 @@ def test_twenty_members_at_once_share_evenly_and_lose_nothing(tell: Callable[[St
 
         tasks = [asyncio.create_task(work(f"m{i:02}")) for i in range(20)]
         for n in range(50):
-            await yard.send(n % PARTITIONS, f"r{n}")
-        await yard.until_shared(1, 1, 1, 1)
+            await env.send(n % PARTITIONS, f"r{n}")
+        await env.until_shared(1, 1, 1, 1)
 
         async def all_seen() -> bool:
             return len(seen) == 50
 
-        await yard.until(all_seen)
+        await env.until(all_seen)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        assert set(seen.values()) == {1}, "nobody crashed, so nothing comes twice"
+        assert set(seen.values()) == {1}, "nobody crashed, so nothing is redelivered"
 
-    tell(story)
+    run(scenario)

@@ -58,7 +58,7 @@ def test_commits_without_fencing_would_be_noticed(monkeypatch: pytest.MonkeyPatc
         return row
 
     monkeypatch.setattr(protocol, "_owned", owned)
-    _fails_somewhere("which is not its own|two owners|went back")
+    _fails_somewhere("without owning it|two owners|went back")
 
 
 def test_a_lease_without_its_token_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,7 +84,7 @@ def test_a_rebalancer_that_hands_over_without_a_new_epoch_would_be_noticed(monke
         return row
 
     monkeypatch.setattr(protocol, "give", without_epoch)
-    _fails_somewhere("two owners|went back|which is not its own")
+    _fails_somewhere("two owners|went back|without owning it")
 
 
 def test_a_reset_without_a_new_epoch_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,7 +132,7 @@ def test_a_dead_member_that_stays_the_target_would_be_noticed(monkeypatch: pytes
         return row
 
     monkeypatch.setattr(protocol, "evict", evict)
-    _fails_somewhere("who is gone|not settled after")
+    _fails_somewhere("which is gone|not settled after")
 
 
 def test_members_of_a_broadcast_group_that_share_positions_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from shardyard.log import merging
 from shardyard.log.sqlite import SqliteLog, checkpoints, maintenance
 from shardyard.model import Partition, Record, Stamp
 from shardyard.model.batch import SCHEMA
@@ -81,7 +82,7 @@ def telling(name: str, step: maintenance.Step) -> maintenance.Step:
 
 
 async def live(order: dict[str, Any]) -> None:
-    maintenance.MERGE_BATCHES = 4  # all that is rare happens all the time
+    merging.MERGE_BATCHES = 4  # all that is rare happens all the time
     maintenance.VACUUM_PAGES = 2
     checkpoints.CHECKPOINT_BYTES = 256 * 1024
     dice = random.Random(order["seed"])

@@ -7,6 +7,7 @@ import pytest
 
 from shardyard.log import absolute_url, is_shared, local_folder, log_exists, open_log
 from shardyard.model import InvalidValue
+from shardyard.model.url import parse_url
 
 
 def test_a_url_names_a_folder_that_other_processes_can_open_too(
@@ -42,3 +43,37 @@ def test_a_url_that_names_no_engine_is_refused_without_its_password(ask: object)
     with pytest.raises(InvalidValue, match="expected sqlite:///a/path") as refused:
         ask("redis://user:secret@host/0")
     assert "secret" not in str(refused.value)
+
+
+def test_a_database_on_a_server_is_shared_and_has_no_folder() -> None:
+    url = "postgresql://user:secret@host:5432/yard?sslmode=verify-full"
+    assert local_folder(url) is None
+    assert absolute_url(url) == url
+    assert is_shared(url)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://user:secret@host",
+        "postgresql://user:secret@host/",
+        "postgresql://user:secret@host:port/yard",
+        "postgresql://user:secret@host/a/b",
+        "postgresql://host?password=secret",
+    ],
+)
+def test_a_postgresql_url_names_a_database(url: str) -> None:
+    with pytest.raises(InvalidValue, match="postgresql://") as refused:
+        is_shared(url)
+    assert "secret" not in str(refused.value)
+
+
+def test_a_parsed_url_does_not_print_its_password() -> None:
+    for url in (
+        "postgresql://user:sec:ret@host/yard",
+        "postgresql://host/yard?user=me&password=secret&sslmode=require",
+    ):
+        parsed = parse_url("log", url)
+        assert parsed.dsn == url
+        assert "ret" not in f"{parsed} {parsed!r}"
+    assert str(parsed) == "postgresql://host/yard?user=me&password=***&sslmode=require"

@@ -89,8 +89,6 @@ class Cluster:
         async with self._session.request(method, url, data=data, headers=headers, params=params) as response:
             return Response(response.status, await response.read(), response.headers)
 
-    ask = request
-
     async def get(self, path: str, **query: Any) -> Any:
         response = await self.request("GET", path, **query)
         assert response.status == 200, response.body
@@ -140,7 +138,7 @@ class Cluster:
         return {index: row["owner"] for index, row in (await self.rows(group, topic)).items()}
 
     async def until(self, condition: Callable[[], Awaitable[object] | object]) -> None:
-        """Wait until the condition holds. It is polled, because no single event tells of it."""
+        """Wait until the condition holds. It is polled, because no single event signals it."""
         async with asyncio.timeout(TIMEOUT_SECONDS):
             while True:
                 found = condition()
@@ -254,9 +252,3 @@ def run(
             await scenario(cluster)
 
     asyncio.run(with_cluster())
-
-
-# Other names for the same, which some suites use.
-Yard = Cluster
-Told = Response
-tell = run

@@ -25,7 +25,8 @@ from shardyard.server import http
 from shardyard.server.app import serving
 from shardyard.wire.arrow import encode_arrow
 from shardyard.wire.media import ARROW, JSON, MAX_BODY_BYTES, MEDIA_TYPES, MSGPACK
-from tests.log.samples import move
+from tests.log.samples import at, end, move
+from tests.queues.engines import BROKERS
 from tests.queues.setup import Cluster, Handled, Response, run, running
 
 RECORDS = "/v1/topics/orders/records"
@@ -238,7 +239,7 @@ BAD: list[tuple[str, str, Any, dict[str, Any], int, str]] = [
 ]
 
 
-@pytest.mark.parametrize("engine", ["memory", "sparse", "sqlite"])
+@pytest.mark.parametrize("engine", BROKERS)
 def test_invalid_requests_get_a_code_and_a_message_and_change_nothing(engine: str, tmp_path: Path) -> None:
     async def scenario(cluster: Cluster) -> None:
         await cluster.topic()
@@ -257,7 +258,7 @@ def test_invalid_requests_get_a_code_and_a_message_and_change_nothing(engine: st
                 assert (response.status, response.code) == (status, code), what
                 assert await everything(cluster) == before, what
 
-    run(scenario, tmp_path if engine == "sqlite" else None)
+    run(scenario, tmp_path, engine=engine)
 
 
 def test_a_stale_owner_can_neither_commit_fail_nor_publish_and_nobody_commits_beyond_the_end() -> None:
@@ -369,14 +370,14 @@ def test_only_health_checks_work_without_the_token_and_a_topic_can_have_a_token_
 # Topics
 
 
-@pytest.mark.parametrize("engine", ["memory", "sparse", "sqlite"])
+@pytest.mark.parametrize("engine", BROKERS)
 def test_a_topic_is_created_described_expanded_configured_and_deleted(engine: str, tmp_path: Path) -> None:
     async def scenario(cluster: Cluster) -> None:
         await cluster.topic(partitions=2, retention_ms=60_000)
         await cluster.publish("a", "b", "c", partition=1)
         response = await cluster.get("/v1/topics/orders")
         assert (response["partitions"], response["receiving"], response["retention_ms"]) == (2, 2, 60_000)
-        assert response["spans"] == [{"first": 0, "end": 0}, {"first": 0, "end": 3}]
+        assert response["spans"] == [{"first": 0, "end": 0}, {"first": 0, "end": end(cluster.log, 3)}]
         assert "orders" in [topic["name"] for topic in await cluster.get("/v1/topics")]
         assert (await cluster.do("POST", "/v1/topics/orders/expand", {"partitions": 5}))["partitions"] == 5
         await cluster.publish("d", partition=4)
@@ -396,10 +397,10 @@ def test_a_topic_is_created_described_expanded_configured_and_deleted(engine: st
         assert (again["spans"], again["token"], again["records_per_second"]) == ([{"first": 0, "end": 0}], False, None)
         await cluster.publish("e")
 
-    run(scenario, tmp_path if engine == "sqlite" else None)
+    run(scenario, tmp_path, engine=engine)
 
 
-@pytest.mark.parametrize("engine", ["memory", "sparse", "sqlite"])
+@pytest.mark.parametrize("engine", BROKERS)
 def test_a_contracted_topic_takes_records_on_the_remaining_partitions_and_drains_the_others(
     engine: str, tmp_path: Path
 ) -> None:
@@ -427,10 +428,10 @@ def test_a_contracted_topic_takes_records_on_the_remaining_partitions_and_drains
                 await cluster.until_shared(1, 1)
         assert sorted(handled.values) == sorted([*sent, "last"])
 
-    run(scenario, tmp_path if engine == "sqlite" else None)
+    run(scenario, tmp_path, engine=engine)
 
 
-@pytest.mark.parametrize("engine", ["memory", "sparse", "sqlite"])
+@pytest.mark.parametrize("engine", BROKERS)
 def test_a_draining_partition_waits_for_a_group_that_is_offline(engine: str, tmp_path: Path) -> None:
     async def scenario(cluster: Cluster) -> None:
         await cluster.topic(partitions=2)
@@ -462,7 +463,7 @@ def test_a_draining_partition_waits_for_a_group_that_is_offline(engine: str, tmp
         (row,) = [row for row in await cluster.get("/v1/audit") if row["action"] == "partitions dropped"]
         assert (row["who"], row["subject"], row["detail"]) == ("broker", "orders", {"partitions": [2], "records": 2})
 
-    run(scenario, tmp_path if engine == "sqlite" else None)
+    run(scenario, tmp_path, engine=engine)
 
 
 def test_a_reset_to_the_end_lets_a_draining_partition_be_dropped() -> None:
@@ -693,7 +694,7 @@ def test_a_long_poll_for_changes_of_a_group_returns_at_once_when_it_changes() ->
 # Looking
 
 
-@pytest.mark.parametrize("engine", ["memory", "sparse", "sqlite"])
+@pytest.mark.parametrize("engine", BROKERS)
 def test_records_can_be_inspected_and_searched_without_being_a_member(engine: str, tmp_path: Path) -> None:
     async def scenario(cluster: Cluster) -> None:
         await cluster.topic(partitions=2)
@@ -717,10 +718,13 @@ def test_records_can_be_inspected_and_searched_without_being_a_member(engine: st
             for record in response["records"]
         ]
         assert shown == records
-        assert [(r["partition"], r["offset"]) for r in response["records"]] == [("orders/1", i) for i in range(3)]
-        assert (response["first"], response["end"]) == (0, 3)
+        places = [("orders/1", at(cluster.log, i)) for i in range(3)]
+        assert [(r["partition"], r["offset"]) for r in response["records"]] == places
+        assert (response["first"], response["end"]) == (0, end(cluster.log, 3))
         assert [r["id"] for r in (await cluster.get(RECORDS, partition=1, limit=2))["records"]] == ["r2", "r3"]
-        assert [r["id"] for r in (await cluster.get(RECORDS, partition=1, offset=1, limit=1))["records"]] == ["r2"]
+        assert [
+            r["id"] for r in (await cluster.get(RECORDS, partition=1, offset=at(cluster.log, 1), limit=1))["records"]
+        ] == ["r2"]
         assert (await cluster.get(RECORDS, partition=0))["records"] == []
 
         async def ids(**query: Any) -> list[str]:
@@ -733,9 +737,9 @@ def test_records_can_be_inspected_and_searched_without_being_a_member(engine: st
         assert await ids(trace="t1", limit=1) == ["r2"]
         assert await ids(trace="t1", partition=0) == []
         (found,) = await cluster.get("/v1/topics/orders/search", id="r3")
-        assert (found["partition"], found["offset"]) == ("orders/1", 2)
+        assert (found["partition"], found["offset"]) == places[2]
 
-    run(scenario, tmp_path if engine == "sqlite" else None)
+    run(scenario, tmp_path, engine=engine)
 
 
 def test_the_description_of_the_api_is_complete() -> None:

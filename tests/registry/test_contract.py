@@ -761,3 +761,15 @@ def test_a_refused_url_does_not_show_its_password() -> None:
         open_registry("oracle://ann:s3/cr@t@host/registry")
     assert "cr" not in str(refused.value)
     assert "oracle://***@host/registry" in str(refused.value)
+
+
+def test_scopes_are_those_that_have_settings(registry: Registry) -> None:
+    with transaction(registry) as tx:
+        assert tx.scopes() == []
+        for scope in ("topic/b", "topic/a", "group/x"):
+            tx.put_setting(scope, "one", 1)
+            tx.put_setting(scope, "two", 2)
+        tx.delete_setting("group/x", "one")
+        tx.delete_setting("group/x", "two")
+    with snapshot(registry) as read:
+        assert read.scopes() == ["topic/a", "topic/b"]

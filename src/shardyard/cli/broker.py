@@ -5,6 +5,7 @@ import os
 import socket
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -13,6 +14,7 @@ import typer
 from shardyard.cli.options import integer_option
 from shardyard.model import InvalidValue, ShardyardError
 from shardyard.model.extras import require
+from shardyard.model.url import parse_url
 
 LogUrl = Annotated[str, typer.Option("--log", help="Where records are stored.", metavar="URL")]
 RegistryUrl = Annotated[str, typer.Option("--registry", help="Where groups and settings are stored.", metavar="URL")]
@@ -71,7 +73,9 @@ async def _serve(
         ):
             address, bound_port = listener.getsockname()[:2]
             sys.stdout.write(f"listening on http://{f'[{address}]' if ':' in address else address}:{bound_port}\n")
-            sys.stderr.write(f"log {_absolute_url(log_url)}, registry {_absolute_url(registry_url)}\n")
+            sys.stderr.write(
+                f"log {_absolute_url('log', log_url)}, registry {_absolute_url('registry', registry_url)}\n"
+            )
             sys.stdout.flush()
             await server.serve([listener])
 
@@ -92,7 +96,8 @@ def _listening_socket(host: str, port: int, backlog: int) -> socket.socket:
         ) from None
 
 
-def _absolute_url(url: str) -> str:
-    """The URL with an absolute path, since the same relative one is another log in another working directory."""
-    scheme, slashes, path = url.partition(":///")
-    return f"{scheme}{slashes}{Path(path).absolute()}" if slashes else scheme
+def _absolute_url(what: str, url: str) -> str:
+    """The URL without a password and with an absolute path, since the same relative one is another log in another
+    working directory."""
+    engine = parse_url(what, url)
+    return str(replace(engine, path=str(Path(engine.path).absolute())) if engine.engine == "sqlite" else engine)

@@ -44,6 +44,8 @@ def open_log(
     """Open a log by its URL: `sqlite:///data/log` (a folder; four slashes for an absolute path) or `memory://`."""
     engine = parse_url("log", url)
     require("server", "open_log", "numpy", "pyarrow", "xxhash")
+    if engine.engine == "postgresql":
+        require("postgresql", "a log at postgresql://")
     if engine.engine == "memory":
         from shardyard.log.memory import MemoryLog  # noqa: PLC0415 only the engine that is used is loaded
 

@@ -16,9 +16,12 @@ def local_folder(url: str) -> Path | None:
 
 
 def log_exists(url: str) -> bool:
-    """Whether there is a log that opening this URL would open; if not, it would create one."""
-    folder = local_folder(url)
-    return folder is not None and (folder / FILE).is_file()
+    """Whether there may be a log that opening this URL would open. False: it would create one. A database on a server
+    is not asked."""
+    engine = parse_url("log", url)
+    if engine.engine == "sqlite":
+        return (Path(engine.path) / FILE).is_file()
+    return engine.engine == "postgresql"
 
 
 def is_shared(url: str) -> bool:

@@ -1,40 +1,71 @@
 """The URLs that choose an engine. They are parsed here, and nowhere else."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit
 
 from shardyard.model.errors import InvalidValue
 
 _SQLITE = "sqlite:///"
+_POSTGRESQL = ("postgresql://", "postgres://")
 _CREDENTIALS = re.compile(r"//.*@")
+_PASSWORD_OPTION = re.compile(r"((?:ssl)?password=)[^&]*")
+_EXPECTED = "sqlite:///a/path, sqlite:////an/absolute/path, postgresql://user:password@host:port/database or memory://"
 
 
 @dataclass(frozen=True, slots=True)
 class EngineUrl:
-    """A parsed URL: the engine, and where its data is."""
+    """A parsed URL: the engine, and where its data is. Printing it does not show a password."""
 
     engine: str
-    """`sqlite` or `memory`."""
+    """`sqlite`, `postgresql` or `memory`."""
     path: str = ""
     """Of the file or folder of `sqlite`: relative to the working directory unless it starts with a slash."""
+    dsn: str = field(default="", repr=False)
+    """The whole URL of `postgresql`, as its drivers take it, with the password."""
 
     def __str__(self) -> str:
-        """The URL."""
-        return f"{_SQLITE}{self.path}" if self.engine == "sqlite" else f"{self.engine}://"
+        """The URL, without a password."""
+        match self.engine:
+            case "sqlite":
+                return f"{_SQLITE}{self.path}"
+            case "postgresql":
+                return without_password(self.dsn)
+            case _:
+                return f"{self.engine}://"
 
 
 def parse_url(what: str, url: object) -> EngineUrl:
     """The engine that `url` names; `what` (`log`, `registry`) is what an error calls it.
 
-    `sqlite:///data/log` is relative to the working directory, `sqlite:////data/log` is absolute, `memory://` lasts as
+    `sqlite:///data/log` is relative to the working directory, `sqlite:////data/log` is absolute. The URL of a
+    `postgresql://` database may have the options that libpq knows, such as `?sslmode=verify-full`. `memory://` lasts as
     long as the object. `InvalidValue` for anything else; it does not show a password that the URL may contain.
     """
-    expected = "sqlite:///a/path, sqlite:////an/absolute/path or memory://"
     if not isinstance(url, str):
-        raise InvalidValue(f"{what} URL", url, f"a string: {expected}")
+        raise InvalidValue(f"{what} URL", url, f"a string: {_EXPECTED}")
     if url == "memory://":
         return EngineUrl("memory")
+    if url.startswith(_POSTGRESQL) and "\0" not in url:
+        return EngineUrl("postgresql", dsn=_checked_dsn(what, url))
     path = url.removeprefix(_SQLITE)
     if path == url or path in {"", ":memory:"} or "\0" in path:
-        raise InvalidValue(f"{what} URL", _CREDENTIALS.sub("//***@", url), expected)
+        raise InvalidValue(f"{what} URL", without_password(url), _EXPECTED)
     return EngineUrl("sqlite", path)
+
+
+def without_password(url: str) -> str:
+    """The URL with user and password replaced by `***`, for messages."""
+    return _PASSWORD_OPTION.sub(r"\1***", _CREDENTIALS.sub("//***@", url))
+
+
+def _checked_dsn(what: str, url: str) -> str:
+    try:
+        parts = urlsplit(url)
+        named = parts.path.strip("/")
+        _ = parts.port  # raises if it is not a number
+    except ValueError as error:
+        raise InvalidValue(f"{what} URL", without_password(url), _EXPECTED) from error
+    if not named or "/" in named:
+        raise InvalidValue(f"{what} URL", without_password(url), "the name of a database after the host: " + _EXPECTED)
+    return url

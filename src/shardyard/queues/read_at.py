@@ -1,5 +1,6 @@
-"""Reading single records by their offsets."""
+"""Reading single records by their offsets, and finding the newest ones."""
 
+from collections import deque
 from collections.abc import Collection, Iterator
 from dataclasses import replace
 
@@ -28,6 +29,20 @@ async def read_at(log: Log, partition: Partition, offsets: Collection[int], fenc
         async for batch in scan(log, partition, start, end, max_records=most, fence=fence):
             found |= _pick(batch, offsets)
     return found
+
+
+async def newest_offset(log: Log, partition: Partition, count: int) -> int:
+    """The offset from which on the newest `count` records are read; the first offset if there are no more than that."""
+    span = await log.span(partition)
+    width = count
+    while (start := span.end - width) > span.first:
+        newest: deque[int] = deque(maxlen=count)
+        async for batch in scan(log, partition, start, span.end):
+            newest.extend(batch.offsets())
+        if len(newest) == count:
+            return newest[0]
+        width *= 2  # the offsets have gaps
+    return span.first
 
 
 def _ranges(offsets: Collection[int]) -> Iterator[tuple[int, int]]:

@@ -3,6 +3,8 @@
 Importing this package loads no engine: `open_registry` loads the one that the URL names.
 """
 
+from pathlib import Path
+
 from shardyard.model.extras import require
 from shardyard.model.url import parse_url
 from shardyard.registry.batcher import TransactionBatcher
@@ -33,9 +35,19 @@ __all__ = [
     "Transaction",
     "TransactionBatcher",
     "open_registry",
+    "registry_exists",
 ]
 
 _SYSTEM_CLOCK = SystemClock()
+
+
+def registry_exists(url: str) -> bool:
+    """Whether there may be a registry that opening this URL would open. False: it would create one. A database on a
+    server is not asked."""
+    parsed = parse_url("registry", url)
+    if parsed.engine == "sqlite":
+        return Path(parsed.path).is_file()
+    return parsed.engine == "postgresql"
 
 
 def open_registry(url: str, *, clock: Clock = _SYSTEM_CLOCK) -> Registry:
@@ -46,6 +58,8 @@ def open_registry(url: str, *, clock: Clock = _SYSTEM_CLOCK) -> Registry:
     """
     parsed = parse_url("registry", url)
     require("server", "open_registry", "sqlalchemy")
+    if parsed.engine == "postgresql":
+        require("postgresql", "a registry at postgresql://")
     if parsed.engine == "memory":
         from shardyard.registry.memory import MemoryRegistry  # noqa: PLC0415 only the engine that is used is loaded
 

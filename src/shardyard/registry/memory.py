@@ -180,6 +180,9 @@ class MemorySnapshot:
         rows = (self.setting(scope, name) for name in sorted(self._state.settings.rows.get(scope, _NO_SETTINGS).rows))
         return [row for row in rows if row is not None]
 
+    def scopes(self) -> list[str]:
+        return [scope for scope in sorted(self._state.settings.rows) if self.settings(scope)]
+
     def audit_log(self, limit: int = 100, before: int | None = None) -> list[AuditRow]:
         log, end = self._state.audit, self._state.audit_length
         if before is not None:

@@ -174,6 +174,10 @@ class Snapshot(Protocol):
         """The settings of a scope, ordered by name."""
         ...
 
+    def scopes(self) -> list[str]:
+        """The scopes that have settings, in order."""
+        ...
+
     def audit_log(self, limit: int = 100, before: int | None = None) -> list[AuditRow]:
         """Up to `limit` entries, newest first. `before`: only entries with a lower number, for paging."""
         ...

@@ -79,6 +79,7 @@ _PUT_LEASE = _put(LEASES)
 
 _SETTING = select(SETTINGS).where(_its(SETTINGS, "scope", "name"))
 _SETTINGS_IN = select(SETTINGS).where(_its(SETTINGS, "scope") & SETTINGS.c.value.is_not(None)).order_by(SETTINGS.c.name)
+_SCOPES = select(SETTINGS.c.scope).where(SETTINGS.c.value.is_not(None)).distinct().order_by(SETTINGS.c.scope)
 _PUT_SETTING = _put(SETTINGS)
 _DELETE_SETTING = update(SETTINGS).where(_its(SETTINGS, "scope", "name")).values(value=None)
 
@@ -137,6 +138,9 @@ class SqlSnapshot:
 
     def settings(self, scope: str) -> list[SettingRow]:
         return [_setting(row) for row in self._execute(_SETTINGS_IN, {"its_scope": scope})]
+
+    def scopes(self) -> list[str]:
+        return [scope for (scope,) in self._execute(_SCOPES)]
 
     def audit_log(self, limit: int = 100, before: int | None = None) -> list[AuditRow]:
         page = {

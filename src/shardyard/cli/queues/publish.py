@@ -199,13 +199,13 @@ class _Publisher:
 
     def _add_stored(self, stored: list[Appended]) -> None:
         for part in stored:
-            index, first, last = part.partition.index, part.first.offset, part.first.offset + part.count - 1
-            row = self._rows.setdefault(index, {"partition": index, "records": 0, "first": first, "last": last})
+            index, first = part.partition.index, part.first.offset
+            row = self._rows.setdefault(index, {"partition": index, "records": 0, "first": first})
             row["records"] += part.count
-            row["first"], row["last"] = min(row["first"], first), max(row["last"], last)
+            row["first"] = min(row["first"], first)
 
     def rows(self) -> list[dict[str, int]]:
-        """The number of records that each partition got, with their first and last offset."""
+        """The number of records that each partition got, with the offset of the first one."""
         return [self._rows[index] for index in sorted(self._rows)]
 
 

@@ -8,11 +8,10 @@ import logging
 import sqlite3
 from collections.abc import Callable
 
-import pyarrow as pa
-
+from shardyard.log import merging
 from shardyard.log.sqlite import store
+from shardyard.log.stored_batches import LoadedBatch, decode
 from shardyard.model import Damaged, Partition, PartitionOutOfRange, Retention, UnknownTopic
-from shardyard.model.limits import Limits
 
 _log = logging.getLogger(__name__)
 
@@ -21,10 +20,6 @@ Step = Callable[[sqlite3.Connection, int], bool]
 
 CLEAR_BATCHES = 256
 """Batches deleted in one step."""
-MERGE_BYTES = 256 * 1024
-"""Batches smaller than half of this are merged, up to about this size."""
-MERGE_BATCHES = 64
-"""How many small batches at the end of a partition it takes to merge them; fewer wait for more."""
 VACUUM_PAGES = 512
 """The number of free pages from which on the file is shrunk, and by which it is in one step."""
 PARTITIONS_A_STEP = 200
@@ -153,65 +148,39 @@ def merger() -> Step:
 
 def merge(db: sqlite3.Connection, ends: dict[int, int]) -> bool:
     """Merge one run of small neighbours below the `ends` of their partitions into one batch."""
-    for partition, merged in db.execute('SELECT id, merged FROM partitions WHERE merged < "end"').fetchall():
+    for partition, merged_to in db.execute('SELECT id, merged FROM partitions WHERE merged < "end"').fetchall():
         rows = db.execute(
             "SELECT id, first, count, bytes FROM batches WHERE partition = ? AND first >= ? AND first < ?"
             " ORDER BY first LIMIT ?",
-            (partition, merged, ends.get(partition, 0), MERGE_BATCHES + 1),
+            (partition, merged_to, ends.get(partition, 0), merging.MERGE_BATCHES + 1),
         ).fetchall()
-        run, done, closed = _next_run(rows)
-        if done > merged:
-            db.execute("UPDATE partitions SET merged = ? WHERE id = ?", (done, partition))
-        if len(run) > 1 and (closed or len(run) >= MERGE_BATCHES):
+        run = merging.next_run([merging.StoredSize(*row) for row in rows])
+        if run.done > merged_to:
+            db.execute("UPDATE partitions SET merged = ? WHERE id = ?", (run.done, partition))
+        if run.is_due:
             try:
-                _merge_run(db, partition, run)
+                _merge_run(db, partition, run.ids)
             except Damaged as error:  # it is left for inspection, and must not block the others
                 _log.warning("merging will be retried: %s", error)
                 ends[partition] = 0
                 continue
             return True
-        if done > merged and len(rows) > MERGE_BATCHES:  # nothing to merge in these, but there are more
+        if run.done > merged_to and len(rows) > merging.MERGE_BATCHES:  # nothing to merge in these, but there are more
             return True
     return False
 
 
-def _next_run(rows: list[tuple[int, int, int, int]]) -> tuple[list[int], int, bool]:
-    """The ids of the first run of small batches, the offset below which all is merged, and whether the run is complete:
-    no later batch can join it."""
-    run: list[int] = []
-    size = records = done = 0
-    limits = Limits()
-    for batch, first, count, stored in rows:
-        small = stored < MERGE_BYTES // 2
-        fits = size + stored <= MERGE_BYTES and records + count <= limits.batch_records
-        if run and not (small and fits):
-            if len(run) > 1:
-                return run, done, True
-            run, size, records, done = [], 0, 0, first  # a single small one between large ones stays as it is
-        if small:
-            run.append(batch)
-            size, records = size + stored, records + count
-        else:
-            done = first + count
-    return run, done, False
-
-
-def _merge_run(db: sqlite3.Connection, partition: int, run: list[int]) -> None:
-    parts: list[pa.RecordBatch] = []
+def _merge_run(db: sqlite3.Connection, partition: int, ids: list[int]) -> None:
     where = f"partition {partition}"
-    start = end = None
-    for batch in run:
+    parts: list[LoadedBatch] = []
+    for batch in ids:
         first, count, checksum, stored = db.execute(
             "SELECT first, count, checksum, data FROM batches WHERE id = ?", (batch,)
         ).fetchone()
-        if end not in {None, first}:  # merged, the records behind the gap would get wrong offsets
-            raise Damaged(where, f"offsets {end} to {first - 1} are missing")
-        parts.append(store.load(stored, checksum, partition, first, count, where))
-        start = first if start is None else start
-        end = first + count
-    if start is not None:
-        db.executemany("DELETE FROM batches WHERE id = ?", [(batch,) for batch in run])
-        store.put_batch(db, partition, start, pa.concat_batches(parts))
+        parts.append(decode(stored, checksum, partition, first, count, where))
+    data = merging.merged(parts, where)
+    db.executemany("DELETE FROM batches WHERE id = ?", [(batch,) for batch in ids])
+    store.put_batch(db, partition, parts[0].first, data)
 
 
 def free_space(db: sqlite3.Connection, _: int) -> bool:

@@ -5,10 +5,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
-import pyarrow.compute as pc
-import xxhash
 
 from shardyard.log import rules
+from shardyard.log.stored_batches import LoadedBatch, Read, decode, encode, first_since
 from shardyard.model import (
     SEQUENCE_WINDOW,
     Damaged,
@@ -27,7 +26,7 @@ from shardyard.model import (
     TopicKind,
     UnknownTopic,
 )
-from shardyard.model.batch import SCHEMA, Batch, cut
+from shardyard.model.batch import Batch
 
 Connection = sqlite3.Connection
 
@@ -293,32 +292,16 @@ def put_stamp(db: Connection, partition_id: int, stamp: Stamp, first: int, count
 
 
 def put_batch(db: Connection, partition_id: int, first: int, data: pa.RecordBatch) -> None:
-    stored = data.serialize()
-    latest = int(data["timestamp"].to_numpy().max())  # for a few records five times as fast as Arrow's own
-    row = (partition_id, first, len(data), latest, stored.size, _checksum(stored, partition_id, first), stored)
+    batch = encode(partition_id, first, data)
     db.execute(
-        "INSERT INTO batches (partition, first, count, latest, bytes, checksum, data) VALUES (?, ?, ?, ?, ?, ?, ?)", row
+        "INSERT INTO batches (partition, first, count, latest, bytes, checksum, data) VALUES (?, ?, ?, ?, ?, ?, ?)",
+        (partition_id, first, batch.count, batch.latest, batch.data.size, batch.checksum, batch.data),
     )
 
 
 def set_ends(db: Connection, ends: list[tuple[int, int]]) -> None:
     """`ends`: pairs of an end and a partition id."""
     db.executemany('UPDATE partitions SET "end" = ? WHERE id = ?', ends)
-
-
-def load(stored: bytes, checksum: int, partition_id: int, first: int, count: int, where: str) -> pa.RecordBatch:
-    """Decode a stored batch; `Damaged` if it is not what was stored."""
-    if _checksum(stored, partition_id, first) != checksum:
-        raise Damaged(where, f"the batch at offset {first} fails its checksum")
-    data = pa.ipc.read_record_batch(pa.py_buffer(stored), SCHEMA)
-    if len(data) != count:
-        raise Damaged(where, f"the batch at offset {first} has {len(data)} records instead of {count}")
-    return data
-
-
-def _checksum(stored: pa.Buffer | bytes, partition_id: int, first: int) -> int:
-    """A signed integer, as SQLite stores it. It covers partition and offset, so a misplaced batch fails too."""
-    return xxhash.xxh3_64_intdigest(stored, seed=(partition_id << 44 ^ first) % 2**64) - 2**63
 
 
 def span(db: Connection, partition: Partition) -> Span:
@@ -330,28 +313,17 @@ def read(
     db: Connection, partition: Partition, offset: int, epoch: int | None, max_records: int, max_bytes: int
 ) -> tuple[Found, Batch]:
     found = find(db, partition)
-    rules.check_offset(partition, Span(found.epoch, found.first, found.end), offset, epoch)
-    chunks: list[pa.RecordBatch] = []
-    count = size = 0
-    at = offset
-    for first, data, stored in _batches_from(db, partition, found, offset):
-        if first > at:
-            raise Damaged(str(partition), f"offsets {at} to {first - 1} are missing")
-        part = cut(data, stored, at - first, max_records - count, max_bytes - size, at_least=0 if chunks else 1)
-        if len(part):
-            chunks.append(part)
-        count, size, at = count + len(part), size + stored * len(part) // len(data), at + len(part)
-        if at < first + len(data) or count == max_records or size >= max_bytes:
+    span = Span(found.epoch, found.first, found.end)
+    rules.check_offset(partition, span, offset, epoch)
+    wanted = Read(partition, span, offset, max_records, max_bytes)
+    for batch in _batches_from(db, partition, found, offset):
+        if not wanted.add(batch):
             break
-    if at == offset and offset < found.end:
-        raise Damaged(str(partition), f"offset {offset} is missing")
-    return found, Batch(partition, found.epoch, offset, pa.Table.from_batches(chunks, SCHEMA))
+    return found, wanted.result()
 
 
-def _batches_from(
-    db: Connection, partition: Partition, found: Found, offset: int
-) -> Iterator[tuple[int, pa.RecordBatch, int]]:
-    """The batches that reach beyond `offset`, each with its first offset and its stored bytes."""
+def _batches_from(db: Connection, partition: Partition, found: Found, offset: int) -> Iterator[LoadedBatch]:
+    """The batches that reach beyond `offset`."""
     rows = db.execute(
         "SELECT first, count, checksum, data FROM batches WHERE partition = ?1 AND first >="
         " (SELECT max(first) FROM batches WHERE partition = ?1 AND first <= ?2) ORDER BY first",
@@ -359,30 +331,19 @@ def _batches_from(
     )
     for first, count, checksum, stored in rows:
         if first + count > offset:
-            yield first, load(stored, checksum, found.id, first, count, str(partition)), len(stored)
+            yield decode(stored, checksum, found.id, first, count, str(partition))
 
 
 def offset_at(db: Connection, partition: Partition, timestamp: int) -> int:
     found = find(db, partition)
-    rows = db.execute(
+    row = db.execute(
         "SELECT first FROM batches WHERE partition = ? AND first + count > ? AND latest >= ? ORDER BY first LIMIT 1",
         (found.id, found.first, timestamp),
-    )
-    for (first,) in rows:
-        start, data, _ = next(_batches_from(db, partition, found, first))
-        late = pc.indices_nonzero(pc.greater_equal(data["timestamp"], timestamp)).to_pylist()
-        reached = [start + i for i in late if start + i >= found.first]
-        # A batch that was trimmed in its middle may have its late records below the first offset.
-        return reached[0] if reached else offset_after(db, partition, found, start + len(data), timestamp)
-    return found.end
-
-
-def offset_after(db: Connection, partition: Partition, found: Found, offset: int, timestamp: int) -> int:
-    """The same as `offset_at`, searching from `offset` on, where a batch begins."""
-    for start, data, _ in _batches_from(db, partition, found, offset) if offset < found.end else ():
-        late = pc.indices_nonzero(pc.greater_equal(data["timestamp"], timestamp))
-        if len(late):
-            return int(start + late[0].as_py())
+    ).fetchone()
+    # A batch that was trimmed in its middle may have its late records below the first offset: then a later one has it.
+    for batch in _batches_from(db, partition, found, row[0]) if row else ():
+        if (offset := first_since(batch, timestamp, found.first)) is not None:
+            return offset
     return found.end
 
 

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -41,7 +40,7 @@ from shardyard.pipeline.source.columns import from_spark, offsets_of
 from shardyard.pipeline.source.options import absolute
 from shardyard.pipeline.source.staging import Manifest, PartitionIndexes, Staging, commit, staging_folder
 from shardyard.pipeline.spark_errors import translate_spark_errors
-from shardyard.registry import open_registry
+from shardyard.registry import open_registry, registry_exists
 
 SWITCH_BELOW = 20_000
 """The topic is sealed when at most this many records are left. Producers wait while these are copied."""
@@ -99,9 +98,9 @@ def reshard(
 
 def check_registry(url: str) -> None:
     """Raise `InvalidValue` if the registry does not exist: a new, empty one would have no groups to translate."""
-    engine = parse_url("registry", url)
-    if engine.engine != "sqlite" or not Path(engine.path).is_file():
-        raise InvalidValue("registry", url, "one that exists, sqlite:///FILE; without groups, none (--no-groups)")
+    if not registry_exists(url):
+        shown = str(parse_url("registry", url))
+        raise InvalidValue("registry", shown, "one that exists, sqlite:///FILE; without groups, none (--no-groups)")
 
 
 class _Reshard:

@@ -7,6 +7,7 @@ from fastapi import APIRouter, Query, Request, Response
 from shardyard.groups.fence import ownership_fence
 from shardyard.model import Fence, InvalidValue, Partition, Stamp
 from shardyard.queues.broker import Broker
+from shardyard.queues.read_at import newest_offset
 from shardyard.queues.search import search
 from shardyard.runtime.clock import now_ms
 from shardyard.runtime.metrics import PUBLISHED_BYTES, PUBLISHED_RECORDS
@@ -80,9 +81,8 @@ async def inspect(
 ) -> Response:
     """Read records of a partition from an offset on (by default the newest), without being a member of a group."""
     where = Partition(topic, partition)
-    span = await broker.log.span(where)
     if offset is None:
-        offset = max(span.first, span.end - limit)
+        offset = await newest_offset(broker.log, where, limit)
     batch = await broker.log.read(where, offset, max_records=limit)
     return Response(encode_batch(batch, JSON), media_type=JSON)
 

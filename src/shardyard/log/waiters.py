@@ -1,0 +1,63 @@
+"""The readers of this process that wait for a partition to grow."""
+
+import asyncio
+import threading
+from collections import defaultdict
+
+GONE = 2**63
+"""An end beyond every offset: readers that wait for a partition that is gone are woken, and find that out."""
+
+
+class Waiters:
+    """Futures of readers, by partition id and offset. Readers wait in any event loop; wakes come from any thread."""
+
+    def __init__(self) -> None:
+        self._waiters: defaultdict[int, set[tuple[int, asyncio.Future[None]]]] = defaultdict(set)
+        self._lock = threading.Lock()
+
+    def __bool__(self) -> bool:
+        return bool(self._waiters)
+
+    def awaited(self) -> list[int]:
+        """The ids of the partitions for which readers wait."""
+        with self._lock:
+            return list(self._waiters)
+
+    def wait_for(self, partition_id: int, offset: int) -> "asyncio.Future[None]":
+        """A future that is done once `notify` gets an end above `offset`. The caller cancels it when it no longer
+        waits, and has to see for itself whether the record was there before."""
+        arrived: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        waiter = (offset, arrived)
+        arrived.add_done_callback(lambda _: self._forget(partition_id, waiter))
+        with self._lock:
+            self._waiters[partition_id].add(waiter)
+        return arrived
+
+    def notify(self, ends: dict[int, int]) -> None:
+        """Wake the readers that wait for offsets below these ends, by partition id."""
+        with self._lock:
+            arrived = [
+                future
+                for partition_id, end in ends.items()
+                for offset, future in self._waiters.get(partition_id, ())
+                if offset < end
+            ]
+        for future in arrived:
+            loop = future.get_loop()
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(_settle, future)
+
+    def notify_all(self) -> None:
+        """Wake all readers, such as when the log is closed: they will find that out."""
+        self.notify(dict.fromkeys(self.awaited(), GONE))
+
+    def _forget(self, partition_id: int, waiter: tuple[int, "asyncio.Future[None]"]) -> None:
+        with self._lock:
+            self._waiters[partition_id].discard(waiter)
+            if not self._waiters[partition_id]:
+                del self._waiters[partition_id]
+
+
+def _settle(future: "asyncio.Future[None]") -> None:
+    if not future.done():
+        future.set_result(None)

@@ -1,0 +1,263 @@
+"""Copying topics, positions and settings to another log and registry."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from shardyard.groups import GroupConfig, configure, copy
+from shardyard.log import Log
+from shardyard.log.copy import Checkpoint, LogCopy
+from shardyard.log.memory import MemoryLog
+from shardyard.log.sqlite import SqliteLog
+from shardyard.model import (
+    Conflict,
+    Damaged,
+    GroupInUse,
+    Partition,
+    Position,
+    Record,
+    Retention,
+    TopicExists,
+    TopicKind,
+    Unsupported,
+)
+from shardyard.registry import OwnershipRow, Registry, open_registry
+from tests.groups.test_reader import take
+from tests.log.sparse import SparseLog
+from tests.registry.blocks import snapshot, transaction
+
+P0, P1 = Partition("orders", 0), Partition("orders", 1)
+
+
+class Yard:
+    """A source with some topics and groups, and an empty target."""
+
+    def __init__(self, source: Log, target: Log, old: Registry, new: Registry) -> None:
+        self.source, self.target, self.old, self.new = source, target, old, new
+
+    async def work(self) -> LogCopy:
+        with snapshot(self.new) as tx:
+            checkpoints = copy.load_checkpoints(tx)
+        return LogCopy(self.source, self.target, checkpoints, self.store)
+
+    async def store(self, partition: Partition, at: Checkpoint) -> None:
+        with transaction(self.new) as tx:
+            copy.store_checkpoint(tx, partition, at)
+
+    async def copy_all(self) -> dict[str, int]:
+        """Returns how many records of each topic were copied."""
+        work = await self.work()
+        topics = await self.source.topics()
+        await work.create(topics)
+        copied = {topic.name: await work.copy(topic) for topic in topics}
+        for topic in topics:
+            await work.compare(topic)
+        await work.finish(topics)
+        with snapshot(self.old) as tx:
+            kept = copy.contents(tx)
+        with transaction(self.new) as tx:
+            copy.put_contents(tx, kept, work.checkpoints, "ann")
+        return copied
+
+    async def ids(self, log: Log, partition: Partition) -> list[str]:
+        span = await log.span(partition)
+        return [record.id for record in (await log.read(partition, span.first)).records()]
+
+
+Story = Callable[[Yard], Coroutine[Any, Any, None]]
+
+
+@asynccontextmanager
+async def a_yard(kind: str, folder: Path) -> AsyncIterator[Yard]:
+    target = MemoryLog() if kind == "memory" else SqliteLog(folder / "new")
+    url = "memory://" if kind == "memory" else f"sqlite:///{folder}/new.db"
+    with open_registry(f"sqlite:///{folder}/old.db") as old, open_registry(url) as new:
+        async with SqliteLog(folder / "old") as source, target:
+            await source.create_topic("orders", 2, retention=Retention(age_ms=10**15), partitioner="jump")
+            yield Yard(source, target, old, new)
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def on(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Story], None]:
+    """Run a coroutine on a target engine."""
+
+    def run(story: Story) -> None:
+        async def whole() -> None:
+            async with a_yard(request.param, tmp_path) as yard:
+                await story(yard)
+
+        asyncio.run(whole())
+
+    return run
+
+
+def records(*ids: str) -> list[Record]:
+    return [Record(i, i.encode(), b"value of " + i.encode(), (("tag", b"x"),), 1_000) for i in ids]
+
+
+def test_a_copy_has_the_same_records_topics_settings_and_positions(on: Callable[[Story], None]) -> None:
+    async def story(yard: Yard) -> None:
+        await yard.source.append(P0, records("a", "b", "c", "d"))
+        await yard.source.append(P1, records("x"))
+        await yard.source.trim(P0, 1)
+        await yard.source.create_topic("failed", 1, kind=TopicKind.RETRY)
+        epoch = (await yard.source.topic("orders")).epoch
+        with transaction(yard.old) as tx:
+            configure(tx, "billing", GroupConfig("even", max_active=3), who="ann")
+            tx.put_ownerships(
+                [
+                    OwnershipRow("billing", P0, committed=Position(epoch, 3)),
+                    OwnershipRow("billing", P1, committed=Position(epoch - 1, 1)),
+                ]
+            )
+            tx.put_setting("topic/orders", "quota", {"per_second": 5})
+            tx.put_setting("group/billing", "tags", ["x"])
+            tx.put_setting("group/gone", "tags", 1)
+            tx.delete_setting("group/gone", "tags")
+
+        assert await yard.copy_all() == {"orders": 4, "failed": 0}
+
+        made = await yard.target.topic("orders")
+        assert (made.partitions, made.partitioner, made.hash) == (2, "jump", "xxh64")
+        assert made.retention == Retention(age_ms=10**15)
+        assert (await yard.target.topic("failed")).kind is TopicKind.RETRY
+        assert await yard.ids(yard.target, P0) == ["b", "c", "d"]
+        assert (await yard.target.read(P0, 0)).data.equals((await yard.source.read(P0, 1)).data)
+        assert await yard.ids(yard.target, P1) == ["x"]
+        with snapshot(yard.new) as tx:
+            group = tx.group("billing")
+            assert group is not None
+            assert (group.assignor, group.max_active) == ("even", 3)
+            # c was next. The position on P1 is one of an earlier topic of that name.
+            assert {row.partition: row.committed for row in tx.ownerships("billing")} == {P0: Position(made.epoch, 2)}
+            assert tx.setting("topic/orders", "quota").value == {"per_second": 5}  # type: ignore[union-attr]
+            assert tx.setting("group/billing", "tags").value == ["x"]  # type: ignore[union-attr]
+            assert tx.scopes() == ["copy", "group/billing", "topic/orders"]
+            assert tx.audit_log(1)[0].action == "registry copied"
+
+    on(story)
+
+
+def test_a_second_run_copies_what_came_since_and_moves_positions_on(on: Callable[[Story], None]) -> None:
+    async def story(yard: Yard) -> None:
+        await yard.source.append(P0, records("a", "b"))
+        assert await yard.copy_all() == {"orders": 2}
+        await yard.source.append(P0, records("c"))
+        await yard.source.create_topic("later", 1)
+        epoch = (await yard.source.topic("orders")).epoch
+        with transaction(yard.old) as tx:
+            configure(tx, "billing", GroupConfig(), who="ann")
+            tx.put_ownerships([OwnershipRow("billing", P0, committed=Position(epoch, 3))])
+        assert await yard.copy_all() == {"orders": 1, "later": 0}
+        assert await yard.copy_all() == {"orders": 0, "later": 0}
+        assert await yard.ids(yard.target, P0) == ["a", "b", "c"]
+        with snapshot(yard.new) as tx:
+            assert [row.committed.offset for row in tx.ownerships("billing") if row.committed] == [3]
+
+    on(story)
+
+
+def test_a_copy_that_was_killed_between_append_and_checkpoint_repeats_nothing(on: Callable[[Story], None]) -> None:
+    async def story(yard: Yard) -> None:
+        await yard.source.append(P0, records("a", "b", "c"))
+        work = await yard.work()
+        topics = await yard.source.topics()
+        await work.create(topics)
+        await yard.target.append(P0, records("a", "b"))  # what the killed one had appended
+        assert await yard.copy_all() == {"orders": 1}
+        assert await yard.ids(yard.target, P0) == ["a", "b", "c"]
+
+    on(story)
+
+
+def test_a_copy_continues_after_the_source_was_trimmed_and_keeps_draining_partitions_and_successors(
+    on: Callable[[Story], None],
+) -> None:
+    async def story(yard: Yard) -> None:
+        await yard.source.append(P0, records("a", "b"))
+        await yard.copy_all()
+        await yard.source.append(P0, records("c", "d", "e"))
+        await yard.source.trim(P0, 3)
+        await yard.source.contract_topic("orders", 1)
+        await yard.source.create_topic("old", 1)
+        sealed = await yard.source.seal_topic("old", "ann")
+        await yard.source.move_topic("old", "orders", holder="ann", generation=sealed.generation)
+        assert (await yard.copy_all())["orders"] == 2
+        assert await yard.ids(yard.target, P0) == ["a", "b", "d", "e"]
+        assert (await yard.target.topic("orders")).open_partitions == 1
+        assert (await yard.target.topic("old")).successor == "orders"
+        assert await yard.copy_all() == {"old": 0, "orders": 0}
+        assert (await yard.target.topic("orders")).open_partitions == 1
+
+    on(story)
+
+
+def test_a_target_that_others_use_is_left_as_it_is(on: Callable[[Story], None]) -> None:
+    async def story(yard: Yard) -> None:
+        await yard.source.create_topic("bills", 1)
+        await yard.target.create_topic("orders", 2)
+        with pytest.raises(TopicExists):
+            await yard.copy_all()
+        assert [topic.name for topic in await yard.target.topics()] == ["orders"], "nothing was created"
+        await yard.target.delete_topic("orders")
+        await yard.source.append(P0, records("a"))
+        await yard.copy_all()
+        await yard.target.append(P0, records("of a producer"))
+        with pytest.raises(Conflict, match="orders/0 of the target has records that this copy did not append"):
+            await yard.copy_all()
+        await yard.target.delete_topic("orders")
+        await yard.target.create_topic("orders", 2, partitioner="jump")
+        with pytest.raises(TopicExists):
+            await yard.copy_all()
+
+    on(story)
+
+
+def test_a_group_that_has_members_in_the_target_keeps_its_positions(on: Callable[[Story], None]) -> None:
+    async def story(yard: Yard) -> None:
+        from shardyard.groups import Node, Reader  # noqa: PLC0415 the only test that needs them
+
+        await yard.source.append(P0, records("a"))
+        with transaction(yard.old) as tx:
+            configure(tx, "billing", GroupConfig(), who="ann")
+        await yard.copy_all()
+        async with Node(yard.target, yard.new) as node, Reader("billing", ["orders"], node=node, name="m") as member:
+            (batch,) = await take(member, 1)
+            await batch.commit()
+            with pytest.raises(GroupInUse):
+                await yard.copy_all()
+
+    on(story)
+
+
+def test_a_record_that_differs_is_found(on: Callable[[Story], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story(yard: Yard) -> None:
+        await yard.source.append(P0, records("a", "b"))
+        append = yard.target.append
+
+        async def damaged(partition: Partition, data: pa.RecordBatch, **options: Any) -> Any:
+            values = pa.array([b"something else"] * len(data), pa.binary())
+            return await append(partition, data.set_column(2, data.schema.field(2), values), **options)
+
+        monkeypatch.setattr(yard.target, "append", damaged)
+        with pytest.raises(Damaged, match="orders/0 is damaged: the copy differs from the source"):
+            await yard.copy_all()
+
+    on(story)
+
+
+def test_logs_with_gaps_between_offsets_cannot_be_copied() -> None:
+    async def story() -> None:
+        async def store(_partition: Partition, _at: Checkpoint) -> None:
+            pytest.fail("nothing is copied")
+
+        async with SparseLog() as source, MemoryLog() as target:
+            with pytest.raises(Unsupported):
+                LogCopy(source, target, {}, store)
+
+    asyncio.run(story())
