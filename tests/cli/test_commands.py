@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+import shardyard.cli as shardyard_cli
 from tests.cli.invocation import invoke
 
 
@@ -141,6 +142,12 @@ def test_help_has_examples(command: str) -> None:
     run = shardyard(command, "--help")
     assert run.returncode == 0
     assert f"shardyard {command} " in run.stdout
+
+
+def test_the_command_can_be_run_as_a_file_as_spark_submit_does(tmp_path: Path) -> None:
+    command = [sys.executable, shardyard_cli.__path__[0] + "/__main__.py", "place", "ch_general", "--partitions", "12"]
+    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (run.returncode, run.stderr) == (0, "")
 
 
 @pytest.mark.timeout(300)

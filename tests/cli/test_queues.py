@@ -171,7 +171,7 @@ def test_a_subscribed_topic_is_deleted_only_with_force(shell: Shell, topic: str,
 def test_publishers_must_send_the_token_of_a_topic(shell: Shell, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert shell.json("topics", "set", topic, "token=-", stdin=b"open-sesame\n")["token"] is True
     assert shell.run("publish", topic, "a") == (1, "")
-    assert f"topic '{topic}' asks for a token" in shell.err
+    assert f"topic '{topic}' requires a token" in shell.err
     monkeypatch.setenv("SHARDYARD_TOKEN", "open-sesame")
     assert shell.json("publish", topic, "a")["records"] == 1
     assert "open-sesame" not in shell("audit-log")

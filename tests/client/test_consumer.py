@@ -21,7 +21,7 @@ from shardyard.model import InvalidCall, InvalidValue, Partition, Record, Unknow
 from shardyard.runtime.clock import ManualClock
 from tests.client.test_producer import dead_address
 from tests.queues.engines import BROKERS
-from tests.queues.setup import Cluster, Handled, run, running
+from tests.queues.setup import TIMEOUT_SECONDS, Cluster, Handled, run, running
 
 RECORDS = "/v1/topics/orders/records"
 
@@ -70,7 +70,7 @@ def test_only_the_done_prefix_of_a_batch_is_committed_and_the_rest_is_redelivere
         async with first:
             work = asyncio.create_task(first.run(handle))
             await cluster.until(lambda: len(done) == 9)
-            work.cancel()  # what is done is committed when it is told to stop
+            work.cancel()  # what is done is committed when it is stopped
             await asyncio.gather(work, return_exceptions=True)
             assert (await cluster.rows())[0]["committed"] == 4
         handled = Handled()
@@ -468,7 +468,7 @@ def test_a_consumer_that_cannot_leave_warns_when_its_partitions_get_other_owners
 ) -> None:
     async def scenario(cluster: Cluster) -> None:
         await cluster.topic(partitions=1)
-        async with cluster.consumer("m1", session_timeout=3.0, patience=0.2):
+        async with cluster.consumer("m1", session_timeout=3.0, retry_seconds=0.2):
             cluster.stop(0)
             await cluster.until(lambda: not _listens(cluster.urls[0]))
 
@@ -498,6 +498,11 @@ def test_slots_keep_their_limit_when_waits_are_cancelled_and_the_limit_changes()
                 await leave.wait()
             inside.remove(name)
 
+        async def until_inside(*names: str) -> None:
+            async with asyncio.timeout(TIMEOUT_SECONDS):
+                while inside != list(names):  # noqa: ASYNC110 checked in every iteration of the loop
+                    await asyncio.sleep(0)
+
         events = {name: asyncio.Event() for name in "abcd"}
         tasks = {name: asyncio.create_task(take(name, event)) for name, event in events.items()}
         await asyncio.sleep(0)
@@ -505,11 +510,9 @@ def test_slots_keep_their_limit_when_waits_are_cancelled_and_the_limit_changes()
         tasks["b"].cancel()
         events["a"].set()
         await asyncio.wait({tasks["a"], tasks["b"]})
-        await asyncio.sleep(0.01)
-        assert inside == ["c"]
+        await until_inside("c")
         slots.set(2)
-        await asyncio.sleep(0.01)
-        assert inside == ["c", "d"]
+        await until_inside("c", "d")
         for event in events.values():
             event.set()
         await asyncio.gather(*tasks.values(), return_exceptions=True)

@@ -118,14 +118,14 @@ def test_closing_sends_what_is_waiting_unless_the_block_ends_with_an_error() -> 
         await cluster.topic(partitions=1)
         async with cluster.producer(linger=0.2) as producer:
             sends = [asyncio.create_task(producer.send("orders", f"{i}")) for i in range(700)]
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0)  # so that all of them wait
         assert len(await asyncio.gather(*sends)) == 700
         assert len((await cluster.records())[0]) == 700
 
         with pytest.raises(RuntimeError, match="of the program"):
             async with cluster.producer(linger=30.0) as producer:
                 sends = [asyncio.create_task(producer.send("orders", f"{i}")) for i in range(10)]
-                await asyncio.sleep(0.01)
+                await asyncio.sleep(0)  # so that all of them wait
                 raise RuntimeError("of the program")
         outcomes = await asyncio.wait_for(asyncio.gather(*sends, return_exceptions=True), 5)
         assert [type(outcome) for outcome in outcomes] == [Closed] * 10
@@ -137,10 +137,10 @@ def test_a_producer_fails_over_from_dead_brokers_and_raises_when_all_are_dead() 
     async def scenario(cluster: Cluster) -> None:
         await cluster.topic(partitions=1)
         for _ in range(4):  # it begins with any of them
-            async with Producer([dead_address(), cluster.urls[0], dead_address()], patience=10.0) as producer:
+            async with Producer([dead_address(), cluster.urls[0], dead_address()], retry_seconds=10.0) as producer:
                 await asyncio.gather(*(producer.send("orders", "x") for _ in range(20)))
         assert len((await cluster.records())[0]) == 80
-        async with Producer([dead_address(), dead_address()], patience=0.3) as producer:
+        async with Producer([dead_address(), dead_address()], retry_seconds=0.3) as producer:
             with pytest.raises(Unreachable, match="could be reached"):
                 await producer.send("orders", "x")
 
@@ -163,7 +163,7 @@ def test_calls_fail_over_soon_from_a_broker_that_does_not_respond_if_there_is_an
                         await ask()
                 brokers._at = 0
                 with pytest.raises(Unreachable, match=r"0\.1 s"):
-                    await brokers.call("GET", "/readyz", timeout=0.2, patience=0.1)
+                    await brokers.call("GET", "/readyz", timeout=0.2, retry_seconds=0.1)
         assert Brokers(url).failover_seconds > 1, "there is no other one"
 
     run(scenario)
@@ -291,10 +291,10 @@ def test_the_error_says_why_no_broker_could_be_reached() -> None:
         for url, why in ((dead_address(), "connection refused"), ("nowhere.invalid:1", "unknown host")):
             async with Brokers(url) as brokers:
                 with pytest.raises(Unreachable, match=rf"\({why}[a-z .]*\)$"):
-                    await brokers.get("/healthz", patience=0.0)
+                    await brokers.get("/healthz", retry_seconds=0.0)
         with socket.create_server(("127.0.0.1", 0)) as silent:
             async with Brokers(f"127.0.0.1:{silent.getsockname()[1]}") as brokers:
                 with pytest.raises(Unreachable, match=r"\(no response in time\)$"):
-                    await brokers.get("/healthz", patience=0.0, timeout=0.1)
+                    await brokers.get("/healthz", retry_seconds=0.0, timeout=0.1)
 
     asyncio.run(scenario())

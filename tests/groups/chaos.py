@@ -1,10 +1,10 @@
-"""Real processes under fire: producers and members are killed (SIGKILL) and stalled (SIGSTOP) at random.
+"""Real processes that fail: producers and members are killed (SIGKILL) and stalled (SIGSTOP) at random.
 
     python -m tests.groups.chaos run --seconds 60 --seed 1
 
-Each producer notes what it is about to append and what was acknowledged; each member notes what it was given. At the
-end `audit` holds the acknowledged records against the log, and the log against the deliveries: nothing is lost, nothing
-is stored twice, keys are in order. Besides, every partition was worked through without a gap, and whatever was
+Each producer records what it is about to append and what was acknowledged; each member records what was delivered to
+it. At the end `audit` compares the acknowledged records with the log, and the log with the deliveries: nothing is lost,
+nothing is stored twice, keys are in order. Besides, every partition was consumed without a gap, and whatever was
 delivered twice was delivered under two ownerships.
 """
 
@@ -172,7 +172,7 @@ class Report:
 
 
 def run(folder: Path, seconds: float, seed: int) -> Report:
-    """Let producers and members work under fire for that long, then check."""
+    """Kill and stall producers and members for that long, then check."""
     rng = random.Random(seed)
     asyncio.run(_prepare(folder))
     producers = [Process(folder, "produce", f"p{i}") for i in range(PRODUCERS)]
@@ -226,7 +226,7 @@ async def _catch_up(folder: Path, members: list[Process]) -> None:
             assert time.monotonic() < until, f"not caught up: {await status(log, registry, GROUP)}"
             await asyncio.sleep(0.1)
         alive = {m.current for m in members}
-        while {row.owner for row in await status(log, registry, GROUP)} != alive:  # nobody was left out for good
+        while {row.owner for row in await status(log, registry, GROUP)} != alive:  # everyone got its share again
             assert time.monotonic() < until, f"{alive} are there: {await status(log, registry, GROUP)}"
             await asyncio.sleep(0.1)
     registry.close()
@@ -236,8 +236,8 @@ async def _catch_up(folder: Path, members: list[Process]) -> None:
 
 
 def check(folder: Path, spark: "SparkSession") -> Report:
-    """Hold the notes in the folder against its log."""
-    from shardyard.pipeline.audit import audit as auditing  # noqa: PLC0415 Spark: the processes under fire need not load it
+    """Compare what the processes recorded in the folder with its log."""
+    from shardyard.pipeline.audit import audit as auditing  # noqa: PLC0415 Spark: the processes that are killed need not load it
 
     report = Report()
     given = _deliveries(folder)
@@ -310,8 +310,8 @@ def _deliveries(folder: Path) -> dict[int, dict[int, list[tuple[int, str]]]]:
 def _check_ownerships(
     partition: int, by_epoch: dict[int, list[tuple[int, str]]], places: dict[tuple[int, int], str], report: Report
 ) -> None:
-    """What an audit can't know: twice is for two owners only, each goes on where the last was or before, offsets are
-    those of the log."""
+    """What an audit can't know: a record is redelivered only to another owner, each owner continues at or before the
+    position that the last one reached, and offsets are those of the log."""
     reached = 0
     for epoch, records in by_epoch.items():
         offsets = [offset for offset, _ in records]

@@ -19,7 +19,7 @@ BIN = Path(sys.executable).parent
 
 
 def run(*command: str | Path, cwd: Path) -> Any:
-    environment = os.environ | ENVIRONMENT | {"PYSPARK_PYTHON": sys.executable}
+    environment = {name: value for name, value in os.environ.items() if name != "PYSPARK_PYTHON"} | ENVIRONMENT
     done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False, timeout=240)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
@@ -34,7 +34,8 @@ def test_ingest_and_balance_run_on_a_cluster(tmp_path: Path) -> None:
     script = Path(shardyard.cli.__file__).with_name("__main__.py")
     options = ("--log", "sqlite:///log", "--json")  # relative, but the workers have other working directories
     with cluster(tmp_path / "cluster") as master:
-        submit = (BIN / "spark-submit", "--master", master, script, "pipeline")
+        interpreter = ("--conf", f"spark.pyspark.python={sys.executable}")
+        submit = (BIN / "spark-submit", "--master", master, *interpreter, script, "pipeline")
         done = run(*submit, "ingest", "orders", "--lake", "lake", *options, cwd=tmp_path)
         command = (BIN / "shardyard", "pipeline", "balance", "--topic", "orders", "--master", master)
         found = run(*command, *options, cwd=tmp_path)

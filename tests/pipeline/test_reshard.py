@@ -207,6 +207,8 @@ def test_producers_keep_writing_and_nothing_is_lost_or_duplicated(
     create(log, "orders", 3)
     fill(log, "orders", 1000)
 
+    sent = [0, 0, 0]
+
     async def produce(name: int, stop: asyncio.Event) -> int:
         n = 0
         async with open_log(log) as opened:
@@ -216,6 +218,7 @@ def test_producers_keep_writing_and_nothing_is_lost_or_duplicated(
                     [Record(f"live-{name}-{n + i:06}", b"live-%d-%d" % (name, i), b"v") for i in range(5)]
                 )
                 n += 5
+                sent[name] = n
                 await asyncio.sleep(0.005)
         assert sender.topic is not None
         assert sender.topic.name == "orders.2"
@@ -226,7 +229,10 @@ def test_producers_keep_writing_and_nothing_is_lost_or_duplicated(
         producers = [asyncio.create_task(produce(name, stop)) for name in range(3)]
         done = await asyncio.to_thread(reshard, spark, log, "orders", partitions=5)
         assert done.records > 1000
-        await asyncio.sleep(0.5)
+        goal = [n + 50 for n in sent]
+        async with asyncio.timeout(60):
+            while any(n < wanted for n, wanted in zip(sent, goal, strict=True)):  # noqa: ASYNC110 on the new topic, too
+                await asyncio.sleep(0.005)
         stop.set()
         return await asyncio.gather(*producers)
 
@@ -404,7 +410,7 @@ def test_an_aborted_reshard_leaves_the_topic_as_it_was(
     create(log, "orders", 3)
     fill(log, "orders", 50)
 
-    def crash(*_: Any) -> Any:
+    def crash(*_: Any, **__: Any) -> Any:
         raise Crash
 
     with monkeypatch.context() as patch:
@@ -451,7 +457,7 @@ def test_a_second_reshard_of_the_same_topic_is_refused(
     create(log, "orders", 3)
     fill(log, "orders", 50)
 
-    def crash(*_: Any) -> Any:
+    def crash(*_: Any, **__: Any) -> Any:
         raise Crash
 
     with monkeypatch.context() as patch:

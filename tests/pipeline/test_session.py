@@ -1,21 +1,41 @@
-"""The session: its settings, and a clear error without Java."""
+"""The session: its settings, the interpreter of its workers, and a clear error without Java."""
 
+import json
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import pyspark
 import pytest
 from pyspark.sql import SparkSession
 
 from shardyard.pipeline.session import MissingJava, check_java, session
+from tests.pipeline.logs import create, fill, url
+
+JOB = """
+import json
+import sys
+from shardyard.pipeline.session import session
+
+log, settings = sys.argv[1], json.loads(sys.argv[2])
+spark = session("job", master="local[1]", memory="1g", settings=settings)
+print(len(spark.read.format("shardyard").options(log=log, topics="orders").load().collect()))
+"""
+SPARK_HOME = Path(pyspark.__file__).parent
+
+
+def executable(path: Path, script: str) -> str:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return str(path)
 
 
 def java(folder: Path, version: str) -> Path:
     """A program that reports this version of Java. Returns its JAVA_HOME."""
-    program = folder / "bin" / "java"
-    program.parent.mkdir(parents=True)
-    program.write_text(f"#!/bin/sh\necho '{version}' >&2\n")
-    program.chmod(0o755)
+    executable(folder / "bin" / "java", f"echo '{version}' >&2")
     return folder
 
 
@@ -55,3 +75,30 @@ def test_the_running_session_is_reused_and_has_the_settings_of_the_jobs(spark: S
     assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
     assert spark.conf.get("spark.ui.enabled") == "false"
     assert spark.conf.get("spark.driver.host") == "127.0.0.1"
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("chosen_by", ["nobody", "environment", "settings", "spark-submit"])
+def test_a_script_finds_the_data_source_without_its_environment_on_the_path(tmp_path: Path, chosen_by: str) -> None:
+    create(url(tmp_path), "orders", 2)
+    fill(url(tmp_path), "orders", 10)
+    script = tmp_path / "job.py"
+    script.write_text(JOB)
+    used = tmp_path / "used"
+    chosen = executable(tmp_path / "chosen-python", f'touch {used} && exec {sys.executable} "$@"')
+    executable(tmp_path / "bin" / "python3", "exit 1")  # what Spark runs by default
+
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYSPARK_")}
+    java = Path(shutil.which("java") or "java").parent
+    environment["PATH"] = os.pathsep.join([str(tmp_path / "bin"), str(java), os.defpath])
+    environment["SPARK_HOME"] = str(SPARK_HOME)
+    settings = {"spark.pyspark.python": chosen} if chosen_by == "settings" else {}
+    command = [sys.executable, str(script), url(tmp_path), json.dumps(settings)]
+    if chosen_by == "environment":
+        environment |= {"PYSPARK_PYTHON": chosen, "PYSPARK_DRIVER_PYTHON": "jupyter"}
+    if chosen_by == "spark-submit":
+        command[:1] = [str(SPARK_HOME / "bin" / "spark-submit"), "--conf", f"spark.pyspark.python={chosen}"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "10\n"), done.stderr
+    assert used.exists() == (chosen_by != "nobody")

@@ -328,7 +328,7 @@ def test_a_batch_interrupted_by_a_move_is_finished_in_the_successor(log: str, mo
     manifest = Manifest("p", 0, "orders", epoch, (stage(staging, range(200)),), {"placing": [None, None]})
     left = 9
 
-    async def move(self: SqliteLog, *args: Any, **options: Any) -> Any:
+    async def move_at_the_ninth(self: SqliteLog, *args: Any, **options: Any) -> Any:
         nonlocal left
         left -= 1
         if left == 0:
@@ -337,7 +337,7 @@ def test_a_batch_interrupted_by_a_move_is_finished_in_the_successor(log: str, mo
 
     append_for_real = SqliteLog.append
     with monkeypatch.context() as patch:
-        patch.setattr(SqliteLog, "append", move)
+        patch.setattr(SqliteLog, "append", move_at_the_ninth)
         patch.setattr(Staging, "finish", lambda *_: None)  # and the driver died before it recorded that
         run(log, manifest)
     run(log, manifest)

@@ -123,7 +123,7 @@ class Cluster:
         return count
 
     def producer(self, **options: Any) -> Producer:
-        return Producer(self.urls, **{"patience": TIMEOUT_SECONDS, **options})
+        return Producer(self.urls, **{"retry_seconds": TIMEOUT_SECONDS, **options})
 
     def consumer(self, name: str | None = None, group: str = "billing", **options: Any) -> Consumer:
         return Consumer(self.urls, group, ["orders"], name=name, **{"session_timeout": 2.0, **options})

@@ -13,12 +13,14 @@ import pytest
 
 from shardyard.groups import ResetTarget, resolve_positions
 from shardyard.log.memory import MemoryLog
-from shardyard.model import OverQuota, Partition, PartitionOutOfRange, Record, Span
+from shardyard.model import OverQuota, Partition, PartitionOutOfRange, Record, Span, Topic
 from shardyard.model.batch import SCHEMA
 from shardyard.queues.broker import SETTINGS_SECONDS, Broker
 from shardyard.queues.delays import GROUP
+from shardyard.queues.janitor import Janitor
 from shardyard.queues.settings import TopicSettings, change_topic
 from shardyard.registry import OwnershipRow
+from shardyard.registry.batcher import TransactionBatcher
 from shardyard.registry.memory import MemoryRegistry
 from shardyard.runtime.clock import ManualClock
 from shardyard.server import http
@@ -37,6 +39,15 @@ def arrow(**columns: list[Any]) -> bytes:
     schema = pa.schema([field for field in SCHEMA if field.name in rows] + [])
     batch = pa.RecordBatch.from_pydict({name: rows[name] for name in schema.names}, schema)
     return encode_arrow(batch)
+
+
+async def drop_drained_partitions(cluster: Cluster) -> list[Topic]:
+    """What the janitor of a broker does every two seconds, at once. Returns the topics that changed."""
+    transactions = TransactionBatcher(cluster.registry)
+    try:
+        return await Janitor(cluster.log, transactions, holder="test").drop_drained_partitions()
+    finally:
+        transactions.close()
 
 
 async def everything(cluster: Cluster) -> tuple[Any, ...]:
@@ -248,7 +259,8 @@ def test_invalid_requests_get_a_code_and_a_message_and_change_nothing(engine: st
             await cluster.until(lambda: Partition("orders", 0) in consumer.owned)
             batch = await anext(aiter(consumer))
             await batch.commit()
-            await asyncio.sleep(0.3)  # what it does by itself when it begins is over
+            for topic in ("orders", "billing.orders.retry"):
+                await cluster.until_shared(4, topic=topic)
             before = await everything(cluster)
             for method, path, content, query, status, code in BAD:
                 media, body = content if isinstance(content, tuple) else (JSON, None)
@@ -412,7 +424,7 @@ def test_a_contracted_topic_takes_records_on_the_remaining_partitions_and_drains
             await asyncio.gather(*(producer.send("orders", value, key=value) for value in sent[:100]))
             response = await cluster.do("POST", "/v1/topics/orders/contract", {"partitions": 2})
             assert (response["partitions"], response["receiving"]) == (6, 2)
-            await asyncio.sleep(2.2)  # longer than it takes to look for what is drained
+            assert await drop_drained_partitions(cluster) == []
             assert (await cluster.get("/v1/topics/orders"))["partitions"] == 6, "nobody has read it"
             refused = await cluster.request("POST", RECORDS, {"value": "x"}, partition=5)
             assert (refused.status, refused.code) == (409, "closing")
@@ -443,12 +455,12 @@ def test_a_draining_partition_waits_for_a_group_that_is_offline(engine: str, tmp
         await cluster.publish("b", "c", partition=2)
         async with on.at_work(cluster.consumer("m1", "on")):
             response = await cluster.do("POST", "/v1/topics/orders/contract", {"partitions": 2})
-            assert [row["partition"] for row in response["closing"]] == [2]
-            assert response["closing"][0]["waiting_for"]["off"] == 2
+            assert [row["partition"] for row in response["draining"]] == [2]
+            assert response["draining"][0]["waiting_for"]["off"] == 2
             await cluster.until_done("on")
-            await asyncio.sleep(2.2)  # longer than it takes to look for what is drained
+            assert await drop_drained_partitions(cluster) == []
             shown = await cluster.get("/v1/topics/orders")
-            assert (shown["partitions"], shown["closing"]) == (
+            assert (shown["partitions"], shown["draining"]) == (
                 3,
                 [{"partition": 2, "records": 2, "waiting_for": {"off": 2}, "drained": False}],
             )
@@ -456,7 +468,7 @@ def test_a_draining_partition_waits_for_a_group_that_is_offline(engine: str, tmp
 
                 async def gone() -> bool:
                     shown = await cluster.get("/v1/topics/orders")
-                    return (shown["partitions"], shown["closing"]) == (2, [])
+                    return (shown["partitions"], shown["draining"]) == (2, [])
 
                 await cluster.until(gone)
         assert sorted(off.values) == sorted(on.values) == ["a", "b", "c"]
@@ -475,7 +487,7 @@ def test_a_reset_to_the_end_lets_a_draining_partition_be_dropped() -> None:
         await cluster.do("POST", "/v1/topics/orders/expand", {"partitions": 2})
         await cluster.publish("b", partition=1)
         response = await cluster.do("POST", "/v1/topics/orders/contract", {"partitions": 1})
-        assert response["closing"] == [{"partition": 1, "records": 1, "waiting_for": {"billing": 1}, "drained": False}]
+        assert response["draining"] == [{"partition": 1, "records": 1, "waiting_for": {"billing": 1}, "drained": False}]
         request = {"topic": "orders", "to": "latest", "partitions": [1]}
         assert await cluster.do("POST", "/v1/groups/billing/reset", request) == {"orders/1": 1}
 
@@ -516,7 +528,7 @@ def test_groups_with_positions_on_deleted_partitions_and_topics_are_listed() -> 
 
 def test_a_reset_of_a_topic_skips_partitions_that_are_dropped_meanwhile() -> None:
     class Dropping(MemoryLog):
-        """The closing partitions are dropped when one of them is looked at."""
+        """The draining partitions are dropped when one of them is looked at."""
 
         async def span(self, partition: Partition) -> Span:
             if partition.index == 1:

@@ -77,7 +77,7 @@ def proxying(nginx: str, folder: Path, brokers: list[BrokerProcess]) -> Iterator
 
 
 class Load:
-    """Publishes and consumes until told to stop, and notes what was acknowledged and what was delivered."""
+    """Publishes and consumes until stopped, and records what was acknowledged and what was delivered."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -92,7 +92,7 @@ class Load:
 
     async def batches(self) -> None:
         """By the client, which tries again by itself."""
-        async with Producer(self._url, patience=CURE_SECONDS) as producer:
+        async with Producer(self._url, retry_seconds=CURE_SECONDS) as producer:
             while not self.stopped.is_set():
                 records = [Record.new(b"x" * 256, b"%d" % n) for n in range(50)]
                 await producer.publish("orders", records)

@@ -424,7 +424,7 @@ def test_a_broker_that_hangs_ends_no_session(cluster: Cluster) -> None:
         session = 2 * SESSION_SECONDS
         async with Consumer(cluster.urls, "stopped", ["stopped"], name="stays", session_timeout=session) as consumer:
             await shared_by(brokers, "stopped", "stopped", {"stays": 4})
-            seat = consumer.member.identity
+            identity = consumer.member.identity
             epochs = {row["partition"]: row["epoch"] for row in await rows(brokers, "stopped", "stopped")}
             for stopped, other in (cluster.brokers, cluster.brokers[::-1]):  # it is connected to one of them
                 os.kill(stopped.process.pid, signal.SIGSTOP)
@@ -441,7 +441,7 @@ def test_a_broker_that_hangs_ends_no_session(cluster: Cluster) -> None:
                     os.kill(stopped.process.pid, signal.SIGCONT)
                 assert {row["owner"] for row in found} == {"stays"}
                 assert {row["partition"]: row["epoch"] for row in found} == epochs
-            assert consumer.member.identity == seat
+            assert consumer.member.identity == identity
 
     run(cluster, scenario)
 

@@ -9,7 +9,7 @@ it has ended. A consumer writes its events to its journal, one line each:
     at committed partition epoch offset
     at fenced partition epoch offset                   a commit was refused
     at hangs partition - offset key id
-    at left                                            it was told to end, and left the group
+    at left                                            it got a signal to stop, and left the group
     at ended error                                     it ended although it should not have
 
 `at` is in nanoseconds, on a clock that all processes of a machine share.

@@ -10,7 +10,7 @@ from shardyard.runtime.group_commit import GroupCommit, Outcome
 
 
 class Gate:
-    """Carries out numbers by doubling them, and holds the first group until told to go on."""
+    """Carries out numbers by doubling them, and holds the first group until it is released."""
 
     def __init__(self) -> None:
         self.begun, self.open = threading.Event(), threading.Event()

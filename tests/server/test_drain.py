@@ -12,12 +12,15 @@ from shardyard.queues.broker import Broker
 from shardyard.registry.memory import MemoryRegistry
 from shardyard.runtime.clock import ManualClock, SystemClock
 from shardyard.runtime.metrics import LONG_POLLS_WAITING
-from shardyard.server.app import create_app, serving
+from shardyard.server.app import create_app, running, serving
 from shardyard.server.drain import Drain, LongPoll
 from tests.server.asgi import call
 
 BODY = b'{"value": "x"}'
-HEAD = b"POST /v1/topics/orders/records HTTP/1.1\r\nHost: broker\r\nContent-Length: %d\r\n\r\n" % len(BODY)
+HEAD = (
+    b"POST /v1/topics/orders/records HTTP/1.1\r\nHost: broker\r\nContent-Length: %d\r\nExpect: 100-continue\r\n\r\n"
+    % len(BODY)
+)
 
 
 async def run_tasks() -> None:
@@ -86,7 +89,7 @@ def test_errors_and_cancellations_of_a_long_poll_are_not_taken_for_a_drain() -> 
 
 
 @contextlib.asynccontextmanager
-async def a_server(drain_seconds: float) -> AsyncIterator[tuple[Server, int, "asyncio.Task[None]", MemoryLog]]:
+async def open_server(drain_seconds: float) -> AsyncIterator[tuple[Server, int, "asyncio.Task[None]", MemoryLog]]:
     async with MemoryLog() as log:
         await log.create_topic("orders", 1)
         with MemoryRegistry() as registry:
@@ -104,7 +107,7 @@ async def a_server(drain_seconds: float) -> AsyncIterator[tuple[Server, int, "as
 
 
 async def refused(port: int) -> None:
-    """Until no connection is accepted any more."""
+    """Wait until no connection is accepted any more."""
     while True:
         try:
             _, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -121,12 +124,13 @@ async def in_flight(port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWrit
     writer.write(b"GET /healthz HTTP/1.1\r\nHost: broker\r\n\r\n")
     await reader.readuntil(b'{"alive":true}')
     writer.write(HEAD)
+    await reader.readuntil(b"HTTP/1.1 100 Continue\r\n\r\n")
     return reader, writer
 
 
 def test_a_server_that_stops_finishes_requests_in_flight_and_accepts_no_others() -> None:
     async def scenario() -> None:
-        async with a_server(10.0) as (server, port, work, log):
+        async with open_server(10.0) as (server, port, work, log):
             reader, writer = await in_flight(port)
             server.should_exit = True
             await refused(port)
@@ -146,7 +150,7 @@ def test_a_server_that_stops_finishes_requests_in_flight_and_accepts_no_others()
 
 def test_a_server_that_stops_gives_requests_in_flight_up_after_a_time() -> None:
     async def scenario() -> None:
-        async with a_server(0.1) as (server, port, work, log):
+        async with open_server(0.1) as (server, port, work, log):
             reader, writer = await in_flight(port)
             server.should_exit = True
             await work
@@ -161,7 +165,7 @@ def test_a_server_that_stops_gives_requests_in_flight_up_after_a_time() -> None:
 
 def test_a_server_that_stops_answers_long_polls_at_once() -> None:
     async def scenario() -> None:
-        async with a_server(10.0) as (server, port, work, _):
+        async with open_server(10.0) as (server, port, work, _):
             before = LONG_POLLS_WAITING.value
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(b"GET /v1/groups/g/changes?wait_seconds=30 HTTP/1.1\r\nHost: broker\r\n\r\n")
@@ -173,6 +177,24 @@ def test_a_server_that_stops_answers_long_polls_at_once() -> None:
             assert asyncio.get_running_loop().time() - started < 5
             await work
             writer.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_long_poll_of_a_server_ends_by_the_clock_that_was_injected() -> None:
+    async def scenario() -> None:
+        clock = ManualClock()
+        with MemoryRegistry(clock) as registry:
+            async with asyncio.timeout(20), MemoryLog() as log, running(log, registry, clock=clock) as url:
+                before = LONG_POLLS_WAITING.value
+                reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
+                writer.write(b"GET /v1/groups/g/changes?wait_seconds=30 HTTP/1.1\r\nHost: broker\r\n\r\n")
+                while LONG_POLLS_WAITING.value == before:  # noqa: ASYNC110 it has no event for it
+                    await asyncio.sleep(0)
+                await run_tasks()
+                await clock.advance(30.0)
+                assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
+                writer.close()
 
     asyncio.run(scenario())
 

@@ -1,4 +1,4 @@
-"""Routes: each asks for a token, and the data plane behaves as it would through FastAPI."""
+"""Routes: each requires a token, and the data plane behaves as it would through FastAPI."""
 
 import asyncio
 import contextlib
@@ -56,7 +56,7 @@ def path_of(template: str) -> str:
     return re.sub(r"\{(\w+)\}", lambda found: "0" if found[1] == "index" else "orders", template)
 
 
-def test_every_route_but_the_health_checks_asks_for_the_token() -> None:
+def test_every_route_but_the_health_checks_requires_the_token() -> None:
     async def scenario(app: FastAPI) -> None:
         assert set(ROUTES) >= DATA_PLANE
         assert len(ROUTES) > 20

@@ -188,8 +188,8 @@ def test_an_arrow_body_with_dictionaries_is_refused() -> None:
 def test_a_damaged_arrow_body_is_refused_or_valid_and_never_crashes() -> None:
     """Bytes that anybody sends reach C++ here."""
     command = [sys.executable, "-m", "tests.wire.damage", "5", "4000"]
-    told = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
-    assert told.returncode == 0, told.stderr[-2000:]
+    result = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stderr[-2000:]
 
 
 def odd_bodies() -> dict[str, bytes]:

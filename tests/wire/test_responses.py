@@ -46,12 +46,12 @@ KEPT_JSON = b'"kept":[{"topic":"billing.orders.dead","records":3,"because":"dead
     ("response", "json"),
     [
         (responses.TopicInfo.of(TOPIC), b"{%s}" % TOPIC_JSON),
-        (responses.ResizedTopic.of(TOPIC, closing=[DRAINING]), b'{%s,"closing":[%s]}' % (TOPIC_JSON, DRAINING_JSON)),
+        (responses.ResizedTopic.of(TOPIC, draining=[DRAINING]), b'{%s,"draining":[%s]}' % (TOPIC_JSON, DRAINING_JSON)),
         (
             responses.TopicDescription.of(
-                TOPIC, closing=[], token=True, records_per_second=50, spans=[responses.OffsetRange(0, 3)]
+                TOPIC, draining=[], token=True, records_per_second=50, spans=[responses.OffsetRange(0, 3)]
             ),
-            b'{%s,"closing":[],"token":true,"records_per_second":50,"spans":[{"first":0,"end":3}]}' % TOPIC_JSON,
+            b'{%s,"draining":[],"token":true,"records_per_second":50,"spans":[{"first":0,"end":3}]}' % TOPIC_JSON,
         ),
         (responses.PartitionSpan.of(Span(3, 1, 9)), b'{"epoch":3,"first":1,"end":9}'),
         (

@@ -76,18 +76,18 @@ class Brokers:
         urls: str | Sequence[str],
         *,
         token: str | None = None,
-        patience: float = 30.0,
+        retry_seconds: float = 30.0,
         clock: Clock | None = None,
     ) -> None:
-        """`urls`: such as http://127.0.0.1:7400, or 127.0.0.1:7400. `patience`: for how many seconds a call is retried
-        before its last error is raised."""
+        """`urls`: such as http://127.0.0.1:7400, or 127.0.0.1:7400. `retry_seconds`: how long a call
+        is retried before its last error is raised."""
         self.urls = [_address(url) for url in ([urls] if isinstance(urls, str) else urls)]
         if not self.urls:
             raise InvalidValue("brokers", urls, "at least one address such as http://127.0.0.1:7400")
         self.clock = clock or SystemClock()
         self.failover_seconds = FAILOVER_SECONDS if len(self.urls) > 1 else RESPONSE_SECONDS
         self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
-        self._patience = patience
+        self._retry_seconds = retry_seconds
         self._at = random.randrange(len(self.urls))
         self._failed_over = asyncio.Event()
         """Set when the current broker is given up for the next one, which gets a new event."""
@@ -116,12 +116,14 @@ class Brokers:
         wait: float = 0.0,
         accept: str = JSON,
         timeout: float | None = None,  # noqa: ASYNC109 of one attempt; there may be several
-        patience: float | None = None,
+        retry_seconds: float | None = None,
         **query: object,
     ) -> Response:
         timeout = self.failover_seconds if timeout is None else timeout
         headers = {"Accept": accept}
-        return await self.call("GET", path, query=query, headers=headers, wait=wait, timeout=timeout, patience=patience)
+        return await self.call(
+            "GET", path, query=query, headers=headers, wait=wait, timeout=timeout, retry_seconds=retry_seconds
+        )
 
     async def post(
         self,
@@ -129,11 +131,11 @@ class Brokers:
         content: object,
         *,
         timeout: float | None = None,  # noqa: ASYNC109 of one attempt; there may be several
-        patience: float | None = None,
+        retry_seconds: float | None = None,
     ) -> Response:
         timeout = self.failover_seconds if timeout is None else timeout
         return await self.call(
-            "POST", path, encode(content), {"Content-Type": JSON}, timeout=timeout, patience=patience
+            "POST", path, encode(content), {"Content-Type": JSON}, timeout=timeout, retry_seconds=retry_seconds
         )
 
     async def call(
@@ -146,15 +148,15 @@ class Brokers:
         query: Mapping[str, object] | None = None,
         wait: float = 0.0,
         timeout: float = RESPONSE_SECONDS,  # noqa: ASYNC109 of one attempt; there may be several
-        patience: float | None = None,
+        retry_seconds: float | None = None,
     ) -> Response:
         """The response to a request. An error of the broker is raised here as it was raised there.
 
         `wait`: seconds for which the broker was asked to wait. `timeout`: seconds without a response, beyond that,
         after which the call fails over to the next broker.
         """
-        patience = self._patience if patience is None else patience
-        deadline = self.clock.monotonic() + patience
+        retry_seconds = self._retry_seconds if retry_seconds is None else retry_seconds
+        deadline = self.clock.monotonic() + retry_seconds
         named = {name: str(value) for name, value in (query or {}).items() if value is not None}
         request = HttpRequest(method, path, body, headers, named, wait, timeout)
         attempts = 0
@@ -174,7 +176,7 @@ class Brokers:
                     reason = str(error)
                 if self.clock.monotonic() >= deadline:
                     break
-            raise Unreachable(self.urls, patience, reason)
+            raise Unreachable(self.urls, retry_seconds, reason)
 
         return await retry(try_brokers, clock=self.clock, deadline=deadline, backoff=BACKOFF)
 

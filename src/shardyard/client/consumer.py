@@ -44,13 +44,13 @@ class Consumer:
         session_timeout: float = 10.0,
         start: Start = "earliest",
         max_records: int = 500,
-        patience: float = 30.0,
+        retry_seconds: float = 30.0,
         clock: Clock | None = None,
     ) -> None:
-        """As for `Reader`; `token` and `patience` as for `Brokers`."""
+        """As for `Reader`; `token` and `retry_seconds` as for `Brokers`."""
         self._owns_brokers = not isinstance(brokers, Brokers)
         if not isinstance(brokers, Brokers):
-            brokers = Brokers(brokers, token=token, patience=patience, clock=clock)
+            brokers = Brokers(brokers, token=token, retry_seconds=retry_seconds, clock=clock)
         self._brokers = brokers
         self._clock = clock or brokers.clock
         self._host = RemoteHost(brokers, f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}", clock=self._clock)

@@ -44,20 +44,21 @@ class _Lane:
     waiting: list[tuple[Record, asyncio.Future[None]]] = field(default_factory=list)
     sending: asyncio.Task[None] | None = None
     window: SequenceWindow = field(default_factory=SequenceWindow)
-    turn: int = 0
+    round_robin_start: int = 0
     sent_at: float = -math.inf
     capacity: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_IN_FLIGHT))
 
     def distribute(self, count: int) -> tuple[int, int]:
-        """`turn` and `together` of the next request: how its records without a key are distributed.
+        """`round_robin_start` and `together` of the next request: how its records without a key are distributed.
 
         Round-robin over the partitions; on a busy lane, a whole request goes to one partition, which is chosen at
         random: if these were chosen round-robin too, alternating small and large requests would always meet the same
         partitions."""
         if count > 1 and self.clock.monotonic() - self.sent_at < BUSY_SECONDS:
             return random.getrandbits(31), 1
-        turn, self.turn = self.turn, self.turn + count
-        return turn, 0
+        start = self.round_robin_start
+        self.round_robin_start += count
+        return start, 0
 
     def close(self) -> None:
         """Fail the records that were not sent."""
@@ -80,15 +81,15 @@ class Producer:
         brokers: str | Sequence[str] | Brokers,
         *,
         token: str | None = None,
-        patience: float = 30.0,
+        retry_seconds: float = 30.0,
         linger: float = 0.0,
         clock: Clock | None = None,
     ) -> None:
-        """`token` and `patience` as for `Brokers`. `linger`: seconds for which `send` waits for more records, to send
-        them together."""
+        """`token` and `retry_seconds` as for `Brokers`. `linger`: seconds for which `send` waits for more records,
+        to send them together."""
         self._owns_brokers = not isinstance(brokers, Brokers)
         if not isinstance(brokers, Brokers):
-            brokers = Brokers(brokers, token=token, patience=patience, clock=clock)
+            brokers = Brokers(brokers, token=token, retry_seconds=retry_seconds, clock=clock)
         self._brokers = brokers
         self._clock = clock or brokers.clock
         self._name = uuid.uuid4().hex
@@ -167,12 +168,12 @@ class Producer:
         lane: _Lane,
         *,
         partition: int | None = None,
-        turn: int | None = None,
+        round_robin_start: int | None = None,
         together: int = 0,
     ) -> list[Appended]:
         body, media = encode_records(rows)
         async with lane.window.sequence() as sequence:
-            query = requests.Publish(partition, self._name, sequence, turn, together)
+            query = requests.Publish(partition, self._name, sequence, round_robin_start, together)
             response = await self._brokers.call(
                 "POST",
                 path("topics", topic, "records"),
@@ -199,10 +200,10 @@ class Producer:
                 await self._clock.sleep(self._linger)
             batch = _fitting(lane.waiting)
             del lane.waiting[: len(batch)]
-            turn, together = lane.distribute(len(batch))
+            round_robin_start, together = lane.distribute(len(batch))
             try:
                 rows = [record for record, _ in batch]
-                await self._post(topic, rows, lane, turn=turn, together=together)
+                await self._post(topic, rows, lane, round_robin_start=round_robin_start, together=together)
             except BaseException as error:
                 for _, done in batch:
                     if not done.done():

@@ -105,7 +105,7 @@ class RemoteCoordinator(GroupCoordinator):
         body = requests.Heartbeat(identity.epoch, [str(partition) for partition in progress])
         timeout = self._heartbeat_timeout
         response = await self._brokers.post(
-            f"{_member_path(identity)}/heartbeat", body, timeout=timeout, patience=2 * timeout
+            f"{_member_path(identity)}/heartbeat", body, timeout=timeout, retry_seconds=2 * timeout
         )
         self._heartbeat_at = self._clock.monotonic()
         heartbeat = response.decode(responses.HeartbeatResponse)
@@ -120,7 +120,7 @@ class RemoteCoordinator(GroupCoordinator):
     async def assignment(self, identity: MemberIdentity) -> MemberAssignment:
         timeout = self._heartbeat_timeout
         response = await self._brokers.get(
-            _member_path(identity), timeout=timeout, patience=2 * timeout, epoch=identity.epoch
+            _member_path(identity), timeout=timeout, retry_seconds=2 * timeout, epoch=identity.epoch
         )
         return _assignment(response.decode(responses.Assignment))
 
@@ -138,7 +138,7 @@ class RemoteCoordinator(GroupCoordinator):
 
     async def leave(self, identity: MemberIdentity) -> None:
         await self._brokers.call(
-            "DELETE", _member_path(identity), query={"epoch": identity.epoch}, patience=LEAVE_SECONDS
+            "DELETE", _member_path(identity), query={"epoch": identity.epoch}, retry_seconds=LEAVE_SECONDS
         )
 
     async def fail(self, identity: MemberIdentity, failures: Sequence[tuple[Partition, int, int, str]]) -> None:
@@ -169,7 +169,9 @@ class _RemoteChanges:
             step = min(left, CHANGES_SECONDS)
             query = structs.asdict(requests.Changes(self._seen, step))
             try:
-                response = await self._brokers.get(self._path, wait=step, timeout=self._timeout, patience=step, **query)
+                response = await self._brokers.get(
+                    self._path, wait=step, timeout=self._timeout, retry_seconds=step, **query
+                )
             except RetryLater:
                 continue  # the next heartbeat will report it
             version, before = response.decode(responses.GroupVersion).version, self._seen

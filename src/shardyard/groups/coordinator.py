@@ -1,4 +1,4 @@
-"""What a member asks of its group: in its own process, or through a server."""
+"""What a member needs from its group: in its own process, or through a server."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence

@@ -166,7 +166,7 @@ class Membership:
                 raise PartitionOutOfRange(partition, count)
 
     async def _run(self) -> None:
-        """Send heartbeats until cancelled; whatever else ends it, the listener is told."""
+        """Send heartbeats until cancelled; if anything else ends it, the listener gets the error."""
         try:
             with self._host.coordinator.changes(self._identity) as changed:
                 due = self._clock.monotonic()

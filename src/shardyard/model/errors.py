@@ -326,7 +326,7 @@ class WrongToken(Denied):
     """Raised when a call does not carry the token that is required."""
 
     def __init__(self, what: str) -> None:
-        super().__init__(f"{what} asks for a token, and none or another one was shown")
+        super().__init__(f"{what} requires a token, and the call has none or another one")
         self.what = what
 
 

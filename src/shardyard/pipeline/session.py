@@ -13,6 +13,7 @@ from pathlib import Path
 from pyspark.sql import DataFrame, SparkSession
 
 from shardyard.model import InvalidCall
+from shardyard.pipeline.source.source import Shardyard
 
 __all__ = ["DataFrame", "MissingJava", "SparkSession", "check_java", "session"]
 
@@ -51,15 +52,20 @@ def session(
 ) -> SparkSession:
     """A Spark session for a job: the active one, or a new one.
 
-    `master` defaults to `local[*]`, or to the master that `spark-submit` was started with.
+    `master` defaults to `local[*]`, or to the master that `spark-submit` was started with. Spark's Python workers use
+    the interpreter that runs this, unless another one is set by `spark.pyspark.python` in `settings` or by
+    `PYSPARK_PYTHON`.
     """
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    settings = settings or {}
+    _set_interpreter(settings.get("spark.pyspark.python"))
     builder = SparkSession.builder.appName(f"shardyard {name}")
     config = _SETTINGS | {"spark.ui.showConsoleProgress": str(sys.stderr.isatty()).lower()}
     if "PYSPARK_GATEWAY_PORT" in os.environ:  # spark-submit has started the JVM with its own settings
         if master is not None:
             builder = builder.master(master)
-        return _create(builder, config | dict(settings or {}))
+        spark = _create(builder, config | dict(settings))
+        spark.dataSource.register(Shardyard)  # the JVM would look for it with an interpreter that may lack Shardyard
+        return spark
     check_java()
     master = master or MASTER
     config |= {"spark.driver.memory": memory or MEMORY, "spark.driver.extraJavaOptions": _JAVA}
@@ -67,7 +73,13 @@ def session(
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
         config |= _LOCAL
     with _quiet_startup():
-        return _create(builder.master(master), config | dict(settings or {}))
+        return _create(builder.master(master), config | dict(settings))
+
+
+def _set_interpreter(python: str | None) -> None:
+    """Set the interpreter of the workers. Spark's own default, `python3`, need not be one that has Shardyard."""
+    os.environ["PYSPARK_PYTHON"] = python or os.environ.get("PYSPARK_PYTHON") or sys.executable
+    os.environ.pop("PYSPARK_DRIVER_PYTHON", None)  # data sources would run with it, and it may be Jupyter
 
 
 def _create(builder: SparkSession.Builder, settings: Mapping[str, str]) -> SparkSession:

@@ -50,13 +50,13 @@ class Publisher:
         partition: int | None = None,
         stamp: Stamp | None = None,
         fence: Fence | None = None,
-        turn: int | None = None,
+        round_robin_start: int | None = None,
         together: bool = False,
     ) -> list[Appended]:
         """Append the records; durable when it returns. Delayed records are not in the result: they have no offset yet.
 
-        `turn`: where the round-robin of stamped records without a key starts, by default at their sequence. `together`:
-        all of them go to that one partition, as a large batch does anyway.
+        `round_robin_start`: where the round-robin of stamped records without a key starts, by default at their
+        sequence. `together`: all of them go to that one partition, as a large batch does anyway.
         """
         now = milliseconds(self._clock)
         if isinstance(posted, pa.RecordBatch):
@@ -72,7 +72,7 @@ class Publisher:
             if partition is not None:
                 return [await router.send_to(partition, records, deadline=deadline, stamp=stamp, fence=fence)]
             if stamp is not None:
-                round_robin = _round_robin(stamp, turn, together or len(posted) >= WHOLE_FROM_RECORDS)
+                round_robin = _round_robin(stamp, round_robin_start, together or len(posted) >= WHOLE_FROM_RECORDS)
                 return await router.send(records, deadline=deadline, stamp=stamp, fence=fence, round_robin=round_robin)
             if len(records) == 1 and fence is None:
                 one = await router.send_one(records, deadline=deadline)
@@ -120,9 +120,9 @@ class Publisher:
         return router
 
 
-def _round_robin(stamp: Stamp, turn: int | None, together: bool) -> RoundRobin:
+def _round_robin(stamp: Stamp, round_robin_start: int | None, together: bool) -> RoundRobin:
     """The round-robin of a stamped batch. Different producers start with different partitions."""
-    first = zlib.crc32(stamp.producer.encode()) + (stamp.sequence if turn is None else turn)
+    first = zlib.crc32(stamp.producer.encode()) + (stamp.sequence if round_robin_start is None else round_robin_start)
     return partial(_numbers, first, 0 if together else 1)
 
 

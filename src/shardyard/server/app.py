@@ -13,6 +13,7 @@ from shardyard import __version__
 from shardyard.log import Log
 from shardyard.queues.broker import Broker
 from shardyard.registry import Registry
+from shardyard.runtime.clock import Clock
 from shardyard.server import health
 from shardyard.server.drain import Drain
 from shardyard.server.http import ERROR_HANDLERS
@@ -81,9 +82,11 @@ class _EmbeddedServer(_Server):
 
 
 @contextlib.asynccontextmanager
-async def running(log: Log, registry: Registry, *, token: str | None = None) -> AsyncIterator[str]:
+async def running(
+    log: Log, registry: Registry, *, token: str | None = None, clock: Clock | None = None
+) -> AsyncIterator[str]:
     """A broker inside this program, on a free port of this machine; yields its URL. For tests and examples."""
-    async with Broker(log, registry, token=token) as broker:
+    async with Broker(log, registry, token=token, clock=clock) as broker:
         drain = Drain()
         server = _EmbeddedServer(_config(broker, drain, "127.0.0.1", 0), drain)
         listening = server.config.bind_socket()
@@ -107,12 +110,14 @@ async def serving(
     token: str | None = None,
     trusted_proxies: Sequence[str] = (),
     drain_seconds: float = DRAIN_SECONDS,
+    clock: Clock | None = None,
 ) -> AsyncIterator[uvicorn.Server]:
     """A server, ready to `serve()`. Port 0 takes a free one.
 
-    `trusted_proxies`: addresses of proxies whose `X-Forwarded-For` header is believed.
+    `trusted_proxies`: addresses of proxies whose `X-Forwarded-For` header is believed. `clock`: of the broker, for
+    long polls, leases and everything that it does in the background.
     """
-    async with Broker(log, registry, token=token) as broker:
+    async with Broker(log, registry, token=token, clock=clock) as broker:
         drain = Drain()
         yield _Server(_config(broker, drain, host, port, trusted_proxies, drain_seconds), drain)
 

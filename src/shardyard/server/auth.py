@@ -46,6 +46,6 @@ def _token_of(request: Request) -> str | None:
 
 
 Authorised = Annotated[Broker, Depends(authorise)]
-"""The broker, as a parameter of every route that asks for the broker's token."""
+"""The broker, as a parameter of every route that requires the broker's token."""
 AuthorisedPublisher = Annotated[Broker, Depends(authorise_publish)]
 """The same for a route that publishes to the topic of its path."""

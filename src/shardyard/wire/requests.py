@@ -50,7 +50,7 @@ class Publish(Struct):
     producer: str | None = None
     """With `sequence`: makes a retry of the same batch harmless."""
     sequence: Whole | None = None
-    turn: Whole | None = None
+    round_robin_start: Whole | None = None
     """With `producer`: the partition, counted round-robin, where the distribution of records without a key starts."""
     together: Whole = 0
     """1 stores all records without a key on that partition."""

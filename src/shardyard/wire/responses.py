@@ -83,7 +83,7 @@ class DrainingPartition(Struct):
 class ResizedTopic(TopicInfo):
     """A topic after its number of partitions was changed."""
 
-    closing: list[DrainingPartition]
+    draining: list[DrainingPartition]
 
 
 class OffsetRange(Struct):

@@ -15,6 +15,7 @@ from shardyard.cli.queues.session import Session, request
 from shardyard.cli.queues.settings import format_setting, parse_settings, settings_help
 from shardyard.cli.queues.topics import print_deleted
 from shardyard.model import InvalidCall, InvalidValue
+from shardyard.wire.requests import Reset
 
 app = typer.Typer(
     name="groups",
@@ -196,13 +197,14 @@ def reset(
 
       shardyard groups reset billing orders --time 2026-01-31T12:00:00Z
     """
-    options = {"to": to, "offset": offset, "time": parse_time("--time", time)}
-    given = [(option, value) for option, value in options.items() if value is not None]
-    if len(given) != 1:
+    at = parse_time("--time", time)
+    if sum(value is not None for value in (to, offset, at)) != 1:
         raise InvalidCall("expected exactly one of --to, --offset and --time")
-    ((option, value),) = given
-    body: dict[str, object] = {"topic": topic, "partitions": partitions or None}
-    body |= {"to": value} if option == "to" else {"to": option, "value": value}
+    if to is not None:
+        body = Reset(topic, to.value)
+    else:
+        body = Reset(topic, "time", at) if offset is None else Reset(topic, "offset", offset)
+    body.partitions = partitions or None
     offsets = request(brokers, "POST", f"{_path(group)}/reset", body)
     if json:
         print_json(offsets)

@@ -47,7 +47,7 @@ class Session:
     def __init__(self, brokers: Sequence[str] | None, retry_seconds: float = RETRY_SECONDS) -> None:
         from shardyard.client import Brokers as Client  # noqa: PLC0415 slow to import, and other commands need none
 
-        self.brokers = Client(addresses(brokers), token=token(), patience=retry_seconds)
+        self.brokers = Client(addresses(brokers), token=token(), retry_seconds=retry_seconds)
         self._runner = asyncio.Runner()
 
     def __enter__(self) -> Self:

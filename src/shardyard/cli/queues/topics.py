@@ -219,7 +219,7 @@ def _print_details(topic: dict[str, Any], *, json: bool) -> None:
     if json:
         print_json(topic)
         return
-    settings = {name: value for name, value in topic.items() if name not in ("spans", "closing")}
+    settings = {name: value for name, value in topic.items() if name not in ("spans", "draining")}
     print_tables(
         {
             "topic": [{"setting": name, "value": format_setting(value)} for name, value in settings.items()],
@@ -233,7 +233,7 @@ def _draining_rows(topic: dict[str, Any]) -> list[dict[str, str]]:
     """The partitions that are draining, and when they will be deleted."""
     return [
         {"partition": f"{topic['name']}/{draining['partition']}", "deleted": _deletion_time(draining)}
-        for draining in topic["closing"]
+        for draining in topic["draining"]
     ]
 
 

@@ -11,7 +11,7 @@ from shardyard.log import Log
 from shardyard.log.port import SEAL_SECONDS
 from shardyard.model import ShardyardError, Topic
 from shardyard.pipeline.blocking import BlockingLog
-from shardyard.runtime.clock import SystemClock
+from shardyard.runtime.clock import Clock, SystemClock
 from shardyard.runtime.retry import retry
 
 RENEW_SECONDS = 2.0
@@ -30,13 +30,14 @@ class HeldSeal:
 
 
 @contextlib.contextmanager
-def sealed(opened: BlockingLog, topic: str) -> Iterator[HeldSeal]:
+def sealed(opened: BlockingLog, topic: str, clock: Clock | None = None) -> Iterator[HeldSeal]:
     """Seal a topic, and renew the seal in the background until the block ends. Unless the topic has moved by then, it
-    takes records again."""
+    takes records again. `clock`: for the renewals, and for waiting while another holder has the topic sealed."""
+    clock = clock or SystemClock()
     holder = f"reshard-{uuid.uuid4().hex}"
     log = opened.log
-    generation = opened.wait(_seal(log, topic, holder)).generation
-    renewing = opened.wait(_start(_renew(log, topic, holder)))
+    generation = opened.wait(_seal(log, topic, holder, clock)).generation
+    renewing = opened.wait(_start(_renew(log, topic, holder, clock)))
     try:
         yield HeldSeal(holder, generation)
     finally:
@@ -45,15 +46,14 @@ def sealed(opened: BlockingLog, topic: str) -> Iterator[HeldSeal]:
             opened.wait(log.unseal_topic(topic, holder))
 
 
-async def _seal(log: Log, topic: str, holder: str) -> Topic:
-    clock = SystemClock()
+async def _seal(log: Log, topic: str, holder: str, clock: Clock) -> Topic:
     deadline = clock.monotonic() + _WAIT_SECONDS
     return await retry(lambda: log.seal_topic(topic, holder, seconds=SEAL_SECONDS), clock=clock, deadline=deadline)
 
 
-async def _renew(log: Log, topic: str, holder: str) -> None:
+async def _renew(log: Log, topic: str, holder: str, clock: Clock) -> None:
     while True:
-        await asyncio.sleep(RENEW_SECONDS)
+        await clock.sleep(RENEW_SECONDS)
         with contextlib.suppress(ShardyardError):  # if the seal is lost, the move is refused
             await log.seal_topic(topic, holder, seconds=SEAL_SECONDS)
 

@@ -32,8 +32,8 @@ async def publish(topic: str, request: Request, broker: AuthorisedPublisher) -> 
     """Publish one record, or several as `{"records": [...]}`. They are durable when the response comes.
 
     Query: `partition` stores all of them on that partition. `producer` and `sequence` make a retry of the same batch
-    harmless; with them, `turn` (a number that counts up) says at which partition the distribution of records without a
-    key starts, and `together=1` stores all of those on that partition.
+    harmless; with them, `round_robin_start` (a number that counts up) says at which partition the distribution of
+    records without a key starts, and `together=1` stores all of those on that partition.
     """
     body = await read_bytes(request)
     records = decode_records(body, media_type_of(request), now_ms())
@@ -46,7 +46,7 @@ async def publish(topic: str, request: Request, broker: AuthorisedPublisher) -> 
         partition=query.partition,
         stamp=stamp,
         fence=await _fence(query, broker),
-        turn=query.turn,
+        round_robin_start=query.round_robin_start,
         together=bool(query.together),
     )
     PUBLISHED_RECORDS.add(len(records))

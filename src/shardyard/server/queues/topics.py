@@ -44,7 +44,7 @@ async def create_topic(request: Request, broker: Authorised) -> Response:
 async def describe_topic(name: str, broker: Authorised) -> Response:
     """A topic with its settings and what its partitions hold.
 
-    `closing`: its draining partitions, which take no more records, each with the groups that have to read it first.
+    `draining`: its draining partitions, which take no more records, each with the groups that have to read it first.
     """
     topic = await broker.log.topic(name)
     found = await spans(broker.log, topic)
@@ -52,7 +52,7 @@ async def describe_topic(name: str, broker: Authorised) -> Response:
     return respond(
         responses.TopicDescription.of(
             topic,
-            closing=await _draining(broker, topic),
+            draining=await _draining(broker, topic),
             token=settings.token_hash is not None,
             records_per_second=settings.records_per_second,
             spans=[responses.OffsetRange(span.first, span.end) for span in found.values()],
@@ -61,7 +61,7 @@ async def describe_topic(name: str, broker: Authorised) -> Response:
 
 
 async def _resized(broker: Broker, topic: Topic) -> Response:
-    return respond(responses.ResizedTopic.of(topic, closing=await _draining(broker, topic)))
+    return respond(responses.ResizedTopic.of(topic, draining=await _draining(broker, topic)))
 
 
 async def _draining(broker: Broker, topic: Topic) -> list[responses.DrainingPartition]:
@@ -91,7 +91,7 @@ async def expand_topic(name: str, request: Request, broker: Authorised) -> Respo
 @router.post("/{name}/contract", openapi_extra=request_body(requests.Resize))
 async def contract_topic(name: str, request: Request, broker: Authorised) -> Response:
     """Lower the number of partitions. The others are drained: they take no more records, and are dropped once every
-    group that reads the topic has read them. `closing` in the response lists them, each with the groups that have not.
+    group that reads the topic has read them. `draining` in the response lists them, each with the groups that have not.
     """
     topic = await broker.log.contract_topic(name, (await read_body(request, requests.Resize)).partitions)
     await _audit(broker, caller_of(request), "topic contracted", name, {"partitions": topic.receiving})

@@ -1,4 +1,8 @@
-"""`shardyard copy`: change to another engine and keep topics, positions and settings."""
+"""`shardyard copy`: change to another engine and keep topics, positions and settings.
+
+The module is not named after the command, because `spark-submit` runs `__main__.py` of this folder as a file: `copy.py`
+beside it would hide the standard module of that name.
+"""
 
 import asyncio
 from dataclasses import asdict, dataclass
