@@ -53,6 +53,7 @@ bench: $(VENV)/.bench ## measure the figures in bench/README.md, next to compara
 	@$(BIN)/python -m bench.imports
 	@$(BIN)/python -m bench.placement
 	@$(BIN)/python -m bench.log
+	@$(BIN)/python -m bench.log_growth
 	@$(BIN)/python -m bench.groups
 	@$(BIN)/python -m bench.queues
 	@$(BIN)/python -m bench.pipeline
