@@ -15,7 +15,7 @@ from shardyard.runtime.postgresql import Aborted, Connection
 
 _log = logging.getLogger(__name__)
 
-PAYLOAD_PARTITIONS = 200
+PAYLOAD_PARTITIONS = 150
 """In one notification, whose payload must be below 8000 bytes."""
 
 # The order by id, and fences after partitions, are the same in all transactions, so that nobody waits in a circle.
