@@ -1,6 +1,8 @@
 """What everything on PostgreSQL shares: connections, errors, schema versions and notifications."""
 
 import logging
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -134,6 +136,21 @@ def test_a_server_that_stopped_responding_hangs_neither_a_statement_nor_a_connec
             connect(url, "test")
         server.resume()
         connect(url, "test").close()
+
+
+@pytest.mark.parametrize("what", ["registry", "log"])
+def test_a_missing_driver_is_one_line_with_the_command_that_installs_it(what: str) -> None:
+    script = f"""
+import sys
+sys.modules["psycopg"] = None
+from shardyard.{what} import open_{what}
+try:
+    open_{what}("postgresql://db/yard")
+except Exception as error:
+    print(error)
+"""
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert run.stdout == "PostgreSQL needs psycopg: pip install 'shardyard[postgresql]'\n"
 
 
 # Errors ------------------------------------------------------------------------------------------------------
