@@ -513,6 +513,7 @@ def test_positions_are_committed_by_their_owner_only_and_never_back(registry: Re
         (P1, "b", 7, Position(2, 11), False),
         (P1, "a", 6, Position(2, 11), False),
         (P1, "a", 8, Position(2, 11), False),
+        (P1, "a", 2**80, Position(2, 11), False),
         (P1, "a", 7, Position(2, 9), False),
         (P1, "a", 7, Position(1, 99), False),
         (P2, "a", 8, Position(2, 11), False),
@@ -588,8 +589,9 @@ def test_heartbeats_renew_the_sessions_of_those_who_are_members(registry: Regist
         Heartbeat("billing", "b", MEMBER.epoch - 1),
         Heartbeat("billing", "nobody", MEMBER.epoch),
         Heartbeat("other", "a", MEMBER.epoch + 1),
+        Heartbeat("other", "a", 2**80),
     ]
-    assert registry.run(lambda tx: tx.renew_sessions(heartbeats)) == [True, False, False, False]
+    assert registry.run(lambda tx: tx.renew_sessions(heartbeats)) == [True, False, False, False, False]
     renewed = replace(MEMBER, expires_at=clock.now() + MEMBER.session_timeout)
     assert registry.read(lambda tx: tx.members("billing")) == [renewed, others[0]]
     assert registry.read(lambda tx: tx.members("other")) == [others[1]]
