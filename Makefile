@@ -42,6 +42,7 @@ format: $(VENV)/.ready ## fix and format the code with ruff
 chaos: $(VENV)/.ready ## run 100 000 simulated histories, then kill and stall real processes and Spark drivers (about 25 minutes)
 	@$(BIN)/python -m tests.groups.simulation --histories 100000 --first 1000000
 	@$(BIN)/python -m tests.groups.chaos run --seconds 60
+	@$(BIN)/python -m tests.groups.chaos run --seconds 120 --engine postgresql
 	@KILLS=10 $(BIN)/python -m pytest -q tests/log/test_crashes.py tests/pipeline/test_crashes.py
 
 $(VENV)/.bench: $(VENV)/.ready

@@ -20,6 +20,7 @@ from shardyard.log import Log
 from shardyard.log.memory import MemoryLog
 from shardyard.log.sqlite import SqliteLog
 from shardyard.model import Partition, Position, Record
+from shardyard.model.batch import from_records
 from shardyard.registry import Registry, open_registry
 
 TOPIC, GROUP = "commits", "commits"
@@ -29,7 +30,7 @@ PROCESSES = 5
 ROUND_SECONDS = 3.0
 SETTLE_SECONDS = 30.0
 BATCH_RECORDS = 100
-READ_BATCHES = 150
+READ_BATCHES = 100
 """For each partition."""
 
 
@@ -86,26 +87,25 @@ async def bench_one_process(name: str, log: Log, registry: Registry) -> None:
 async def bench_reading(log: Log, registry: Registry) -> None:
     """Read batches and commit each, all partitions at once."""
     await log.create_topic(TOPIC, UNDER_WAY)
-    records = [Record.new(bytes(100)) for _ in range(BATCH_RECORDS)]
+    records = from_records([Record.new(bytes(100)) for _ in range(BATCH_RECORDS)], 0)
     for partition in await log.topic(TOPIC):
         await asyncio.gather(*(log.append(partition, records) for _ in range(READ_BATCHES)))
+    total = UNDER_WAY * READ_BATCHES
     async with (
         Node(log, registry) as node,
         Reader(GROUP, [TOPIC], node=node, max_records=BATCH_RECORDS) as reader,
-        asyncio.TaskGroup() as tasks,
     ):
-        started, seen, batches = 0.0, 0, 0
-        async for batch in reader:
-            started = started or time.monotonic()
-            seen += len(batch)
-            batches += 1
-            tasks.create_task(batch.commit())
-            if seen == UNDER_WAY * READ_BATCHES * BATCH_RECORDS:
-                break
-    seconds = time.monotonic() - started
+        started = 0.0
+        async with asyncio.TaskGroup() as commits:
+            batches = aiter(reader)
+            for _ in range(total):
+                batch = await anext(batches)
+                started = started or time.monotonic()
+                commits.create_task(batch.commit())
+        seconds = time.monotonic() - started
     print(
         f"batches of {BATCH_RECORDS} records read and committed, one process, {UNDER_WAY} partitions at once:"
-        f" {rate(batches / seconds)} commits/s, {rate(seen / seconds)} records/s"
+        f" {rate(total / seconds)} commits/s, {rate(total * BATCH_RECORDS / seconds)} records/s"
     )
 
 

@@ -1,4 +1,5 @@
-"""Rebalancing on the embedded engines: a 17th member joins 16 on 256 partitions; then a member is killed.
+"""Groups on the embedded engines: commits, groups that are idle, and rebalancing: a 17th member joins 16 on 256
+partitions; then a member is killed.
 
 Run it with `make bench` or `python -m bench.groups`; `bench/README.md` explains how each figure is measured.
 """
@@ -20,6 +21,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from bench import group_commits, group_idle
 from bench.figures import filesystem, milliseconds, pin_to_cores, sync_seconds
 
 from shardyard.groups import Node, OwnedBatch, Reader
@@ -392,19 +394,26 @@ def leader_of(registry: Registry) -> str | None:
     return None if lease is None else lease.holder
 
 
-async def main(interval: float, times: int) -> None:
-    print(
-        f"groups: {pin_to_cores()}; {PARTITIONS} partitions, a record for each every {interval * 1e3:g} ms, which"
-        f" takes as long to handle; {MEMBERS} members in {PROCESSES} processes, one more in its own process, and the"
-        " producer in this one"
-    )
+async def main(interval: float, times: int, registry: str | None) -> None:
+    print(f"groups: {pin_to_cores()}")
     with tempfile.TemporaryDirectory(prefix="shardyard-bench-") as temporary:
         root = Path(temporary)
         print(f"in {root}: {filesystem(root)}, a sync of 4 KiB takes {sync_seconds(root) * 1e3:.2f} ms")
-        await bench_rebalances(_new_folder(root, "rebalances"), interval, times)
-        for session in (1.0, 3.0):
-            for leader in (False, True):
-                await bench_crash(_new_folder(root, f"crash-{session:g}-{leader}"), interval, session, leader=leader)
+        await group_commits.bench(_new_folder(root, "commits"), registry)
+        await group_idle.bench(_new_folder(root, "idle"), registry)
+        if registry is None:
+            await bench_rebalancing(root, interval, times)
+
+
+async def bench_rebalancing(root: Path, interval: float, times: int) -> None:
+    print(
+        f"{PARTITIONS} partitions, a record for each every {interval * 1e3:g} ms, which takes as long to handle;"
+        f" {MEMBERS} members in {PROCESSES} processes, one more in its own process, and the producer in this one"
+    )
+    await bench_rebalances(_new_folder(root, "rebalances"), interval, times)
+    for session in (1.0, 3.0):
+        for leader in (False, True):
+            await bench_crash(_new_folder(root, f"crash-{session:g}-{leader}"), interval, session, leader=leader)
 
 
 def _new_folder(root: Path, name: str) -> Path:
@@ -419,5 +428,6 @@ if __name__ == "__main__":
         "--interval", type=float, default=1.0, help="seconds between two records of a partition, and to handle one"
     )
     parser.add_argument("--times", type=int, default=5, help="how often the 17th member joins")
+    parser.add_argument("--registry", help="measure commits and idle groups on the registry of this URL, and no more")
     options = parser.parse_args()
-    asyncio.run(main(options.interval, options.times))
+    asyncio.run(main(options.interval, options.times, options.registry))

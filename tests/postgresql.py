@@ -10,7 +10,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psycopg
@@ -27,7 +27,7 @@ class PostgresqlServer:
 
     def __init__(self, folder: Path, **settings: str) -> None:
         self.folder = folder
-        self.port = _free_port()
+        self.port = free_port()
         self._settings = FAST | settings
         self._process: subprocess.Popen[bytes] | None = None
         self._create()
@@ -105,7 +105,8 @@ class PostgresqlServer:
         assert self._process is not None
         os.killpg(self._process.pid, signal.SIGKILL)
         for child in _children_in(self._process.pid):
-            os.kill(child, signal.SIGKILL)
+            with suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
         self._process.wait()
         (self.folder / "data" / "postmaster.pid").unlink(missing_ok=True)
 
@@ -119,7 +120,8 @@ class PostgresqlServer:
     def _signal(self, number: signal.Signals) -> None:
         assert self._process is not None
         for pid in (self._process.pid, *_children_in(self._process.pid)):
-            os.kill(pid, number)
+            with suppress(ProcessLookupError):  # a connection has ended since
+                os.kill(pid, number)
 
     def cut_connections(self) -> None:
         """End every client's connection, as a fail-over or an administrator does."""
@@ -138,7 +140,7 @@ class PostgresqlServer:
 @contextmanager
 def postgresql_server(**settings: str) -> Iterator[PostgresqlServer]:
     """A running server. `settings` are PostgreSQL's own."""
-    if shutil.which("postgres", path=_search_path()) is None:
+    if not is_installed():
         missing = "PostgreSQL is missing: apt-get install postgresql"
         if os.environ.get("CI") == "true":
             pytest.fail(missing)
@@ -151,6 +153,10 @@ def postgresql_server(**settings: str) -> Iterator[PostgresqlServer]:
             yield server
         finally:
             server.stop()
+
+
+def is_installed() -> bool:
+    return shutil.which("postgres", path=_search_path()) is not None
 
 
 def _binary(program: str) -> str:
@@ -186,7 +192,7 @@ def _children_in(parent: int) -> list[int]:
     return children
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         port: int = taken.getsockname()[1]

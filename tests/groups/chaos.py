@@ -1,6 +1,7 @@
-"""Real processes that fail: producers and members are killed (SIGKILL) and stalled (SIGSTOP) at random.
+"""Real processes that fail: producers and members are killed (SIGKILL) and stalled (SIGSTOP) at random; on PostgreSQL
+its server, too.
 
-    python -m tests.groups.chaos run --seconds 60 --seed 1
+    python -m tests.groups.chaos run --seconds 60 --seed 1 --engine postgresql
 
 Each producer records what it is about to append and what was acknowledged; each member records what was delivered to
 it. At the end `audit` compares the acknowledged records with the log, and the log with the deliveries: nothing is lost,
@@ -21,16 +22,19 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from shardyard.groups import Node, Reader, status
-from shardyard.log.sqlite import SqliteLog
+from shardyard.log import open_log
 from shardyard.model import Fenced, Partition, Record, RetryLater, Stamp
 from shardyard.placement import Modulus
 from shardyard.registry import open_registry
+from shardyard.runtime.clock import SystemClock
+from shardyard.runtime.retry import retry
+from tests.postgresql import PostgresqlServer, postgresql_server
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -45,14 +49,35 @@ SESSION_SECONDS = 1.5
 PRODUCERS = 3
 MEMBERS = 4
 CATCH_UP_SECONDS = 60.0
+SERVER_FAULT_SECONDS = 2.0
+"""Between two faults of the server."""
+
+T = TypeVar("T")
 
 
-def _log(folder: Path) -> SqliteLog:
-    return SqliteLog(folder / "log")
+DATABASE = "database.url"
+"""The file in the folder with the URL of the PostgreSQL database to use; without it, log and registry are embedded."""
+
+
+def _log_url(folder: Path) -> str:
+    return _database(folder) or f"sqlite:///{folder / 'log'}"
 
 
 def _registry_url(folder: Path) -> str:
-    return f"sqlite:///{folder / 'registry.db'}"
+    return _database(folder) or f"sqlite:///{folder / 'registry.db'}"
+
+
+def _database(folder: Path) -> str | None:
+    return (folder / DATABASE).read_text() if (folder / DATABASE).exists() else None
+
+
+async def _opened(open_it: Callable[[], T]) -> T:
+    """Open a log or a registry, as soon as its server is there."""
+
+    async def attempt() -> T:
+        return open_it()
+
+    return await retry(attempt, clock=SystemClock())
 
 
 # The processes
@@ -94,7 +119,7 @@ class Journal:
 async def produce(folder: Path, name: str) -> None:
     journal = Journal(folder / f"{name}.sent")
     rule = Modulus("fnv1a32", PARTITIONS)
-    async with _log(folder) as log:
+    async with await _opened(lambda: open_log(_log_url(folder))) as log:
         while True:
             if journal.open_intention is None:
                 key = f"{name}-{random.randrange(KEYS)}"
@@ -112,18 +137,23 @@ async def produce(folder: Path, name: str) -> None:
 
 async def consume(folder: Path, name: str) -> None:
     notes = (folder / f"{name}.got").open("a", buffering=1)
-    registry = open_registry(_registry_url(folder))
+    registry = await _opened(lambda: open_registry(_registry_url(folder)))
     async with (
-        _log(folder) as log,
+        await _opened(lambda: open_log(_log_url(folder))) as log,
         Node(log, registry, name=name) as node,
-        Reader(GROUP, [TOPIC], node=node, name=name, session_timeout=SESSION_SECONDS, max_records=50) as member,
+        contextlib.AsyncExitStack() as stack,
     ):
-        async for batch in member:
+
+        async def join() -> Reader:
+            reader = Reader(GROUP, [TOPIC], node=node, name=name, session_timeout=SESSION_SECONDS, max_records=50)
+            return await stack.enter_async_context(reader)
+
+        async for batch in await retry(join, clock=SystemClock()):
             for offset, record in enumerate(batch.records(), batch.first):
                 notes.write(f"{batch.partition.index} {batch.epoch} {offset} {record.id}\n")
             await asyncio.sleep(random.uniform(0, 0.01))
             try:
-                await batch.commit()
+                await retry(batch.commit, clock=SystemClock())
             except Fenced:
                 notes.write("fenced\n")
 
@@ -163,6 +193,7 @@ class Process:
 class Report:
     kills: int = 0
     stalls: int = 0
+    server_faults: int = 0
     acknowledged: int = 0
     stored: int = 0
     delivered: int = 0
@@ -171,55 +202,96 @@ class Report:
     problems: list[str] = field(default_factory=list)
 
 
-def run(folder: Path, seconds: float, seed: int) -> Report:
-    """Kill and stall producers and members for that long, then check."""
+def run(
+    folder: Path, seconds: float, seed: int, *, server: PostgresqlServer | None = None, server_stall: float = 20.0
+) -> Report:
+    """Kill and stall producers and members for that long, then check. With a server, log and registry are in a database
+    of it, and it is killed, restarted, stalled for `server_stall` seconds, and its connections are cut."""
     rng = random.Random(seed)
-    asyncio.run(_prepare(folder))
-    producers = [Process(folder, "produce", f"p{i}") for i in range(PRODUCERS)]
-    members = [Process(folder, "consume", f"m{i}") for i in range(MEMBERS)]
-    try:
-        kills, stalls = _fire([*producers, *members], rng, seconds)
-        for producer in producers:
-            producer.end()
-        asyncio.run(_catch_up(folder, members))
-    finally:
-        for process in [*producers, *members]:
-            process.signal(signal.SIGCONT)
-            process.kill()
-    from shardyard.pipeline.session import session  # noqa: PLC0415 as in `check`
+    with contextlib.ExitStack() as stack:
+        if server is not None:
+            (folder / DATABASE).write_text(stack.enter_context(server.new_database()))
+        asyncio.run(_prepare(folder))
+        producers = [Process(folder, "produce", f"p{i}") for i in range(PRODUCERS)]
+        members = [Process(folder, "consume", f"m{i}") for i in range(MEMBERS)]
+        faults = Faults([*producers, *members], rng, server, server_stall)
+        try:
+            faults.cause(seconds)
+            for producer in producers:
+                producer.end()
+            asyncio.run(_catch_up(folder, members))
+        finally:
+            for process in [*producers, *members]:
+                process.signal(signal.SIGCONT)
+                process.kill()
+        from shardyard.pipeline.session import session  # noqa: PLC0415 as in `check`
 
-    spark = session("chaos", master="local[2]", memory="1g", settings={"spark.sql.shuffle.partitions": "2"})
-    return replace(check(folder, spark), kills=kills, stalls=stalls)
+        spark = session("chaos", master="local[2]", memory="1g", settings={"spark.sql.shuffle.partitions": "2"})
+        report = check(folder, spark)
+    return replace(report, kills=faults.kills, stalls=faults.stalls, server_faults=faults.server_faults)
 
 
 async def _prepare(folder: Path) -> None:
-    async with _log(folder) as log:
+    async with open_log(_log_url(folder)) as log:
         await log.create_topic(TOPIC, PARTITIONS)
 
 
-def _fire(processes: list[Process], rng: random.Random, seconds: float) -> tuple[int, int]:
-    """How many were killed, and how many stalled."""
-    kills = stalls = 0
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        time.sleep(rng.uniform(0.1, 0.6))
-        victim = rng.choice(processes)
-        if rng.random() < 0.5:
+class Faults:
+    """Kills and stalls processes, and the server if there is one."""
+
+    def __init__(
+        self, processes: list[Process], rng: random.Random, server: PostgresqlServer | None, server_stall: float
+    ) -> None:
+        self.kills = self.stalls = self.server_faults = 0
+        self._processes = processes
+        self._rng = rng
+        self._server = server
+        self._server_stall = server_stall
+        self._server_due = time.monotonic() + SERVER_FAULT_SECONDS
+
+    def cause(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            time.sleep(self._rng.uniform(0.1, 0.6))
+            if self._server is not None and time.monotonic() > self._server_due:
+                self._harm_server(self._server)
+                self._server_due = time.monotonic() + SERVER_FAULT_SECONDS
+            else:
+                self._harm(self._rng.choice(self._processes))
+
+    def _harm(self, victim: Process) -> None:
+        if self._rng.random() < 0.5:
             victim.kill()
-            kills += 1
+            self.kills += 1
             victim.start()
         else:
             victim.signal(signal.SIGSTOP)
-            stalls += 1
-            time.sleep(rng.choice([0.1, 0.5, SESSION_SECONDS + 1.0]))
+            self.stalls += 1
+            time.sleep(self._rng.choice([0.1, 0.5, SESSION_SECONDS + 1.0]))
             victim.signal(signal.SIGCONT)
-    return kills, stalls
+
+    def _harm_server(self, server: PostgresqlServer) -> None:
+        """Each way in turn."""
+        match self.server_faults % 4:
+            case 0:
+                server.kill()
+                server.start()
+            case 1:
+                server.stall()
+                time.sleep(self._server_stall)
+                server.resume()
+            case 2:
+                server.cut_connections()
+            case _:
+                server.stop()
+                server.start()
+        self.server_faults += 1
 
 
 async def _catch_up(folder: Path, members: list[Process]) -> None:
     until = time.monotonic() + CATCH_UP_SECONDS
     registry = open_registry(_registry_url(folder))
-    async with _log(folder) as log:
+    async with open_log(_log_url(folder)) as log:
         while any(row.lag for row in await status(log, registry, GROUP)):
             dead = [m.name for m in members if m.handle.poll() is not None]
             assert not dead, f"members ended by themselves: {dead}"
@@ -241,7 +313,7 @@ def check(folder: Path, spark: "SparkSession") -> Report:
 
     report = Report()
     given = _deliveries(folder)
-    topic = spark.read.format("shardyard").options(log=f"sqlite:///{folder / 'log'}", topics=TOPIC).load().cache()
+    topic = spark.read.format("shardyard").options(log=_log_url(folder), topics=TOPIC).load().cache()
     acknowledged = spark.createDataFrame(list(_acknowledged(folder)), auditing.SENT)
     stored = auditing.audit(acknowledged, auditing.delivered_from_topic(topic))
     table = spark.createDataFrame(
@@ -330,12 +402,15 @@ def main() -> int:
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--name", default="")
     parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--engine", choices=["sqlite", "postgresql"], default="sqlite")
     parser.add_argument("--seed", type=int, default=random.randrange(10**6))
     options = parser.parse_args()
     if options.role == "run":
         folder = options.folder or Path(tempfile.mkdtemp(prefix="shardyard-chaos-"))
         print(f"seed {options.seed}, {options.seconds:g} s, in {folder}")
-        report = run(folder, options.seconds, options.seed)
+        with contextlib.ExitStack() as stack:
+            server = stack.enter_context(postgresql_server()) if options.engine == "postgresql" else None
+            report = run(folder, options.seconds, options.seed, server=server)
         print(report)
         if report.problems:
             return 1

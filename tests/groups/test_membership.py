@@ -1,7 +1,8 @@
 """Membership and directory on the embedded engines and on their twins: events, preparation, presence, addresses."""
 
 import asyncio
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -14,8 +15,10 @@ from shardyard.groups import (
     MembershipListener,
     Node,
     configure,
+    protocol,
 )
 from shardyard.model import Fenced, InvalidCall, Partition, Position
+from shardyard.registry import Heartbeat, Snapshot, Transaction
 from tests.groups.test_reader import TOPIC, Environment, Run, evict, run
 from tests.registry.blocks import transaction
 
@@ -121,6 +124,55 @@ def test_a_member_that_prepares_gets_a_partition_when_it_is_ready_and_the_owner_
                 assert second.coming == {waiting}
             await until(env, lambda: len(first.owned) == 4)
             assert waiting.index not in first.seen("lost"), "what was only being prepared never left its owner"
+
+    run(scenario)
+
+
+def test_an_owner_learns_in_time_that_the_next_one_took_too_long_to_prepare(run: Run) -> None:
+    async def scenario(env: Environment) -> None:
+        first, second = Recorder(), Recorder()
+        forever = {"session_timeout": 600.0}  # it does not wait for a heartbeat
+        async with member(env, "a", first, **forever):
+            await until(env, lambda: len(first.owned) == 4)
+            async with member(env, "b", second, prepare_seconds=0.5, **forever):
+                await until(env, lambda: len(first.seen("revoked")) == 2)
+                assert second.seen("incoming") == first.seen("revoked")
+
+    run(scenario)
+
+
+def test_members_of_a_process_send_heartbeats_together_and_read_their_assignment_when_it_changes(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[set[str]] = []
+    read: list[str] = []
+    heartbeat, assignment = protocol.heartbeat, protocol.assignment
+
+    def heartbeats(tx: Transaction, heartbeats: Sequence[Heartbeat]) -> list[Fenced | None]:
+        sent.append({heartbeat.member for heartbeat in heartbeats})
+        return heartbeat(tx, heartbeats)
+
+    def assignments(tx: Snapshot, group: str, name: str, epoch: int) -> protocol.MemberAssignment:
+        read.append(name)
+        return assignment(tx, group, name, epoch)
+
+    async def scenario(env: Environment) -> None:
+        recorders = {name: Recorder() for name in "abcd"}
+        async with contextlib.AsyncExitStack() as stack:
+            for name, recorder in recorders.items():
+                joined = member(env, name, recorder, partitions=[Partition(TOPIC, "abcd".index(name))])
+                await stack.enter_async_context(joined)
+            await until(env, lambda: all(len(recorder.owned) == 1 for recorder in recorders.values()))
+            monkeypatch.setattr(protocol, "heartbeat", heartbeats)
+            monkeypatch.setattr(protocol, "assignment", assignments)
+            await until(env, lambda: {"a", "b", "c", "d"} in sent)
+            read.clear()
+            await until(env, lambda: sum(map(len, sent)) > 20)
+            assert read == []
+            env.registry.run(lambda tx: evict(tx, GROUP, "c"))
+            await until(env, lambda: bool(recorders["c"].seen("lost")))
+            assert "c" in read
+            assert not {"a", "b", "d"} & set(read), "the others are not concerned"
 
     run(scenario)
 

@@ -10,6 +10,7 @@ from pyspark.sql import SparkSession
 from shardyard.log.sqlite import SqliteLog
 from shardyard.model import Partition, Record
 from tests.groups import chaos
+from tests.postgresql import postgresql_server
 
 
 @pytest.mark.processes
@@ -20,6 +21,19 @@ def test_nothing_is_lost_or_reordered_when_processes_are_killed_and_stalled(tmp_
     assert report.kills > 3
     assert report.stalls > 3
     assert report.acknowledged > 300, "too little happened to prove anything"
+    assert report.delivered >= report.stored >= report.acknowledged
+
+
+@pytest.mark.processes
+@pytest.mark.server
+@pytest.mark.timeout(300)
+@pytest.mark.usefixtures("spark")
+def test_nothing_is_lost_or_reordered_when_postgresql_is_killed_restarted_stalled_and_cut_off(tmp_path: Path) -> None:
+    with postgresql_server() as server:
+        report = chaos.run(tmp_path, seconds=20, seed=7, server=server, server_stall=4.0)
+    assert report.problems == []
+    assert report.server_faults > 3
+    assert report.acknowledged > 100, "too little happened to prove anything"
     assert report.delivered >= report.stored >= report.acknowledged
 
 

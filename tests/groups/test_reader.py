@@ -11,7 +11,7 @@ import pytest
 
 from shardyard.groups import GroupConfig, Node, OwnedBatch, Reader, configure, protocol, status
 from shardyard.groups import reader as reader_module
-from shardyard.log import Log
+from shardyard.log import Log, open_log
 from shardyard.log.memory import MemoryLog
 from shardyard.log.sqlite import SqliteLog
 from shardyard.model import (
@@ -91,22 +91,28 @@ class Environment:
 
 
 @contextlib.asynccontextmanager
-async def open_environment(kind: str, folder: Path) -> AsyncIterator[Environment]:
-    log: Log = {"memory": MemoryLog, "sparse": SparseLog}.get(kind, partial(SqliteLog, folder / "log"))()
-    registry = open_registry("memory://" if kind != "sqlite" else f"sqlite:///{folder / 'registry.db'}")
-    with registry:
+async def open_environment(kind: str, folder: Path, database: str = "") -> AsyncIterator[Environment]:
+    opened: dict[str, tuple[Callable[[], Log], str]] = {
+        "memory": (MemoryLog, "memory://"),
+        "sparse": (SparseLog, "memory://"),
+        "sqlite": (partial(SqliteLog, folder / "log"), f"sqlite:///{folder / 'registry.db'}"),
+        "postgresql": (partial(open_log, database), database),
+    }
+    log, registry_url = opened[kind][0](), opened[kind][1]
+    with open_registry(registry_url) as registry:
         async with log, Node(log, registry) as node:
             await log.create_topic(TOPIC, PARTITIONS)
             yield Environment(log, registry, node)
 
 
-@pytest.fixture(params=["memory", "sparse", "sqlite"])
+@pytest.fixture(params=["memory", "sparse", "sqlite", pytest.param("postgresql", marks=pytest.mark.server)])
 def run(request: pytest.FixtureRequest, tmp_path: Path) -> Run:
     """Runs a scenario on an engine."""
+    database = request.getfixturevalue("postgresql_url") if request.param == "postgresql" else ""
 
     def run_scenario(scenario: Scenario) -> None:
         async def with_environment() -> None:
-            async with open_environment(request.param, tmp_path) as env:
+            async with open_environment(request.param, tmp_path, database) as env:
                 await scenario(env)
 
         asyncio.run(with_environment())

@@ -8,6 +8,7 @@ import pytest
 
 from shardyard.log import Log, open_log
 from shardyard.log.memory import MemoryLog
+from shardyard.log.postgresql import PostgresqlLog
 from shardyard.log.sqlite import SqliteLog
 from shardyard.model import Record, Retention
 from shardyard.runtime.clock import ManualClock
@@ -21,8 +22,10 @@ def clock() -> ManualClock:
     return ManualClock()
 
 
-@pytest.fixture(params=["memory", "sqlite"])
+@pytest.fixture(params=["memory", "sqlite", pytest.param("postgresql", marks=pytest.mark.server)])
 def log(request: pytest.FixtureRequest, tmp_path: Path, clock: ManualClock) -> Log:
+    if request.param == "postgresql":
+        return PostgresqlLog(request.getfixturevalue("postgresql_log_url"), maintain_every=None, clock=clock)
     if request.param == "memory":
         return MemoryLog(clock=clock)
     return SqliteLog(tmp_path, durability="process", maintain_every=None, clock=clock)

@@ -7,7 +7,7 @@ import inspect
 import itertools
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from shardyard.log import Log
 from shardyard.log.memory import MemoryLog
+from shardyard.log.postgresql import PostgresqlLog
 from shardyard.log.scan import scan
 from shardyard.log.sqlite import SqliteLog
 from shardyard.model import (
@@ -75,7 +76,7 @@ from tests.log.samples import (
 )
 from tests.log.sparse import SparseLog
 
-ENGINES = ["memory", "sqlite", "sparse"]
+ENGINES = ["memory", "sqlite", "sparse", pytest.param("postgresql", marks=pytest.mark.server)]
 MINUTE = 60_000
 
 
@@ -83,15 +84,33 @@ class Open(Protocol):
     def __call__(self, limits: Limits | None = None) -> Log: ...
 
 
-def open_engine(engine: str, folder: Path, limits: Limits | None = None) -> Log:
-    if engine != "sqlite":
-        return (SparseLog if engine == "sparse" else MemoryLog)(limits=limits)
-    return SqliteLog(folder, durability="process", limits=limits, maintain_every=None)
+def open_engine(engine: str, folder: Path, url: str, limits: Limits | None = None) -> Log:
+    match engine:
+        case "sqlite":
+            return SqliteLog(folder, durability="process", limits=limits, maintain_every=None)
+        case "postgresql":
+            return PostgresqlLog(url, limits=limits, maintain_every=None)
+        case _:
+            return (SparseLog if engine == "sparse" else MemoryLog)(limits=limits)
+
+
+def url_for(engine: str, request: pytest.FixtureRequest) -> str:
+    """The URL of an empty log, for the engine that needs one."""
+    return request.getfixturevalue("postgresql_log_url") if engine == "postgresql" else ""
 
 
 @pytest.fixture(params=ENGINES)
-def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
-    return functools.partial(open_engine, request.param, tmp_path)
+def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Open]:
+    url = url_for(request.param, request)
+    logs: list[Log] = []
+
+    def open_(limits: Limits | None = None) -> Log:
+        logs.append(open_engine(request.param, tmp_path, url, limits))
+        return logs[-1]
+
+    yield open_
+    for log in logs:
+        asyncio.run(log.close())
 
 
 @pytest.fixture
@@ -1752,12 +1771,21 @@ class Model:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@settings(max_examples=60)
-@given(steps=STEPS)
-def test_any_history_of_appends_trims_and_reads_is_as_that_of_a_list(engine: str, steps: list[tuple[Any, ...]]) -> None:
-    async def live() -> None:
+def test_any_history_of_appends_trims_and_reads_is_as_that_of_a_list(
+    engine: str, request: pytest.FixtureRequest
+) -> None:
+    url = url_for(engine, request)
+
+    @settings(max_examples=20 if engine == "postgresql" else 60)
+    @given(steps=STEPS)
+    def test(steps: list[tuple[Any, ...]]) -> None:
+        asyncio.run(live(steps))
+
+    async def live(steps: list[tuple[Any, ...]]) -> None:
         with tempfile.TemporaryDirectory() as folder:
-            async with open_engine(engine, Path(folder)) as log:
+            async with open_engine(engine, Path(folder), url) as log:
+                for topic in await log.topics():  # of the last history
+                    await log.delete_topic(topic.name)
                 await log.create_topic("t", 1)
                 model = Model(log)
                 for name, *arguments in steps:
@@ -1766,4 +1794,4 @@ def test_any_history_of_appends_trims_and_reads_is_as_that_of_a_list(engine: str
                 await log.maintain()
                 await model.check()
 
-    asyncio.run(live())
+    test()

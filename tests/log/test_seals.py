@@ -13,6 +13,7 @@ import pytest
 from shardyard.log import Log, Sender
 from shardyard.log.memory import MemoryLog
 from shardyard.log.port import SEAL_SECONDS
+from shardyard.log.postgresql import PostgresqlLog
 from shardyard.log.sqlite import SqliteLog
 from shardyard.model import Moved, Sealed, SealLost
 from shardyard.runtime.clock import ManualClock
@@ -29,8 +30,10 @@ def clock() -> ManualClock:
     return ManualClock()
 
 
-@pytest.fixture(params=["memory", "sqlite", "sparse"])
+@pytest.fixture(params=["memory", "sqlite", "sparse", pytest.param("postgresql", marks=pytest.mark.server)])
 def log(request: pytest.FixtureRequest, tmp_path: Path, clock: ManualClock) -> Log:
+    if request.param == "postgresql":
+        return PostgresqlLog(request.getfixturevalue("postgresql_log_url"), maintain_every=None, clock=clock)
     if request.param == "sqlite":
         return SqliteLog(tmp_path, durability="process", maintain_every=None, clock=clock)
     return (SparseLog if request.param == "sparse" else MemoryLog)(clock=clock)

@@ -24,6 +24,7 @@ from shardyard.log import Log, open_log
 from shardyard.log.memory import MemoryLog
 from shardyard.log.sqlite import SqliteLog, checkpoints, files, maintenance, store
 from shardyard.log.sqlite.files import connect
+from shardyard.log.stored_batches import encode
 from shardyard.model import (
     Busy,
     Closing,
@@ -299,9 +300,9 @@ def of_version(version: int, folder: Path) -> Iterator[sqlite3.Connection]:
         db.executescript(f"BEGIN; {tables} {marks} COMMIT;")
         with db:
             db.execute("BEGIN")
-            store.put_batch(db, 1, 0, arrow(records(0, 1)))
+            store.put_batch(db, 1, encode(1, 0, arrow(records(0, 1))))
             db.execute("INSERT INTO stamps VALUES (1, 'p', 3, 0, 2, 1)")
-            store.set_ends(db, [(2, 1)])
+            db.execute('UPDATE partitions SET "end" = 2 WHERE id = 1')
         yield db
 
 

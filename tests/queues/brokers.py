@@ -8,13 +8,14 @@ from typing import Self
 
 
 class BrokerProcess:
-    """A broker on the log and registry of a folder, killed at the end of the block. It keeps its address when it is
-    started again."""
+    """A broker on the log and registry of a folder, or in a database, killed at the end of the block. It keeps its
+    address when it is started again."""
 
-    def __init__(self, folder: Path, name: str = "broker") -> None:
+    def __init__(self, folder: Path, name: str = "broker", *, database: str | None = None) -> None:
         self._errors = folder / f"{name}.err"
-        self._command = [sys.executable, "-m", "shardyard.cli", "broker"]
-        self._command += ["--log", f"sqlite:///{folder / 'log'}", "--registry", f"sqlite:///{folder / 'registry.db'}"]
+        log = database or f"sqlite:///{folder / 'log'}"
+        registry = database or f"sqlite:///{folder / 'registry.db'}"
+        self._command = [sys.executable, "-m", "shardyard.cli", "broker", "--log", log, "--registry", registry]
         self.url = ""
 
     @property
@@ -36,6 +37,11 @@ class BrokerProcess:
         with self._errors.open("a") as errors:
             command = [*self._command, "--port", port]
             self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
+
+    @property
+    def errors(self) -> str:
+        """What it has written to stderr."""
+        return self._errors.read_text()
 
     def listens(self) -> None:
         """Wait until it listens."""

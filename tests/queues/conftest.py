@@ -4,6 +4,18 @@ import pytest
 
 from shardyard.registry import Registry
 from shardyard.registry.batcher import TransactionBatcher
+from tests.queues import engines
+
+
+@pytest.fixture(autouse=True)
+def databases(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Gives a test on PostgreSQL its databases."""
+    parameters = getattr(getattr(request.node, "callspec", None), "params", {})
+    if "postgresql" not in parameters.values():
+        yield
+        return
+    with engines.databases(request.getfixturevalue("postgresql")):
+        yield
 
 
 @pytest.fixture

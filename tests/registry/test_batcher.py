@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -129,3 +129,56 @@ def test_all_units_are_run_again_when_their_transaction_is_aborted() -> None:
     assert runs == ["a", "b"] * 3
     assert registry.opened == ["transaction"] * 3
     assert registry.read(epoch) == 2
+
+
+def add_all(tx: Transaction, numbers: Sequence[int]) -> list[int | Fenced]:
+    """Add up what is above 0, and refuse the rest."""
+    row = tx.group("billing") or GroupRow("billing")
+    tx.put_group(replace(row, epoch=row.epoch + sum(number for number in numbers if number > 0)))
+    return [len(numbers) if number > 0 else Fenced(f"not {number}") for number in numbers]
+
+
+def test_items_of_bulk_work_that_wait_together_are_passed_to_it_at_once_before_other_units() -> None:
+    registry = RecordingRegistry()
+    read, first, refused, incremented, second = outcomes_together(
+        registry,
+        lambda batcher: [
+            batcher.read(epoch),
+            batcher.run_bulk(add_all, 10),
+            batcher.run_bulk(add_all, -1),
+            batcher.run(increment),
+            batcher.run_bulk(add_all, 20),
+        ],
+    )
+    assert (first, second) == (3, 3), "the work got all three items"
+    assert str(refused) == "not -1"
+    assert (read, incremented) == (30, 31)
+    assert registry.opened == ["transaction"]
+
+
+def test_bulk_work_that_fails_as_a_whole_fails_for_all_its_items_and_for_nobody_else() -> None:
+    registry = RecordingRegistry()
+
+    def fail(_tx: Transaction, _items: Sequence[int]) -> list[int]:
+        raise Fenced("nothing works")
+
+    first, other, second, added = outcomes_together(
+        registry,
+        lambda batcher: [
+            batcher.run_bulk(fail, 1),
+            batcher.run(increment),
+            batcher.run_bulk(fail, 2),
+            batcher.run_bulk(add_all, 5),
+        ],
+    )
+    assert str(first) == str(second) == "nothing works"
+    assert (other, added) == (6, 1)
+
+
+def test_bulk_work_is_done_again_when_its_transaction_is_aborted() -> None:
+    registry = RecordingRegistry()
+    registry.aborts = 2
+    outcomes = outcomes_together(registry, lambda batcher: [batcher.run_bulk(add_all, n) for n in (1, 2)])
+    assert outcomes == [2, 2]
+    assert registry.opened == ["transaction"] * 3
+    assert registry.read(epoch) == 3

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from shardyard.model import Busy, Closed, InvalidValue, Partition, Position
+from shardyard.model.url import parse_url
 from shardyard.registry import (
     AuditRow,
     GroupRow,
@@ -25,6 +26,7 @@ from shardyard.registry import (
     open_registry,
 )
 from shardyard.registry.memory import MemoryRegistry
+from shardyard.registry.postgresql import PostgresqlStore
 from shardyard.registry.sql import SqlRegistry
 from shardyard.registry.sqlite import SqliteStore
 from shardyard.runtime.clock import ManualClock
@@ -47,16 +49,19 @@ def clock() -> ManualClock:
     return ManualClock()
 
 
-@pytest.fixture(params=["memory", "sqlite"])
+@pytest.fixture(params=["memory", "sqlite", pytest.param("postgresql", marks=pytest.mark.server)])
 def opened(request: pytest.FixtureRequest, tmp_path: Path, clock: ManualClock) -> Iterator[Open]:
     registries: list[Registry] = []
+    url = request.getfixturevalue("postgresql_url") if request.param == "postgresql" else ""
 
     def opened(busy_wait: float) -> Registry:
         registry: Registry
         if request.param == "memory":
             registry = MemoryRegistry(clock, busy_wait=busy_wait)
-        else:
+        elif request.param == "sqlite":
             registry = SqlRegistry(SqliteStore(tmp_path / "registry.db", clock, busy_wait=busy_wait))
+        else:
+            registry = SqlRegistry(PostgresqlStore(parse_url("registry", url), clock, busy_wait=busy_wait))
         registries.append(registry)
         return registry
 
@@ -508,6 +513,7 @@ def test_positions_are_committed_by_their_owner_only_and_never_back(registry: Re
         (P1, "b", 7, Position(2, 11), False),
         (P1, "a", 6, Position(2, 11), False),
         (P1, "a", 8, Position(2, 11), False),
+        (P1, "a", 2**80, Position(2, 11), False),
         (P1, "a", 7, Position(2, 9), False),
         (P1, "a", 7, Position(1, 99), False),
         (P2, "a", 8, Position(2, 11), False),
@@ -583,8 +589,9 @@ def test_heartbeats_renew_the_sessions_of_those_who_are_members(registry: Regist
         Heartbeat("billing", "b", MEMBER.epoch - 1),
         Heartbeat("billing", "nobody", MEMBER.epoch),
         Heartbeat("other", "a", MEMBER.epoch + 1),
+        Heartbeat("other", "a", 2**80),
     ]
-    assert registry.run(lambda tx: tx.renew_sessions(heartbeats)) == [True, False, False, False]
+    assert registry.run(lambda tx: tx.renew_sessions(heartbeats)) == [True, False, False, False, False]
     renewed = replace(MEMBER, expires_at=clock.now() + MEMBER.session_timeout)
     assert registry.read(lambda tx: tx.members("billing")) == [renewed, others[0]]
     assert registry.read(lambda tx: tx.members("other")) == [others[1]]
@@ -856,14 +863,16 @@ def test_all_watches_of_a_name_are_called_until_they_end(registry: Registry) -> 
 
 
 def test_a_new_watch_is_not_called_for_earlier_touches(registry: Registry) -> None:
-    first, second = Callback(), Callback()
-    registry.watch("group/billing", first)()
+    ended, earlier, later = Callback(), Callback(), Callback()
+    registry.watch("group/billing", ended)()
+    registry.watch("group/billing", earlier)
     touch(registry, "group/billing")
-    end = registry.watch("group/billing", second)
+    earlier.wait()
+    end = registry.watch("group/billing", later)
     touch(registry, "group/billing")
-    second.wait()
+    later.wait()
     end()
-    assert (first.times, second.times) == (0, 1)
+    assert (ended.times, later.times) == (0, 1)
 
 
 def test_a_callback_that_raises_is_logged_and_the_others_are_called(

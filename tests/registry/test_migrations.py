@@ -90,16 +90,16 @@ def names(registry: Registry) -> list[str]:
     return registry.read(lambda tx: [row.name for row in tx.groups()])
 
 
-def shape(inspector: Inspector) -> dict[str, object]:
+def shape(inspector: Inspector, schema: str | None = None) -> dict[str, object]:
     """Everything about the tables that statements depend on."""
     return {
         table: (
-            [(c["name"], c["type"]._type_affinity, c["nullable"]) for c in inspector.get_columns(table)],
-            inspector.get_pk_constraint(table)["constrained_columns"],
-            [(index["name"], index["column_names"]) for index in inspector.get_indexes(table)],
+            [(c["name"], c["type"]._type_affinity, c["nullable"]) for c in inspector.get_columns(table, schema)],
+            inspector.get_pk_constraint(table, schema)["constrained_columns"],
+            [(index["name"], index["column_names"]) for index in inspector.get_indexes(table, schema)],
         )
-        for table in inspector.get_table_names()
-        if table != migrations.VERSION_TABLE
+        for table in inspector.get_table_names(schema)
+        if table not in {migrations.VERSION_TABLE, "registry_version"}
     }
 
 

@@ -31,8 +31,8 @@ class AbortingStore(SqliteStore):
         self.published.append(names)
 
     @contextmanager
-    def begin(self, wait: float) -> Iterator[Connection]:
-        with super().begin(wait) as connection:
+    def begin(self, wait: float, *, guarded: bool = False) -> Iterator[Connection]:
+        with super().begin(wait, guarded=guarded) as connection:
             yield connection
             if self.aborts:
                 self.aborts -= 1

@@ -36,14 +36,17 @@ def broker(
 ) -> None:
     """Run a broker, which serves topics, records and groups over HTTP until it is interrupted.
 
-    Several brokers may share one log and registry. With SHARDYARD_TOKEN set, callers must send that token. The API is
-    documented at /docs.
+    Several brokers may share one log and registry: sqlite:/// on one machine, postgresql:// on any number of them, with
+    the password in the URL, in PGPASSWORD or in ~/.pgpass. With SHARDYARD_TOKEN set, callers must send that token. The
+    API is documented at /docs.
 
     Examples:
 
       shardyard broker
 
       shardyard broker --log sqlite:///data/log --registry sqlite:///data/registry.db --port 7401
+
+      shardyard broker --log postgresql://yard@db/yard --registry postgresql://yard@db/yard
 
       shardyard broker --trust-proxy 127.0.0.1
     """

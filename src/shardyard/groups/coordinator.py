@@ -147,6 +147,9 @@ class LocalCoordinator(GroupCoordinator):
         return await self._transactions.read(lambda tx: protocol.assignment(tx, group, member, epoch))
 
     async def commit(self, identity: MemberIdentity, positions: Mapping[Partition, tuple[int, Position]]) -> None:
+        if not positions:
+            await self.assignment(identity)  # there is nothing to store, but it must be a member
+            return
         commit = PositionCommit(identity.group, identity.member, positions)
         await self._transactions.run_bulk(protocol.commit, commit)
 

@@ -45,6 +45,7 @@ from shardyard.registry import (
     Snapshot,
     Transaction,
 )
+from shardyard.registry.port import TransactionAborted
 
 LEAST_SESSION_SECONDS = 1.0
 MOST_SESSION_SECONDS = 3600.0
@@ -270,7 +271,7 @@ def _why_refused(tx: Snapshot, commit: PositionCommit) -> ShardyardError:
             return error
         if row.committed is not None and position < row.committed:
             return CommitBehind(partition, position.offset, row.committed.offset)
-    raise AssertionError(f"nothing speaks against {commit}")
+    raise TransactionAborted("registry", f"the rows of {commit} have changed since")  # the commit is tried again
 
 
 def release(tx: Transaction, group: str, name: str, epoch: int, partitions: Mapping[Partition, int]) -> None:

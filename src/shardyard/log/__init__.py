@@ -41,7 +41,11 @@ def open_log(
     limits: "Limits | None" = None,
     clock: "Clock | None" = None,
 ) -> Log:
-    """Open a log by its URL: `sqlite:///data/log` (a folder; four slashes for an absolute path) or `memory://`."""
+    """Open a log by its URL: `sqlite:///data/log` (a folder; four slashes for an absolute path),
+    `postgresql://user:password@host:port/database` or `memory://`.
+
+    `durability` is the embedded log's: on PostgreSQL every commit is durable.
+    """
     engine = parse_url("log", url)
     require("server", "open_log", "numpy", "pyarrow", "xxhash")
     if engine.engine == "postgresql":
@@ -50,6 +54,10 @@ def open_log(
         from shardyard.log.memory import MemoryLog  # noqa: PLC0415 only the engine that is used is loaded
 
         return MemoryLog(limits=limits, clock=clock)
+    if engine.engine == "postgresql":
+        from shardyard.log.postgresql import PostgresqlLog  # noqa: PLC0415 only the engine that is used is loaded
+
+        return PostgresqlLog(url, limits=limits, clock=clock)
     from shardyard.log.sqlite import SqliteLog  # noqa: PLC0415 only the engine that is used is loaded
 
     return SqliteLog(engine.path, durability=durability, limits=limits, clock=clock)

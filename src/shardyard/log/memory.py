@@ -24,7 +24,6 @@ from shardyard.model import (
     Appended,
     Closed,
     Fence,
-    Fenced,
     OffsetBeyondEnd,
     Partition,
     PartitionOutOfRange,
@@ -373,8 +372,8 @@ class MemoryLog(Log):
         return topic, self._stored[partition]
 
     def _check_fence(self, fence: Fence | None) -> None:
-        if fence is not None and (known := self._fences.get(fence.name, fence.epoch)) > fence.epoch:
-            raise Fenced(f"epoch {fence.epoch} of {fence.name} is over: the current one is {known}")
+        if fence is not None:
+            rules.check_fence(fence, self._fences.get(fence.name))
 
 
 def _read(partition: Partition, epoch: int, stored: _Stored, offset: int, max_records: int, max_bytes: int) -> Batch:

@@ -7,6 +7,7 @@ from shardyard.log.port import Capabilities
 from shardyard.model import (
     Closing,
     Fence,
+    Fenced,
     InvalidValue,
     Moved,
     OffsetBeyondEnd,
@@ -102,6 +103,13 @@ def check_offset(partition: Partition, has: Span, offset: int, epoch: int | None
         raise OffsetTrimmed(partition, offset, has.first)
     if offset > has.end:
         raise OffsetBeyondEnd(partition, offset, has.end)
+
+
+def check_fence(fence: Fence, known: int | None) -> bool:
+    """Whether this epoch is higher than the known one; `Fenced` if it is lower."""
+    if known is not None and known > fence.epoch:
+        raise Fenced(f"epoch {fence.epoch} of {fence.name} is over: the current one is {known}")
+    return known is None or known < fence.epoch
 
 
 def check_same_batch(stamp: Stamp, stored: int, count: int) -> None:

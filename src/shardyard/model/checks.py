@@ -33,9 +33,11 @@ def check_int64(name: str, value: object, *, at_least: int = -_INT64) -> int:
 
 
 def check_text(name: str, value: object) -> None:
-    """Refuse what is not a string, is empty or can't be encoded."""
+    """Refuse what is not a string, is empty or can't be stored: databases take no lone surrogates and no NUL."""
     if not isinstance(value, str) or not value:
         raise InvalidValue(name, value, "a string that is not empty")
+    if "\0" in value:
+        raise InvalidValue(name, value, "a string without NUL characters")
     encoded_size(name, value)
 
 

@@ -259,6 +259,15 @@ class NotWritable(InvalidCall):
         self.path = path
 
 
+class UnknownDatabase(InvalidCall):
+    """Raised when a server has no database of the name in the URL."""
+
+    def __init__(self, where: str, why: str) -> None:
+        super().__init__(f"{where} can't be opened ({why}): create the database, or correct its name in the URL")
+        self.where = where
+        self.why = why
+
+
 class UnknownGroup(InvalidCall):
     """Raised when a group does not exist: no member ever joined it, and it was never configured."""
 
@@ -330,6 +339,17 @@ class WrongToken(Denied):
         self.what = what
 
 
+class DatabaseDenied(Denied):
+    """Raised when a database does not let this user in, or does not let it do what is needed. `advice` says what
+    helps."""
+
+    def __init__(self, where: str, why: str, advice: str) -> None:
+        super().__init__(f"{where} denies access ({why}): {advice}")
+        self.where = where
+        self.why = why
+        self.advice = advice
+
+
 class NotAllowed(Denied):
     """Raised when a group's allow and deny lists keep a member out."""
 
@@ -386,6 +406,28 @@ class OverQuota(RetryLater):
         self.topic = topic
         self.per_second = per_second
         self.wait = wait
+
+
+class DatabaseUnavailable(RetryLater):
+    """Raised when a database can't be reached, or can't be written to for now. Nothing was changed."""
+
+    def __init__(self, where: str, why: str, advice: str = "try again in a moment") -> None:
+        super().__init__(f"{where} is unavailable ({why}): {advice}")
+        self.where = where
+        self.why = why
+        self.advice = advice
+
+
+class OutcomeUnknown(RetryLater):
+    """Raised when the connection to a database was lost during a commit. Whether it was carried out is not known."""
+
+    def __init__(self, where: str, why: str) -> None:
+        super().__init__(
+            f"the connection to {where} was lost during a commit ({why}), which may have been carried out: look again, "
+            "or repeat the call"
+        )
+        self.where = where
+        self.why = why
 
 
 class Unreachable(RetryLater):

@@ -60,7 +60,8 @@ def open_registry(url: str, *, clock: Clock = _SYSTEM_CLOCK) -> Registry:
     """Open the registry at `url`, and create it if it does not exist.
 
     `sqlite:///data/registry.db` is relative to the working directory, `sqlite:////data/registry.db` is absolute;
-    `memory://` lasts as long as the object. `clock` is for engines whose time is the machine's.
+    `postgresql://user:password@host/database` is for several machines; `memory://` lasts as long as the object. `clock`
+    is for engines whose time is the machine's, and replaces PostgreSQL's own if it is not the system's.
     """
     parsed = parse_url("registry", url)
     require("server", "open_registry", "sqlalchemy")
@@ -71,6 +72,11 @@ def open_registry(url: str, *, clock: Clock = _SYSTEM_CLOCK) -> Registry:
 
         return MemoryRegistry(clock)
     from shardyard.registry.sql import SqlRegistry  # noqa: PLC0415 only the engine that is used is loaded
+
+    if parsed.engine == "postgresql":
+        from shardyard.registry.postgresql import PostgresqlStore  # noqa: PLC0415 likewise
+
+        return SqlRegistry(PostgresqlStore(parsed, None if isinstance(clock, SystemClock) else clock))
     from shardyard.registry.sqlite import SqliteStore  # noqa: PLC0415 likewise
 
     return SqlRegistry(SqliteStore(parsed.path, clock))

@@ -53,7 +53,8 @@ class TransactionBatcher:
         self, work: Callable[[Transaction, Sequence[Item]], Sequence[T | ShardyardError]], item: Item
     ) -> T:
         """For work that is cheaper for many callers at once: `work` gets all items that wait for it, in the order of
-        the calls, and returns an outcome for each, which is an error for those that it refuses.
+        the calls, and returns an outcome for each, which is an error for those that it refuses. It changes rows as
+        `Registry.run_guarded` allows.
 
         Within a transaction, it is done before the units of `run` and `read`, also before those that were submitted
         earlier: all of them are under way at the same time.
@@ -66,6 +67,8 @@ class TransactionBatcher:
         self._commits.close()
 
     def _carry_out(self, units: list[_Unit]) -> list[Outcome]:
+        if all(unit.is_bulk for unit in units):
+            return self._registry.run_guarded(lambda tx: _outcomes(units, tx))
         if any(unit.writes for unit in units):
             return self._registry.run(lambda tx: _outcomes(units, tx))
         return self._registry.read(lambda snapshot: [_outcome(unit.work, snapshot) for unit in units])

@@ -14,6 +14,7 @@ from sqlalchemy import (
     Column,
     Connection,
     Double,
+    Identity,
     Integer,
     MetaData,
     Table,
@@ -24,6 +25,7 @@ from sqlalchemy import (
     text,
     update,
 )
+from sqlalchemy.types import TypeEngine
 
 from shardyard.model import Damaged, WrongSchemaVersion
 
@@ -55,8 +57,11 @@ def migrate(connection: Connection, where: str, now: float, migrations: Sequence
         connection.execute(update(_VERSION).values(version=len(migrations)))
 
 
-def _key(name: str, kind: type[Text | BigInteger] = Text) -> Column[Any]:
-    return Column(name, kind(), primary_key=True, autoincrement=False)
+_Name = Text().with_variant(Text(collation="C"), "postgresql")
+
+
+def _key(name: str, kind: TypeEngine[Any] = _Name) -> Column[Any]:
+    return Column(name, kind, primary_key=True, autoincrement=False)
 
 
 def _required(name: str, kind: type[Text | BigInteger | Double[float] | Boolean]) -> Column[Any]:
@@ -67,7 +72,7 @@ def _create_version_1(connection: Connection, _now: float) -> None:
     tables = MetaData()
 
     def table(name: str, *columns: Column[Any], rowid: bool = False) -> None:
-        Table(name, tables, *columns, sqlite_with_rowid=rowid)
+        Table(name, tables, *columns, sqlite_with_rowid=rowid, postgresql_with={"fillfactor": 50})
 
     table(
         "groups",
@@ -93,7 +98,7 @@ def _create_version_1(connection: Connection, _now: float) -> None:
         "ownerships",
         _key("group_name"),
         _key("topic"),
-        _key("partition_index", BigInteger),
+        _key("partition_index", BigInteger()),
         Column("owner", Text),
         _required("epoch", BigInteger),
         Column("target", Text),
@@ -111,7 +116,7 @@ def _create_version_1(connection: Connection, _now: float) -> None:
     table("settings", _key("scope"), _key("name"), Column("value", Text), _required("version", BigInteger))
     table(
         "audit",
-        _key("number", BigInteger),
+        _key("number", BigInteger()),
         _required("at", Double),
         *(_required(name, Text) for name in ("who", "action", "subject", "detail")),
         rowid=True,
@@ -137,7 +142,7 @@ def _migrate_to_version_2(connection: Connection, now: float) -> None:
     Table(
         "audit",
         MetaData(),
-        Column("number", BigInteger().with_variant(Integer, "sqlite"), primary_key=True),
+        Column("number", BigInteger().with_variant(Integer, "sqlite"), Identity(), primary_key=True),
         _required("at", Double),
         *(_required(name, Text) for name in ("who", "action", "subject", "detail")),
         sqlite_autoincrement=True,

@@ -309,6 +309,14 @@ class Registry(ABC):
         """
         return self._retry(self._transaction, work)
 
+    def run_guarded(self, work: Callable[[Transaction], T]) -> T:
+        """`run`, for work that changes rows by `commit_positions` and `renew_sessions` alone.
+
+        These check the very row that they change, so an engine need not isolate the whole transaction from others to
+        keep them right. The rows that `work` reads besides may then be of different moments.
+        """
+        return self._retry(self._guarded_transaction, work)
+
     def read(self, work: Callable[[Snapshot], T]) -> T:
         """Run `work` on the state that was last committed, and return its result. It does not wait for writers, and no
         writer waits for it. As in `run`, `work` must have no side effects."""
@@ -328,8 +336,9 @@ class Registry(ABC):
         """Call `callback`, from any thread, soon after each transaction, of any process, that touched `name`. A name
         that ends with "/" watches every name that starts with it.
 
-        Several touches may result in one call. Returns a function that ends the watch; calling it twice is fine. A
-        callback must return at once, and must not use the registry.
+        Several touches may result in one call, and a touch shortly before the watch began in another. Returns a
+        function that ends the watch; calling it twice is fine. A callback must return at once, and must not use the
+        registry.
         """
 
     @abstractmethod
@@ -343,6 +352,10 @@ class Registry(ABC):
         Wait up to `wait` seconds for transactions of others, then `Busy`. `TransactionAborted`, from the block or at
         its end, if the same work may succeed in a new transaction.
         """
+
+    def _guarded_transaction(self, wait: float) -> AbstractContextManager[Transaction]:
+        """For engines that have a cheaper transaction for `run_guarded`."""
+        return self._transaction(wait)
 
     @abstractmethod
     def _snapshot(self) -> AbstractContextManager[Snapshot]:

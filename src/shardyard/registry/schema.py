@@ -3,24 +3,26 @@
 import json
 from typing import Any
 
-from sqlalchemy import BigInteger, Boolean, Column, Double, Integer, MetaData, Table, Text
+from sqlalchemy import BigInteger, Boolean, Column, Double, Identity, Integer, MetaData, Table, Text
+from sqlalchemy.types import TypeEngine
 
 from shardyard.model import Damaged, InvalidValue
 
 METADATA = MetaData()
 
-_Name = Text
+_Name = Text().with_variant(Text(collation="C"), "postgresql")
 """Names are ordered by code point, which is the default of SQLite."""
 
 _Number = BigInteger().with_variant(Integer, "sqlite")
 """A number that the database assigns. SQLite assigns only those of the type INTEGER, which has 64 bits there."""
 
-_CLUSTERED: dict[str, Any] = {"sqlite_with_rowid": False}
-"""SQLite then stores the rows in the primary key's tree: a group's rows lie together, and a change writes one page."""
+_CLUSTERED: dict[str, Any] = {"sqlite_with_rowid": False, "postgresql_with": {"fillfactor": 50}}
+"""SQLite then stores the rows in the primary key's tree: a group's rows lie together, and a change writes one page.
+PostgreSQL leaves room on each page for the next version of a row, which then needs no new entry in an index."""
 
 
-def _key(name: str, kind: type[Text | BigInteger] = _Name) -> Column[object]:
-    return Column(name, kind(), primary_key=True, autoincrement=False)
+def _key(name: str, kind: TypeEngine[Any] = _Name) -> Column[object]:
+    return Column(name, kind, primary_key=True, autoincrement=False)
 
 
 GROUPS = Table(
@@ -63,7 +65,7 @@ OWNERSHIPS = Table(
     METADATA,
     _key("group_name"),
     _key("topic"),
-    _key("partition_index", BigInteger),
+    _key("partition_index", BigInteger()),
     Column("owner", _Name),
     Column("epoch", BigInteger, nullable=False),
     Column("target", _Name),
@@ -97,7 +99,7 @@ SETTINGS = Table(
 AUDIT = Table(
     "audit",
     METADATA,
-    Column("number", _Number, primary_key=True),
+    Column("number", _Number, Identity(), primary_key=True),
     Column("at", Double, nullable=False),
     Column("who", Text, nullable=False),
     Column("action", Text, nullable=False),

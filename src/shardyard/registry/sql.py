@@ -22,9 +22,10 @@ class Store(Protocol):
         """See `Registry.busy_wait`."""
         ...
 
-    def begin(self, wait: float) -> AbstractContextManager[Connection]:
+    def begin(self, wait: float, *, guarded: bool = False) -> AbstractContextManager[Connection]:
         """A serializable transaction on an up-to-date schema, committed at the end of the block, or rolled back if it
-        raised. Wait up to `wait` seconds for transactions of others, then `Busy`."""
+        raised. Wait up to `wait` seconds for transactions of others, then `Busy`. `guarded`: see
+        `Registry.run_guarded`."""
         ...
 
     def begin_reading(self) -> AbstractContextManager[Connection]:
@@ -68,9 +69,15 @@ class SqlRegistry(Registry):
         self.busy_wait = store.busy_wait
         self._store = store
 
+    def _transaction(self, wait: float) -> AbstractContextManager[Transaction]:
+        return self._begin(wait, guarded=False)
+
+    def _guarded_transaction(self, wait: float) -> AbstractContextManager[Transaction]:
+        return self._begin(wait, guarded=True)
+
     @contextmanager
-    def _transaction(self, wait: float) -> Iterator[Transaction]:
-        with self._store.begin(wait) as connection:
+    def _begin(self, wait: float, *, guarded: bool) -> Iterator[Transaction]:
+        with self._store.begin(wait, guarded=guarded) as connection:
             transaction = SqlTransaction(connection, self._store.now(connection), self._store.update_each)
             try:
                 yield transaction

@@ -316,7 +316,7 @@ class SqlTransaction(SqlSnapshot):
                 "its_topic": partition.topic,
                 "its_partition_index": partition.index,
                 "its_owner": commit.owner,
-                "its_epoch": epoch,
+                "its_epoch": _known_epoch(epoch),
                 "its_committed_epoch": position.epoch,
                 "its_committed_offset": position.offset,
                 "its_now": self.now,
@@ -335,7 +335,7 @@ class SqlTransaction(SqlSnapshot):
 
     def renew_sessions(self, heartbeats: Sequence[Heartbeat]) -> list[bool]:
         members: list[Values] = [
-            {"its_group_name": h.group, "its_name": h.member, "its_epoch": h.epoch, "its_now": self.now}
+            {"its_group_name": h.group, "its_name": h.member, "its_epoch": _known_epoch(h.epoch), "its_now": self.now}
             for h in heartbeats
         ]
         self._update_each(self._connection, _NOTE_RECENT, members)  # before the time of the last heartbeat is replaced
@@ -416,6 +416,11 @@ def _member(row: Sequence[Any]) -> MemberRow:
         None if metadata is None else from_json(metadata),
         prepare,
     )
+
+
+def _known_epoch(epoch: int) -> int:
+    """`epoch`, or one that no row has if it is too large for a database: a caller may claim any."""
+    return epoch if 0 <= epoch <= _BEYOND_ANY else -1
 
 
 def _identity(group: str, partition: Partition) -> dict[str, object]:

@@ -28,6 +28,11 @@ class Watches:
     def __bool__(self) -> bool:
         return bool(self._callbacks)
 
+    def names(self) -> set[str]:
+        """The names that are watched."""
+        with self._lock:
+            return set(self._callbacks)
+
     def add(self, name: str, callback: Callable[[], None]) -> Callable[[], None]:
         """Returns a function that removes the callback again; calling it twice is fine."""
         number = next(self._numbers)

@@ -10,6 +10,7 @@ from shardyard import model
 from shardyard.model import (
     Conflict,
     Damaged,
+    DatabaseDenied,
     Denied,
     Fenced,
     InvalidCall,
@@ -34,6 +35,7 @@ STATUS: dict[type[ShardyardError], int] = {
     RetryLater: 503,
     Damaged: 500,
     # Where HTTP has a status that says more than the branch:
+    DatabaseDenied: 503,  # the broker may not use its database: its client has the right token
     NotAllowed: 403,
     UnknownTopic: 404,
     UnknownGroup: 404,

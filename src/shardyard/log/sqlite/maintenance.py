@@ -9,8 +9,9 @@ import sqlite3
 from collections.abc import Callable
 
 from shardyard.log import merging
+from shardyard.log.appending import PartitionState
 from shardyard.log.sqlite import store
-from shardyard.log.stored_batches import LoadedBatch, decode
+from shardyard.log.stored_batches import LoadedBatch, decode, encode
 from shardyard.model import Damaged, Partition, PartitionOutOfRange, Retention, UnknownTopic
 
 _log = logging.getLogger(__name__)
@@ -70,7 +71,7 @@ def _apply_retention(db: sqlite3.Connection, now: int, partition: Partition, wan
     store.trim(db, partition, keep)
 
 
-def _first_young(db: sqlite3.Connection, found: store.Found, since: int) -> int:
+def _first_young(db: sqlite3.Connection, found: PartitionState, since: int) -> int:
     row = db.execute(
         "SELECT first FROM batches WHERE partition = ? AND first + count > ? AND latest >= ? ORDER BY first LIMIT 1",
         (found.id, found.first, since),
@@ -78,7 +79,7 @@ def _first_young(db: sqlite3.Connection, found: store.Found, since: int) -> int:
     return int(row[0]) if row else found.end
 
 
-def _first_within(db: sqlite3.Connection, found: store.Found, size: int) -> int:
+def _first_within(db: sqlite3.Connection, found: PartitionState, size: int) -> int:
     """Keeps whole batches, and always the newest one, so a partition may be smaller than its limit by up to a batch."""
     keep, total = found.end, 0
     for first, stored in db.execute(
@@ -180,7 +181,7 @@ def _merge_run(db: sqlite3.Connection, partition: int, ids: list[int]) -> None:
         parts.append(decode(stored, checksum, partition, first, count, where))
     data = merging.merged(parts, where)
     db.executemany("DELETE FROM batches WHERE id = ?", [(batch,) for batch in ids])
-    store.put_batch(db, partition, parts[0].first, data)
+    store.put_batch(db, partition, encode(partition, parts[0].first, data))
 
 
 def free_space(db: sqlite3.Connection, _: int) -> bool:

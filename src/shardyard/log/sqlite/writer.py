@@ -2,19 +2,17 @@
 
 import sqlite3
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Protocol
 
-import pyarrow as pa
-
-from shardyard.log import rules
+from shardyard.log.appending import Append, Appending
 from shardyard.log.sqlite import store
 from shardyard.log.sqlite.checkpoints import Checkpoints
 from shardyard.log.sqlite.files import PAGE_BYTES, Durability, connect, translate
-from shardyard.model import Appended, Busy, Fence, Partition, Position, Record, ShardyardError, Stamp
-from shardyard.model.batch import from_records
+from shardyard.model import Busy, ShardyardError
 from shardyard.runtime.group_commit import GroupCommit, Outcome
 
 GROUP_BYTES = 32 * 1024 * 1024
@@ -27,32 +25,12 @@ _RETRY_SECONDS = 0.0005
 
 
 @dataclass(slots=True)
-class Append:
-    """Validated records for a partition."""
-
-    partition: Partition
-    records: Sequence[Record] | pa.RecordBatch
-    size: int
-    stamp: Stamp | None
-    fence: Fence | None
-    generation: int | None
-
-
-@dataclass(slots=True)
 class Operation:
     """Any other change: a function of the connection and the time in milliseconds. It raises a `ShardyardError` only
     before it has changed anything."""
 
     work: Callable[[sqlite3.Connection, int], Any]
     size: int = 0
-
-
-@dataclass(slots=True)
-class _Tail:
-    """What a transaction adds to one partition."""
-
-    found: store.Found
-    parts: list[tuple[int, Sequence[Record] | pa.RecordBatch]] = field(default_factory=list)
 
 
 class OnCommit(Protocol):
@@ -120,20 +98,20 @@ class Writer:
         self._begin()
         now = self._now()
         try:
-            tails: dict[Partition, _Tail] = {}
             ends: dict[int, int] = {}
             outcomes: list[Outcome] = []
             batches = 0
-            for request in group:
-                try:
+            for _, requests in groupby(group, type):
+                appending = Appending(store.Stored(db), now)
+                for request in requests:
                     if isinstance(request, Append):
-                        outcomes.append(_append(db, tails, request, now))
+                        outcomes.append(_outcome(appending.append, request))
                     else:
-                        batches += _write(db, tails, ends, now)
-                        outcomes.append(request.work(db, now))
-                except ShardyardError as error:  # refused before it changed anything: the others continue
-                    outcomes.append(error)
-            batches += _write(db, tails, ends, now)
+                        outcomes.append(_outcome(request.work, db, now))
+                changes = appending.changes()
+                store.put(db, changes, now)
+                ends |= changes.ends
+                batches += len(changes.batches)
             db.execute("COMMIT")
         except BaseException:
             if db.in_transaction:
@@ -156,65 +134,8 @@ class Writer:
                 return
 
 
-def _append(db: sqlite3.Connection, tails: dict[Partition, _Tail], request: Append, now: int) -> Appended:
-    rules.check_partition(request.partition)
-    tail = tails.get(request.partition)
-    if tail is None:
-        tail = tails[request.partition] = _Tail(store.find(db, request.partition))
-    found = tail.found
-    fence_rises = request.fence is not None and store.check_fence(db, request.fence)
-    known = request.stamp and store.find_stamp(db, request.partition, found, request.stamp)
-    if request.stamp and known:
-        rules.check_same_batch(request.stamp, known[1], len(request.records))
-    else:
-        if found.sealed and found.successor is None and not found.sealed_since <= now < found.sealed_until:
-            store.end_seal(db, request.partition.topic)
-            found.sealed = False
-        rules.check_receives(
-            request.partition, found.sealed, found.successor, found.receiving, found.generation, request.generation
-        )
-    if request.fence is not None and fence_rises:
-        store.raise_fence(db, request.fence)
-    if known:
-        return Appended(request.partition, Position(found.epoch, known[0]), known[1], duplicate=True)
-    first, count = found.end, len(request.records)
-    if request.stamp is not None:
-        store.put_stamp(db, found.id, request.stamp, first, count, now)
-    tail.parts.append((first, request.records))
-    found.end = first + count
-    return Appended(request.partition, Position(found.epoch, first), count)
-
-
-def _write(db: sqlite3.Connection, tails: dict[Partition, _Tail], ends: dict[int, int], now: int) -> int:
-    """Store the records of all tails. Returns the number of batches.
-
-    Appends of records to a partition that follow each other become one batch. For speed, the records of all partitions
-    are converted to Arrow at once.
-    """
-    loose: list[Record] = []
-    runs: list[tuple[int, int, int, int]] = []  # partition id, first offset, index in `loose`, number of records
-    batches: list[tuple[int, int, pa.RecordBatch]] = []
-    for tail in tails.values():
-        joins = False
-        for first, records in tail.parts:
-            if isinstance(records, pa.RecordBatch):
-                batches.append((tail.found.id, first, records))
-                joins = False
-                continue
-            if joins:
-                partition, start, at, count = runs.pop()
-                runs.append((partition, start, at, count + len(records)))
-            else:
-                runs.append((tail.found.id, first, len(loose), len(records)))
-            loose.extend(records)
-            joins = True
-        if tail.parts:
-            ends[tail.found.id] = tail.found.end
-    if loose:
-        data = from_records(loose, now)
-        batches.extend((partition, first, data.slice(at, count)) for partition, first, at, count in runs)
-    for partition, first, part in batches:
-        store.put_batch(db, partition, first, part)
-    store.set_ends(db, [(tail.found.end, tail.found.id) for tail in tails.values() if tail.parts])
-    tails.clear()
-    return len(batches)
+def _outcome(work: Callable[..., Any], *arguments: object) -> Outcome:
+    try:
+        return work(*arguments)
+    except ShardyardError as error:  # refused before it changed anything: the others continue
+        return error

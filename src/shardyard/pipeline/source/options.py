@@ -51,12 +51,14 @@ class WriteOptions:
     """Whether the frame's column `partition` says where each record goes."""
     producer: str | None
     checkpoint: str | None
+    staging: str | None
+    """For a log without a folder of its own: one where tasks stage records, which all of them and the driver reach."""
 
 
 _COMMON = ("log", "topics", "startingOffsets", "startingTimestamp", "recordsPerTask", "failOnDataLoss")
 READ = (*_COMMON, "endingOffsets", "endingTimestamp")
 STREAM = (*_COMMON, "maxRecordsPerTrigger")
-WRITE = ("log", "topic", "partitioner", "hash", "producer")
+WRITE = ("log", "topic", "partitioner", "hash", "producer", "staging")
 STREAM_WRITE = (*WRITE, "checkpointLocation")
 
 
@@ -89,6 +91,7 @@ def write_options(options: Mapping[str, str], *, streaming: bool) -> WriteOption
         by_column=by_column,
         producer=parser.text("producer"),
         checkpoint=parser.text("checkpointLocation"),
+        staging=parser.text("staging"),
     )
 
 

@@ -40,7 +40,7 @@ class _Sink:
 
     def __init__(self, options: WriteOptions) -> None:
         self._options = options
-        self._staging = Staging(staging_folder(options.log))
+        self._staging = Staging(staging_folder(options.log, options.staging))
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
         context = TaskContext.get()

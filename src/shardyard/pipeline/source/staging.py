@@ -9,7 +9,9 @@ tell which records are already stored. A batch that was finished is recognised b
 import asyncio
 import contextlib
 import fcntl
+import hashlib
 import json
+import os
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -34,6 +36,7 @@ from shardyard.model import (
 from shardyard.model.arrow_limits import check_batch
 from shardyard.model.batch import SCHEMA
 from shardyard.model.limits import Limits
+from shardyard.model.url import parse_url
 from shardyard.pipeline.atomic_files import fsync, write_json
 from shardyard.runtime.clock import SystemClock, now_ms
 
@@ -47,6 +50,8 @@ BATCH_SEQUENCES = 2**20
 """How many appends to one partition a batch may need."""
 ORPHAN_SECONDS = 24 * 3600
 """A file that is older, and that no manifest lists, was left behind by a failed task."""
+STAGING_VARIABLE = "SHARDYARD_STAGING"
+"""The environment variable with the folder for logs that have none of their own."""
 _FILE_SCHEMA = pa.schema([*SCHEMA, pa.field("partition", pa.int32(), nullable=False)])
 _NO_LIMIT = Limits(batch_bytes=2**62, batch_records=2**62)
 """Batches are cut to size when they are appended; only the size of each record is checked when it is staged."""
@@ -67,12 +72,18 @@ class Manifest:
     """Further data of the job that wrote the manifest."""
 
 
-def staging_folder(url: str) -> Path:
-    """The folder where records for this log are staged: inside the log's own, which all workers can reach."""
+def staging_folder(url: str, shared: str | None = None) -> Path:
+    """The folder where records for this log are staged: inside the log's own, or, for a log on a server, inside
+    `shared` or the one that the environment names. The driver and all workers must reach it."""
     folder = local_folder(url)
-    if folder is None:
-        raise InvalidValue("log", url, "an embedded log, sqlite:///FOLDER: other logs have their own connector")
-    return folder / "staging"
+    if folder is not None:
+        return folder / "staging"
+    shared = shared or os.environ.get(STAGING_VARIABLE)
+    if not shared:
+        expected = f"a folder that the driver and all workers can reach (or in {STAGING_VARIABLE}): the log has none"
+        raise InvalidValue("option 'staging'", shared, expected)
+    name = hashlib.sha256(str(parse_url("log", url)).encode()).hexdigest()[:16]
+    return Path(shared).absolute() / name
 
 
 class Staging:

@@ -52,7 +52,7 @@ class SqliteStore:
             self._writing.close()
             raise
 
-    def begin(self, wait: float) -> AbstractContextManager[Connection]:
+    def begin(self, wait: float, *, guarded: bool = False) -> AbstractContextManager[Connection]:  # noqa: ARG002 - SQLite has one kind
         return self._writing.transaction(wait)
 
     def begin_reading(self) -> AbstractContextManager[Connection]:

@@ -1,0 +1,201 @@
+"""Deciding on appends: which are refused, which were stored before, which offsets the others get. No I/O.
+
+An engine looks up what is stored, lets `Appending` decide, and stores the `Changes`, all in one transaction.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import pyarrow as pa
+
+from shardyard.log import rules
+from shardyard.log.stored_batches import StoredBatch, encode
+from shardyard.model import SEQUENCE_WINDOW, Appended, Fence, Partition, Position, Record, SequenceTooOld, Stamp
+from shardyard.model.batch import from_records
+
+
+@dataclass(slots=True)
+class Append:
+    """Validated records for a partition."""
+
+    partition: Partition
+    records: Sequence[Record] | pa.RecordBatch
+    size: int
+    stamp: Stamp | None
+    fence: Fence | None
+    generation: int | None
+
+
+@dataclass(slots=True)
+class PartitionState:
+    """A partition's row, with what its topic's row says about appends."""
+
+    id: int
+    epoch: int
+    first: int
+    end: int
+    sealed: bool
+    """Also when the seal has ended, until an append finds that out."""
+    successor: str | None
+    receiving: int
+    generation: int
+    sealed_since: int
+    sealed_until: int
+
+
+class Stored(Protocol):
+    """What is stored, as far as appends depend on it. Nobody else changes it until the changes are stored."""
+
+    def partition(self, partition: Partition) -> PartitionState:
+        """`UnknownTopic` or `PartitionOutOfRange` if there is none."""
+        ...
+
+    def fence(self, name: str) -> int | None:
+        """The highest known epoch."""
+        ...
+
+    def stamp(self, partition_id: int, stamp: Stamp) -> tuple[int, int] | None:
+        """The first offset and the number of records that were stored under this stamp."""
+        ...
+
+    def last_sequence(self, partition_id: int, producer: str) -> int | None:
+        """The producer's highest sequence in this partition."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class StoredStamp:
+    partition_id: int
+    producer: str
+    sequence: int
+    first: int
+    count: int
+
+
+@dataclass(slots=True)
+class Changes:
+    """What is to be stored for appends that were accepted."""
+
+    batches: list[tuple[int, StoredBatch]] = field(default_factory=list)
+    """With the partition's id."""
+    ends: dict[int, int] = field(default_factory=dict)
+    """By partition id."""
+    stamps: list[StoredStamp] = field(default_factory=list)
+    fences: dict[str, int] = field(default_factory=dict)
+    """Epochs that became known."""
+    unsealed: set[str] = field(default_factory=set)
+    """Topics whose seal has ended. That is stored, so that a clock that is set back can't put it in force again."""
+
+    def forgotten_stamps(self) -> Iterator[tuple[int, str, int]]:
+        """Partition id, producer, and the sequence up to which its stamps are out of the window now."""
+        last: dict[tuple[int, str], int] = {}
+        for stamp in self.stamps:
+            key = (stamp.partition_id, stamp.producer)
+            last[key] = max(stamp.sequence, last.get(key, 0))
+        for (partition_id, producer), sequence in last.items():
+            if sequence >= SEQUENCE_WINDOW:
+                yield partition_id, producer, sequence - SEQUENCE_WINDOW
+
+
+class Appending:
+    """Decides on appends in their order, for one transaction."""
+
+    def __init__(self, stored: Stored, now: int) -> None:
+        """`now`: the time in milliseconds."""
+        self._stored = stored
+        self._now = now
+        self._partitions: dict[Partition, PartitionState] = {}
+        self._parts: dict[int, list[tuple[int, Sequence[Record] | pa.RecordBatch]]] = {}
+        self._stamps: dict[tuple[int, Stamp], StoredStamp] = {}
+        self._last: dict[tuple[int, str], int | None] = {}
+        self._fences: dict[str, int] = {}
+        self._unsealed: set[str] = set()
+
+    def append(self, request: Append) -> Appended:
+        """Accept an append, or raise the error that refuses it. Nothing is stored for one that was refused."""
+        partition, stamp, fence = request.partition, request.stamp, request.fence
+        rules.check_partition(partition)
+        state = self._partitions.get(partition)
+        if state is None:
+            state = self._partitions[partition] = self._stored.partition(partition)
+        fence_rises = fence is not None and rules.check_fence(fence, self._known_epoch(fence.name))
+        known = stamp and self._find_stamp(partition, state, stamp)
+        if stamp and known:
+            rules.check_same_batch(stamp, known[1], len(request.records))
+        else:
+            self._check_receives(request, state)
+        if fence is not None and fence_rises:
+            self._fences[fence.name] = fence.epoch
+        if known:
+            return Appended(partition, Position(state.epoch, known[0]), known[1], duplicate=True)
+        first, count = state.end, len(request.records)
+        if stamp is not None:
+            self._put_stamp(state, stamp, first, count)
+        self._parts.setdefault(state.id, []).append((first, request.records))
+        state.end = first + count
+        return Appended(partition, Position(state.epoch, first), count)
+
+    def changes(self) -> Changes:
+        """Everything that is to be stored."""
+        return Changes(
+            list(self._batches()),
+            {state.id: state.end for state in self._partitions.values() if state.id in self._parts},
+            list(self._stamps.values()),
+            self._fences,
+            self._unsealed,
+        )
+
+    def _known_epoch(self, name: str) -> int | None:
+        return self._fences[name] if name in self._fences else self._stored.fence(name)
+
+    def _find_stamp(self, partition: Partition, state: PartitionState, stamp: Stamp) -> tuple[int, int] | None:
+        if (new := self._stamps.get((state.id, stamp))) is not None:
+            return new.first, new.count
+        if (found := self._stored.stamp(state.id, stamp)) is not None:
+            return found
+        key = (state.id, stamp.producer)
+        if key not in self._last:
+            self._last[key] = self._stored.last_sequence(*key)
+        last = self._last[key]
+        if last is not None and stamp.sequence <= last - SEQUENCE_WINDOW:
+            raise SequenceTooOld(partition, stamp.producer, stamp.sequence, last)
+        return None
+
+    def _put_stamp(self, state: PartitionState, stamp: Stamp, first: int, count: int) -> None:
+        self._stamps[state.id, stamp] = StoredStamp(state.id, stamp.producer, stamp.sequence, first, count)
+        last = self._last[state.id, stamp.producer]
+        self._last[state.id, stamp.producer] = stamp.sequence if last is None else max(last, stamp.sequence)
+
+    def _check_receives(self, request: Append, state: PartitionState) -> None:
+        topic = request.partition.topic
+        if state.sealed and state.successor is None and not state.sealed_since <= self._now < state.sealed_until:
+            self._unsealed.add(topic)
+            state.sealed = False
+        rules.check_receives(
+            request.partition, state.sealed, state.successor, state.receiving, state.generation, request.generation
+        )
+
+    def _batches(self) -> Iterator[tuple[int, StoredBatch]]:
+        """Appends of records to a partition that follow each other become one batch. For speed, the records of all
+        partitions are converted to Arrow at once."""
+        loose: list[Record] = []
+        runs: list[tuple[int, int, int, int]] = []  # partition id, first offset, index in `loose`, number of records
+        for partition_id, parts in self._parts.items():
+            joins = False
+            for first, records in parts:
+                if isinstance(records, pa.RecordBatch):
+                    yield partition_id, encode(partition_id, first, records)
+                    joins = False
+                    continue
+                if joins:
+                    _, start, at, count = runs.pop()
+                    runs.append((partition_id, start, at, count + len(records)))
+                else:
+                    runs.append((partition_id, first, len(loose), len(records)))
+                loose.extend(records)
+                joins = True
+        if loose:
+            data = from_records(loose, self._now)
+            for partition_id, first, at, count in runs:
+                yield partition_id, encode(partition_id, first, data.slice(at, count))

@@ -1,0 +1,212 @@
+"""The part of the port that is the same for every engine that keeps its log in a database."""
+
+import asyncio
+import logging
+from abc import abstractmethod
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from shardyard.log import rules
+from shardyard.log.appending import Append
+from shardyard.log.catalog import StoredCatalog
+from shardyard.log.port import DEFAULT_RETENTION, SEAL_SECONDS, Capabilities, Log
+from shardyard.model import (
+    Appended,
+    Closed,
+    Fence,
+    Partition,
+    Retention,
+    ShardyardError,
+    Stamp,
+    Topic,
+    TopicKind,
+    whole_number,
+)
+from shardyard.model.checks import check_text
+from shardyard.model.limits import Limits, Records, check_partitions, check_topic_name, validate
+from shardyard.runtime.clock import Clock, SystemClock
+
+_log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+WAITING_BYTES = 64 * 1024 * 1024
+"""While more than this waits for the writer, further appends are held back."""
+HELD_BACK_SECONDS = 0.01
+"""How often an append that is held back tries again."""
+MERGE_SECONDS = 1.0
+"""How long merging in the background may take at a time."""
+MERGE_REST = 10.0
+"""How much longer than a merge took to wait before the next one."""
+
+
+class DatabaseLog(Log):
+    """Checks arguments, limits what waits, and keeps the log maintained in the background. An engine supplies the
+    transactions."""
+
+    def __init__(self, name: str, *, limits: Limits | None, maintain_every: float | None, clock: Clock | None) -> None:
+        """`name`: for messages. `maintain_every`: seconds; None for never."""
+        self._name = name
+        self._limits = limits or Limits()
+        self._clock = clock or SystemClock()
+        self._maintain_every = maintain_every
+        self._maintaining = asyncio.Lock()
+        self._maintenance: asyncio.Task[None] | None = None
+        self._closed = False
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(contraction=True, stamps_across_processes=True, atomic_batches=True, dense_offsets=True)
+
+    # What an engine supplies
+
+    @abstractmethod
+    async def _change_catalog(self, work: Callable[[StoredCatalog], T]) -> T:
+        """Run `work` in a transaction that nobody else's changes of the catalog interfere with."""
+
+    @abstractmethod
+    async def _look_at_catalog(self, work: Callable[[StoredCatalog], T]) -> T:
+        """Run `work`, which only reads, on one state of the catalog."""
+
+    @abstractmethod
+    async def _write(self, request: Append) -> Appended:
+        """Append in one transaction with whatever else is waiting."""
+
+    @property
+    @abstractmethod
+    def _waiting_bytes(self) -> int:
+        """The size of the appends that have not started."""
+
+    @abstractmethod
+    async def _maintain(self, *, in_background: bool) -> None:
+        """Take all steps of maintenance."""
+
+    @abstractmethod
+    def _stop(self) -> None:
+        """Finish what is in progress, then release all resources. Runs in a thread."""
+
+    # Topics
+
+    async def create_topic(
+        self,
+        name: str,
+        partitions: int,
+        *,
+        kind: TopicKind = TopicKind.NORMAL,
+        retention: Retention = DEFAULT_RETENTION,
+        partitioner: str = "modulus",
+        hash_: str | None = None,
+    ) -> Topic:
+        wanted = Topic(
+            check_topic_name(name, self._limits),
+            check_partitions(partitions, self._limits),
+            kind,
+            rules.check_retention(retention),
+            0,
+            *rules.check_placement(partitioner, partitions, hash_),
+        )
+        return await self._change_catalog(lambda catalog: catalog.create_topic(wanted))
+
+    async def expand_topic(self, name: str, partitions: int) -> Topic:
+        count = check_partitions(partitions, self._limits)
+        return await self._change_catalog(lambda catalog: catalog.expand_topic(name, count))
+
+    async def contract_topic(self, name: str, partitions: int) -> Topic:
+        rules.check_contraction(self.capabilities)
+        count = whole_number("partitions", partitions, at_least=1)
+        return await self._change_catalog(lambda catalog: catalog.contract_topic(name, count))
+
+    async def drop_partitions(self, name: str, partitions: int) -> Topic:
+        rules.check_contraction(self.capabilities)
+        count = whole_number("partitions", partitions, at_least=1)
+        return await self._change_catalog(lambda catalog: catalog.drop_partitions(name, count))
+
+    async def set_retention(self, name: str, retention: Retention) -> Topic:
+        rules.check_retention(retention)
+        return await self._change_catalog(lambda catalog: catalog.set_retention(name, retention))
+
+    async def seal_topic(self, name: str, holder: str, *, seconds: float = SEAL_SECONDS) -> Topic:
+        duration = rules.check_seal(holder, seconds)
+        return await self._change_catalog(lambda catalog: catalog.seal_topic(name, holder, duration))
+
+    async def unseal_topic(self, name: str, holder: str) -> Topic:
+        check_text("holder", holder)
+        return await self._change_catalog(lambda catalog: catalog.unseal_topic(name, holder))
+
+    async def move_topic(self, name: str, successor: str, *, holder: str, generation: int) -> Topic:
+        check_text("successor", successor)
+        check_text("holder", holder)
+        return await self._change_catalog(lambda catalog: catalog.move_topic(name, successor, holder, generation))
+
+    async def delete_topic(self, name: str) -> None:
+        await self._change_catalog(lambda catalog: catalog.delete_topic(name))
+
+    async def topic(self, name: str) -> Topic:
+        return await self._look_at_catalog(lambda catalog: catalog.topic(name))
+
+    async def topics(self) -> list[Topic]:
+        return await self._look_at_catalog(lambda catalog: catalog.topics())
+
+    async def catalog_version(self) -> int:
+        return await self._look_at_catalog(lambda catalog: catalog.last_number())
+
+    # Records
+
+    async def append(
+        self,
+        partition: Partition,
+        records: Records,
+        *,
+        stamp: Stamp | None = None,
+        fence: Fence | None = None,
+        generation: int | None = None,
+    ) -> Appended:
+        batch = validate(records, self._limits, rules.milliseconds(self._clock))
+        rules.check_append_options(stamp, fence, generation)
+        self._open()
+        while self._waiting_bytes > WAITING_BYTES:  # noqa: ASYNC110 it is another thread that writes
+            await asyncio.sleep(HELD_BACK_SECONDS)
+        self._open()
+        return await self._write(Append(partition, batch.rows, batch.size, stamp, fence, generation))
+
+    async def maintain(self) -> None:
+        async with self._maintaining:
+            self._open()
+            await self._maintain(in_background=False)
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        if self._maintenance is not None:
+            self._maintenance.cancel()
+            await asyncio.gather(self._maintenance, return_exceptions=True)
+        await asyncio.to_thread(self._stop)
+
+    def _open(self) -> None:
+        """Raise if the log is closed; start its maintenance on first use."""
+        if self._closed:
+            raise Closed(f"the log {self._name}")
+        if self._maintenance is None and self._maintain_every is not None:
+            self._maintenance = asyncio.create_task(self._keep_maintained(self._maintain_every))
+
+    async def _keep_maintained(self, every: float) -> None:
+        while True:
+            await self._clock.sleep(every)
+            try:
+                async with self._maintaining:
+                    await self._maintain(in_background=True)
+            except ShardyardError as error:
+                _log.warning("maintenance of %s will be retried: %s", self._name, error)
+            except Exception:  # noqa: BLE001 the log works without it, and the next attempt may succeed
+                _log.exception("maintenance of %s failed and will be retried", self._name)
+
+    async def _merge(self, step: Callable[[], Awaitable[bool]], *, in_background: bool) -> None:
+        """Repeat a step that merges as long as it finds something. In the background appends have priority: pause much
+        longer than each merge took, and stop after a while."""
+        until = self._clock.monotonic() + MERGE_SECONDS
+        while True:
+            started = self._clock.monotonic()
+            if not await step() or (in_background and started > until):
+                break
+            if in_background:
+                await self._clock.sleep(MERGE_REST * (self._clock.monotonic() - started))

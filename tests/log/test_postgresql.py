@@ -1,0 +1,425 @@
+"""The log on PostgreSQL beyond what every log keeps: its database, several processes, and a server in trouble."""
+
+import asyncio
+import contextlib
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from itertools import count, product
+from typing import Any
+
+import psycopg
+import pytest
+
+from shardyard.log import open_log
+from shardyard.log.postgresql import PostgresqlLog, appends, sessions, tail
+from shardyard.model import (
+    Damaged,
+    DatabaseDenied,
+    DatabaseUnavailable,
+    Fence,
+    Fenced,
+    InvalidValue,
+    Partition,
+    PartitionOutOfRange,
+    Record,
+    Retention,
+    RetryLater,
+    Sealed,
+    Stamp,
+    UnknownTopic,
+    WrongSchemaVersion,
+)
+from shardyard.runtime.clock import ManualClock
+from tests.log.samples import HOLDER, PATIENCE, T0, T1, awaited, contents, records
+from tests.postgresql import PASSWORD, PostgresqlServer, free_port, postgresql_server
+
+PRODUCERS = 6
+PARTITIONS = [Partition("t", i) for i in range(3)]
+
+
+@pytest.fixture
+def url(postgresql_log_url: str) -> str:
+    return postgresql_log_url
+
+
+def open_(url: str, **options: Any) -> PostgresqlLog:
+    return PostgresqlLog(url, maintain_every=None, **options)
+
+
+def execute(url: str, statement: str) -> list[Any]:
+    with psycopg.connect(url, autocommit=True, options="-c search_path=shardyard") as connection:
+        cursor = connection.execute(statement.encode())
+        return cursor.fetchall() if cursor.description else []
+
+
+# The database ------------------------------------------------------------------------------------------------------
+
+
+def test_the_tables_are_created_once_in_a_schema_of_their_own(postgresql_url: str) -> None:
+    async def use() -> None:
+        async with open_log(postgresql_url) as log, open_log(postgresql_url) as other:
+            await log.create_topic("t", 1)
+            assert await other.topics() == await log.topics()
+
+    asyncio.run(use())
+    tables = execute(postgresql_url, "SELECT schemaname, tablename FROM pg_tables WHERE tablename LIKE 'log%'")
+    assert {schema for schema, _ in tables} == {"shardyard"}
+    assert {"log_topics", "log_partitions", "log_batches", "log_version"} <= {name for _, name in tables}
+    assert execute(postgresql_url, "SELECT version FROM log_version") == [(1,)]
+
+
+def test_tables_of_a_newer_version_are_refused_and_left_alone(postgresql_url: str) -> None:
+    asyncio.run(open_(postgresql_url).close())
+    execute(postgresql_url, "UPDATE log_version SET version = 99")
+    with pytest.raises(WrongSchemaVersion, match="has schema version 99, this Shardyard works with 1") as refused:
+        open_(postgresql_url)
+    assert PASSWORD not in str(refused.value)
+    assert execute(postgresql_url, "SELECT version FROM log_version") == [(99,)]
+
+
+def test_a_user_who_may_not_create_the_schema_is_told_what_to_run(
+    postgresql: PostgresqlServer, postgresql_url: str
+) -> None:
+    database = postgresql_url.rsplit("/", 1)[1]
+    postgresql.execute("CREATE ROLE guest LOGIN PASSWORD 'guest'")
+    try:
+        with pytest.raises(DatabaseDenied, match="CREATE SCHEMA shardyard AUTHORIZATION"):
+            open_(postgresql.url(database, user="guest", password="guest"))
+    finally:
+        postgresql.execute("DROP ROLE guest")
+
+
+def test_wrong_credentials_and_an_unreachable_server_are_named_without_the_password(
+    postgresql: PostgresqlServer,
+) -> None:
+    with pytest.raises(DatabaseDenied, match="check the user and the password") as denied:
+        open_(postgresql.url("postgres", password="nonsense"))
+    with pytest.raises(DatabaseUnavailable, match="refused") as gone:
+        open_(f"postgresql://yard:nonsense@127.0.0.1:{free_port()}/yard")
+    assert "nonsense" not in f"{denied.value} {gone.value}"
+    with pytest.raises(InvalidValue, match="expected postgresql://"):
+        open_("sqlite:///log")
+
+
+@awaited
+async def test_damaged_and_missing_batches_are_noticed_and_never_served(url: str) -> None:
+    async with open_(url) as log:
+        await log.create_topic("t", 2)
+        for i in range(3):
+            await log.append(T0, records(i))
+            await log.append(T1, records(i))
+        execute(url, "UPDATE log_batches SET data = set_byte(data, 200, 1 + get_byte(data, 200) % 200) WHERE first = 1")
+        second = "SELECT id FROM log_partitions WHERE number = 1"
+        execute(url, f"DELETE FROM log_batches WHERE first = 1 AND partition = ({second})")
+        for partition, what in ((T0, "fails its checksum"), (T1, "missing")):
+            with pytest.raises(Damaged, match=what):
+                await log.read(partition, 1)
+            with pytest.raises(Damaged, match=what):
+                await log.read(partition, 0)
+            assert (await log.read(partition, 2)).records() == records(2)
+        await log.maintain()
+        with pytest.raises(Damaged):
+            await log.read(T0, 1)
+
+
+@awaited
+async def test_a_second_batch_at_an_offset_is_refused_as_damage(url: str) -> None:
+    async with open_(url) as log:
+        await log.create_topic("t", 2)
+        await log.append(T0, records(0))
+        execute(url, 'UPDATE log_partitions SET "end" = 0')  # as a bad restore would
+        with pytest.raises(Damaged):
+            await log.append(T0, records(1))
+        await log.append(T1, records(2))
+
+
+@awaited
+async def test_seals_go_by_the_time_of_the_database_unless_a_clock_is_given(url: str) -> None:
+    clock = ManualClock()
+    async with open_(url) as log, open_(url, clock=clock) as virtual:
+        await log.create_topic("t", 1)
+        await log.seal_topic("t", HOLDER, seconds=3600)
+        with pytest.raises(Sealed):
+            await log.append(T0, records(0))
+        await virtual.append(T0, records(0))  # by its clock, which is behind, the seal is not in force
+        await virtual.seal_topic("t", HOLDER, seconds=5)
+        with pytest.raises(Sealed):
+            await virtual.append(T0, records(1))
+        await clock.advance(5.1)
+        await virtual.append(T0, records(1))
+
+
+# Several processes -------------------------------------------------------------------------------------------------
+
+
+@awaited
+async def test_processes_that_append_to_one_partition_share_its_offsets_without_gaps(url: str) -> None:
+    script = (
+        "import asyncio, sys\n"
+        "from shardyard.log import open_log\n"
+        "from shardyard.model import Partition, Record, Stamp\n"
+        "async def main(url, name):\n"
+        "    async with open_log(url) as log:\n"
+        "        for i in range(100):\n"
+        "            rows = [Record(f'{name}:{i}:{n}', None, b'v', timestamp=1) for n in range(3)]\n"
+        "            await log.append(Partition('t', 0), rows, stamp=Stamp(name, i))\n"
+        "asyncio.run(main(*sys.argv[1:]))\n"
+    )
+    async with open_(url) as log:
+        topic = await log.create_topic("t", 1)
+        processes = [
+            await asyncio.create_subprocess_exec(sys.executable, "-c", script, url, name) for name in ("a", "b")
+        ]
+        seen: list[Record] = []
+        while len(seen) < 600:  # every record before one that was seen can be read
+            batch = await log.read(T0, len(seen), epoch=topic.epoch, wait=PATIENCE)
+            assert len(batch)
+            seen += batch.records()
+        for process in processes:
+            assert await process.wait() == 0
+        assert (await log.span(T0)).end == 600
+        for name in ("a", "b"):
+            mine = [r.id for r in seen if r.id.startswith(name)]
+            assert mine == [f"{name}:{i}:{n}" for i in range(100) for n in range(3)]
+
+
+@awaited
+async def test_a_reader_is_woken_by_records_and_deletions_of_other_processes(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tail, "CHECK_SECONDS", 3600.0)  # notifications alone wake it
+    async with open_(url) as log, open_(url) as other:
+        await log.create_topic("t", 2)
+        for i in range(5):
+            reading = asyncio.create_task(log.read(T0, i, wait=PATIENCE))
+            await asyncio.sleep(0.05 * (i % 2))
+            await other.append(T0, records(i))
+            assert (await reading).records() == records(i)
+        dropped = asyncio.create_task(log.read(T1, 0, wait=PATIENCE))
+        deleted = asyncio.create_task(log.read(T0, 5, wait=PATIENCE))
+        await asyncio.sleep(0.05)
+        await other.contract_topic("t", 1)
+        await other.drop_partitions("t", 1)
+        with pytest.raises(PartitionOutOfRange):
+            await dropped
+        await other.delete_topic("t")
+        with pytest.raises(UnknownTopic):
+            await deleted
+
+
+@awaited
+async def test_a_reader_finds_records_whose_notification_was_lost(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tail, "CHECK_SECONDS", 0.1)
+    monkeypatch.setattr(tail.Tail, "_on_notify", lambda *_: None)
+    async with open_(url) as log, open_(url) as other:
+        await log.create_topic("t", 1)
+        reading = asyncio.create_task(log.read(T0, 0, wait=PATIENCE))
+        await asyncio.sleep(0.05)
+        await other.append(T0, records(0))
+        assert (await reading).records() == records(0)
+
+
+@awaited
+async def test_an_append_whose_notification_fails_is_stored_once_all_the_same(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tail, "CHECK_SECONDS", 0.1)
+    monkeypatch.setattr(appends, "_NOTIFY", "SELECT 1 / (length(%s) - length(%s::text[]::text) * 0 - 13)")
+    async with open_(url) as log, open_(url) as other:
+        await log.create_topic("t", 1)
+        reading = asyncio.create_task(other.read(T0, 0, wait=PATIENCE))
+        assert not (await log.append(T0, records(0))).duplicate
+        assert (await reading).records() == records(0)
+        assert (await log.append(T0, records(1))).first.offset == 1
+        assert await contents(log, T0) == records(0, 1)
+
+
+@awaited
+async def test_a_fence_that_is_raised_in_another_process_refuses_appends_from_then_on(url: str) -> None:
+    async with open_(url) as log, open_(url) as other:
+        await log.create_topic("t", 1)
+        for epoch in range(1, 30):
+            appends = [log.append(T0, records(epoch), fence=Fence("f", epoch)) for _ in range(3)]
+            results = await asyncio.gather(*appends, other.set_fence(Fence("f", epoch + 1)), return_exceptions=True)
+            assert all(not isinstance(r, BaseException) or isinstance(r, Fenced) for r in results)
+            end = (await log.span(T0)).end
+            with pytest.raises(Fenced):
+                await log.append(T0, records(epoch), fence=Fence("f", epoch))
+            assert (await other.span(T0)).end == end
+
+
+@awaited
+async def test_appends_changes_of_topics_and_maintenance_of_several_processes_do_not_disturb_each_other(
+    url: str,
+) -> None:
+    names = ["a", "b", "c"]
+    until = time.monotonic() + 3.0
+    stored: dict[Partition, list[str]] = {}
+
+    async def produce(log: PostgresqlLog, producer: str, name: str) -> None:
+        for i in count():
+            partition, row = Partition(name, i % 4), Record(f"{producer}:{i}", None, b"v", timestamp=1)
+            with contextlib.suppress(Sealed):
+                await log.append(partition, [row], stamp=Stamp(producer, i), fence=Fence(f"{producer}:{name}", i))
+                stored.setdefault(partition, []).append(row.id)
+            if time.monotonic() > until:
+                return
+
+    async def change(log: PostgresqlLog, name: str) -> None:
+        while time.monotonic() < until:
+            with contextlib.suppress(Sealed):  # by the other process
+                assert (await log.seal_topic(name, f"{id(log)}")).sealed
+                before = await log.span(Partition(name, 0))
+                assert await log.span(Partition(name, 0)) == before, "a sealed topic takes no records"
+                await log.unseal_topic(name, f"{id(log)}")
+                await log.set_retention(name, Retention(bytes_per_partition=10**9))
+                await log.expand_topic(name, (await log.topic(name)).partitions + 1)
+            await log.maintain()
+
+    async with open_(url) as one, open_(url) as two:
+        for name in names:
+            await one.create_topic(name, 4)
+        async with asyncio.TaskGroup() as tasks:
+            for log, name in product((one, two), names):
+                tasks.create_task(produce(log, f"p{id(log)}", name))
+                tasks.create_task(change(log, name))
+        for partition, expected in stored.items():
+            assert sorted(r.id for r in await contents(one, partition)) == sorted(expected)
+
+
+# A server in trouble -----------------------------------------------------------------------------------------------
+
+
+@awaited
+async def test_connections_that_were_cut_while_idle_are_replaced_unnoticed(
+    postgresql: PostgresqlServer, url: str
+) -> None:
+    async with open_(url) as log, open_(url) as other:
+        await log.create_topic("t", 1)
+        for i in range(3):
+            await log.append(T0, records(2 * i))
+            reading = asyncio.create_task(log.read(T0, 2 * i + 1, wait=PATIENCE))
+            await asyncio.sleep(0.05)
+            postgresql.cut_connections()
+            await other.append(T0, records(2 * i + 1))
+            assert (await reading).records() == records(2 * i + 1)
+            assert await contents(log, T0) == records(*range(2 * i + 2))
+            await log.set_fence(Fence("f", i))
+
+
+class Producers:
+    """Producers that retry with their stamps whatever may succeed later, and know what was acknowledged."""
+
+    def __init__(self, log: PostgresqlLog) -> None:
+        self.log = log
+        self.acknowledged = dict.fromkeys(range(PRODUCERS), 0)
+        self.errors: list[RetryLater] = []
+        self.longest = 0.0
+        """Seconds that a call took to succeed or fail."""
+        self._stopping = False
+        self._tasks: list[asyncio.Task[None]] = []
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        self._tasks = [asyncio.create_task(self._produce(number)) for number in self.acknowledged]
+        yield
+        self._stopping = True
+        await asyncio.gather(*self._tasks)
+
+    async def progress(self) -> None:
+        """Wait until each producer has got some acknowledgements more."""
+        before = dict(self.acknowledged)
+        async with asyncio.timeout(3 * PATIENCE):
+            while any(self.acknowledged[number] < before[number] + 5 for number in before):
+                await asyncio.sleep(0.01)
+                for task in self._tasks:
+                    if task.done():
+                        task.result()
+
+    async def _produce(self, number: int) -> None:
+        partition = PARTITIONS[number % len(PARTITIONS)]
+        while not self._stopping:
+            sequence = self.acknowledged[number]
+            rows = [Record(f"{number}:{sequence}:{i}", None, b"x" * 500, timestamp=1) for i in range(3)]
+            started = time.monotonic()
+            try:
+                await self.log.append(partition, rows, stamp=Stamp(f"p{number}", sequence))
+            except RetryLater as error:
+                self.errors.append(error)
+                await asyncio.sleep(0.05)
+            else:
+                self.acknowledged[number] += 1
+            self.longest = max(self.longest, time.monotonic() - started)
+
+    async def check(self) -> None:
+        """Everything that was acknowledged is there once, in order, and nothing by halves."""
+        for index, partition in enumerate(PARTITIONS):
+            ids = [record.id for record in await contents(self.log, partition)]
+            for number in self.acknowledged:
+                if number % len(PARTITIONS) == index:
+                    mine = [id_ for id_ in ids if id_.startswith(f"{number}:")]
+                    assert mine == [f"{number}:{s}:{i}" for s in range(self.acknowledged[number]) for i in range(3)]
+        for error in self.errors:
+            assert PASSWORD not in str(error)
+            assert "127.0.0.1" in str(error), "it names the database"
+
+
+@pytest.fixture
+def own_server() -> Iterator[PostgresqlServer]:
+    with postgresql_server() as server:
+        yield server
+
+
+async def endure(server: PostgresqlServer, trouble: Callable[[], Awaitable[None]]) -> Producers:
+    """Append through trouble, three times."""
+    async with PostgresqlLog(server.url("postgres"), maintain_every=0.05) as log:
+        await log.create_topic("t", len(PARTITIONS))
+        producers = Producers(log)
+        async with producers.running():
+            for _ in range(3):
+                await producers.progress()
+                await trouble()
+            await producers.progress()
+        await producers.check()
+        return producers
+
+
+@pytest.mark.processes
+@pytest.mark.timeout(300)
+def test_what_was_acknowledged_survives_a_server_that_is_killed_under_load(own_server: PostgresqlServer) -> None:
+    async def trouble() -> None:
+        own_server.kill()
+        await asyncio.sleep(0.3)
+        await asyncio.to_thread(own_server.start)
+
+    producers = asyncio.run(endure(own_server, trouble))
+    assert producers.errors
+
+
+@pytest.mark.processes
+@pytest.mark.timeout(300)
+def test_nothing_is_lost_or_doubled_when_connections_are_cut_under_load(own_server: PostgresqlServer) -> None:
+    async def trouble() -> None:
+        for _ in range(10):
+            await asyncio.to_thread(own_server.cut_connections)
+            await asyncio.sleep(0.02)
+
+    asyncio.run(endure(own_server, trouble))
+
+
+@pytest.mark.processes
+@pytest.mark.timeout(300)
+def test_a_server_that_hangs_gives_clear_errors_in_bounded_time_and_is_used_again_when_it_continues(
+    own_server: PostgresqlServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sessions, "RESPONSE_SECONDS", 1.0)
+
+    async def trouble() -> None:
+        own_server.stall()
+        await asyncio.sleep(4.0)
+        own_server.resume()
+
+    producers = asyncio.run(endure(own_server, trouble))
+    assert any("no response" in str(error) or "unavailable" in str(error) for error in producers.errors)
+    assert producers.longest < PATIENCE
