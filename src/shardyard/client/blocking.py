@@ -2,9 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from types import TracebackType
-from typing import Any, Self
-
-import pyarrow as pa
+from typing import TYPE_CHECKING, Any, Self
 
 from shardyard.client.consumer import Consumer, next_of
 from shardyard.client.handling import Handler
@@ -12,6 +10,9 @@ from shardyard.client.producer import Producer
 from shardyard.groups import OwnedBatch
 from shardyard.model import Appended, Record
 from shardyard.runtime.loop_thread import LoopThread
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 _THREAD = "shardyard-client"
 
@@ -39,7 +40,7 @@ class BlockingProducer:
         return self._loop.run(self._producer.send(topic, value, **options))
 
     def publish(
-        self, topic: str, records: Sequence[Record] | pa.RecordBatch, *, partition: int | None = None
+        self, topic: str, records: "Sequence[Record] | pa.RecordBatch", *, partition: int | None = None
     ) -> list[Appended]:
         return self._loop.run(self._producer.publish(topic, records, partition=partition))
 

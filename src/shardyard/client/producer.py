@@ -8,22 +8,23 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
-import pyarrow as pa
 from msgspec import structs
 
+from shardyard.client.bodies import encode_records
 from shardyard.client.brokers import Brokers, path
 from shardyard.log import SequenceWindow
 from shardyard.model import TAG, TRACE, Appended, Closed, Headers, InvalidValue, Record
-from shardyard.model.batch import from_records, now_ms
-from shardyard.model.limits import Limits, check_records
+from shardyard.model.limits import Limits, check_records, is_arrow
 from shardyard.runtime.clock import Clock
 from shardyard.wire import requests, responses
-from shardyard.wire.arrow import encode_arrow
 from shardyard.wire.codec import encode
-from shardyard.wire.media import ARROW, MSGPACK
+from shardyard.wire.media import MSGPACK
 from shardyard.wire.records import PackedRecord, PackedRecords
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 MAX_BATCH_RECORDS = 500
 MAX_BATCH_BYTES = 1024 * 1024
@@ -150,12 +151,12 @@ class Producer:
         return record.id
 
     async def publish(
-        self, topic: str, records: Sequence[Record] | pa.RecordBatch, *, partition: int | None = None
+        self, topic: str, records: "Sequence[Record] | pa.RecordBatch", *, partition: int | None = None
     ) -> list[Appended]:
         """Send a batch in one request. Returns where its parts are stored."""
         if self._closed:
             raise Closed("the producer")
-        rows = records if isinstance(records, pa.RecordBatch) else _rows(records)
+        rows = records if is_arrow(records) else check_records(records, _LIMITS)[0]
         lane = self._lanes[topic]
         async with lane.capacity:
             return await self._post(topic, rows, lane, partition=partition)
@@ -163,20 +164,21 @@ class Producer:
     async def _post(
         self,
         topic: str,
-        rows: pa.RecordBatch,
+        rows: "Sequence[Record] | pa.RecordBatch",
         lane: _Lane,
         *,
         partition: int | None = None,
         round_robin_start: int | None = None,
         together: int = 0,
     ) -> list[Appended]:
+        body, media = encode_records(rows)
         async with lane.window.sequence() as sequence:
             query = requests.Publish(partition, self._name, sequence, round_robin_start, together)
             response = await self._brokers.call(
                 "POST",
                 path("topics", topic, "records"),
-                encode_arrow(rows),
-                {"Content-Type": ARROW},
+                body,
+                {"Content-Type": media},
                 query=structs.asdict(query),
                 timeout=self._brokers.failover_seconds,
             )
@@ -200,7 +202,7 @@ class Producer:
             del lane.waiting[: len(batch)]
             round_robin_start, together = lane.distribute(len(batch))
             try:
-                rows = _rows([record for record, _ in batch])
+                rows = [record for record, _ in batch]
                 await self._post(topic, rows, lane, round_robin_start=round_robin_start, together=together)
             except BaseException as error:
                 for _, done in batch:
@@ -224,10 +226,6 @@ def _fitting(waiting: Sequence[tuple[Record, "asyncio.Future[None]"]]) -> list[t
             break
         count += 1
     return list(waiting[:count])
-
-
-def _rows(records: Sequence[Record]) -> pa.RecordBatch:
-    return from_records(check_records(records, _LIMITS)[0], now_ms())
 
 
 def _bytes(data: bytes | str) -> bytes:

@@ -4,10 +4,11 @@ import contextlib
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
-import pyarrow as pa
 from msgspec import structs
 
+from shardyard.client.bodies import encode_records
 from shardyard.client.brokers import RESPONSE_SECONDS, Brokers, Response, path
 from shardyard.groups.coordinator import Changes, GroupCoordinator, JoinRequest, MemberIdentity
 from shardyard.groups.fence import fenced_partition
@@ -24,15 +25,17 @@ from shardyard.model import (
     Stamp,
     Topic,
 )
-from shardyard.model.batch import Batch, from_records, now_ms
+from shardyard.model.plain_batch import PlainBatch
 from shardyard.runtime.clock import Clock
 from shardyard.runtime.retry import Backoff, retry
 from shardyard.wire import requests, responses
-from shardyard.wire.arrow import encode_arrow
 from shardyard.wire.batches import decode_batch
 from shardyard.wire.codec import parse_partition
-from shardyard.wire.media import ARROW
+from shardyard.wire.media import MSGPACK
 from shardyard.wire.settings import GroupSettings
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 _log = logging.getLogger(__name__)
 
@@ -217,24 +220,24 @@ class RemoteLog:
         max_bytes: int = 1024 * 1024,
         wait: float = 0.0,
         fence: Fence | None = None,
-    ) -> Batch:
+    ) -> PlainBatch:
         if fence is None:
             raise TypeError("an owner reads under its fence")
         query = requests.Read(offset, fence.epoch, epoch, wait, max_records, max_bytes)
         response = await self._brokers.get(
-            f"{_fenced_path(fence)}/records", wait=wait, accept=ARROW, **structs.asdict(query)
+            f"{_fenced_path(fence)}/records", wait=wait, accept=MSGPACK, **structs.asdict(query)
         )
         return decode_batch(partition, response.body)
 
     async def append(
         self,
         partition: Partition,
-        records: Sequence[Record] | pa.RecordBatch,
+        records: "Sequence[Record] | pa.RecordBatch",
         *,
         stamp: Stamp | None = None,
         fence: Fence | None = None,
     ) -> Appended:
-        rows = records if isinstance(records, pa.RecordBatch) else from_records(records, now_ms())
+        body, media = encode_records(records)
         query = requests.Publish(
             partition.index,
             producer=None if stamp is None else stamp.producer,
@@ -245,8 +248,8 @@ class RemoteLog:
         response = await self._brokers.call(
             "POST",
             path("topics", partition.topic, "records"),
-            encode_arrow(rows),
-            {"Content-Type": ARROW},
+            body,
+            {"Content-Type": media},
             query=structs.asdict(query),
             timeout=self._brokers.failover_seconds if stamp is not None else RESPONSE_SECONDS,
         )

@@ -77,6 +77,15 @@ class InvalidValue(InvalidCall, ValueError):
         self.expected = expected
 
 
+class MissingExtra(InvalidCall):
+    """Raised when a call needs packages that are not installed."""
+
+    def __init__(self, what: str, extra: str) -> None:
+        super().__init__(f"{what} needs the {extra} packages: pip install 'shardyard[{extra}]'")
+        self.what = what
+        self.extra = extra
+
+
 class UnknownTopic(InvalidCall):
     """Raised when a topic does not exist."""
 

@@ -20,7 +20,7 @@ from shardyard.groups.broadcast import parent_group
 from shardyard.groups.fence import ownership_fence
 from shardyard.log import Log
 from shardyard.model import Fence, Headers, Partition, Record, TooLarge, TopicKind
-from shardyard.queues.delays import MAX_DELAY_MS, Delays
+from shardyard.queues.delays import Delays
 from shardyard.queues.read_at import read_at
 from shardyard.queues.retry_topics import (
     dead_topic,
@@ -36,6 +36,7 @@ from shardyard.queues.retry_topics import (
 )
 from shardyard.runtime.clock import Clock, SystemClock
 from shardyard.wire.headers import ATTEMPT, DIED, ERROR, ORIGIN, PUBLISHED, REASON_CHARACTERS
+from shardyard.wire.media import MAX_DELAY_MS
 from shardyard.wire.settings import GroupSettings
 
 _log = logging.getLogger(__name__)

@@ -41,13 +41,13 @@ from shardyard.runtime.metrics import (
 )
 from shardyard.server.auth import Authorised
 from shardyard.server.drain import LongPoll, drain_of
-from shardyard.server.http import Index, accepts_arrow, read_body, read_query, request_body, respond
+from shardyard.server.http import Index, accepted_media, read_body, read_query, request_body, respond
 from shardyard.server.routing import data_plane
 from shardyard.wire import requests, responses
 from shardyard.wire.batches import encode_batch
 from shardyard.wire.codec import parse_partition
 from shardyard.wire.headers import PUBLISHED
-from shardyard.wire.media import ARROW, JSON, MAX_WAIT_SECONDS
+from shardyard.wire.media import MAX_WAIT_SECONDS
 from shardyard.wire.settings import GroupSettings
 
 router = APIRouter(prefix="/v1/groups/{group}", tags=["members"])
@@ -278,7 +278,7 @@ async def read(group: str, topic: str, index: Index, request: Request, broker: A
     poll = LongPoll(drain_of(request), broker.clock, min(query.wait_seconds, MAX_WAIT_SECONDS))
     batch = await _OwnerRead(broker, group, partition, query).next(poll)
     broker.note_read(partition, Position(batch.epoch, batch.end))
-    media = ARROW if accepts_arrow(request) else JSON
+    media = accepted_media(request)
     body = encode_batch(batch, media)
     DELIVERED_RECORDS.add(len(batch))
     DELIVERED_BYTES.add(len(body))
