@@ -416,6 +416,22 @@ def test_settings_of_a_group_are_changed_one_by_one(shell: Shell, group: str) ->
     assert "\nconcurrency\t3\n" in shell("groups", "show", group)
 
 
+def test_none_and_no_value_take_a_setting_away_whether_it_is_a_list_or_not(
+    shell: Shell, topic: str, group: str
+) -> None:
+    names = ("tags", "allow", "deny", "paused_partitions", "lag_alarm", "webhook", "max_active", "handler_seconds")
+    given = ("tags=eu", "allow=a", "deny=b", f"paused_partitions={topic}/0", "lag_alarm=5", "webhook=http://x")
+    for nothing in ("none", ""):
+        shell("groups", "set", group, *given, "max_active=2", "handler_seconds=3")
+        assert "\ntags\teu\n" in shell("groups", "show", group)
+        changed = shell.json("groups", "set", group, *(f"{name}={nothing}" for name in names))
+        assert [changed[name] for name in names] == [[], [], [], [], None, None, None, None]
+        assert "\ntags\tnone\n" in shell("groups", "show", group)
+    shell("topics", "set", topic, "records_per_second=5", "retention_ms=1000")
+    changed = shell.json("topics", "set", topic, "records_per_second=", "retention_ms=")
+    assert (changed["records_per_second"], changed["retention_ms"]) == (None, None)
+
+
 def test_a_group_can_be_configured_before_a_member_joins(shell: Shell, topic: str, group: str) -> None:
     assert "concurrency\t3\n" in shell("groups", "set", group, "concurrency=3")
     assert shell.err == f"no member has joined group '{group}' yet: the settings will apply when one does\n"

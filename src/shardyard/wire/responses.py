@@ -316,9 +316,13 @@ ResetOffsets = dict[str, int]
 class DeadLetterInfo(Struct):
     """A dead letter."""
 
+    id: str
+    """Of the record."""
     record: JsonRecord
     reason: str
     """The last error of its handler."""
+    traceback: str
+    """The end of its traceback; empty if it is not known."""
     attempts: int
     origin: str | None
     """Where it was published, such as `orders/3/17`."""

@@ -10,11 +10,12 @@ import typer
 from shardyard.cli.help import Command, Rows
 from shardyard.cli.options import Json, integer_option, value_option
 from shardyard.cli.output import Row, print_json, print_list, print_message, print_table, print_tables
-from shardyard.cli.queues.options import INTERNAL_PREFIX, TIME, Brokers, Group, Settings, Topic, check_name, parse_time
+from shardyard.cli.queues.options import TIME, Brokers, Group, Settings, Topic, check_name, parse_time
 from shardyard.cli.queues.session import Session, request
 from shardyard.cli.queues.settings import format_setting, parse_settings, settings_help
 from shardyard.cli.queues.topics import print_deleted
 from shardyard.model import InvalidCall, InvalidValue
+from shardyard.model.limits import INTERNAL_PREFIX
 from shardyard.wire.requests import Reset
 
 app = typer.Typer(
@@ -219,6 +220,7 @@ def delete(
         bool, typer.Option("--force", help="Also delete dead letters, and records that wait for a retry.")
     ] = False,
     brokers: Brokers = None,
+    json: Json = False,
 ) -> None:
     """Delete a group that has no members, with its positions and settings.
 
@@ -232,7 +234,7 @@ def delete(
       shardyard groups delete billing --force
     """
     deleted = request(brokers, "DELETE", _path(group), force=str(force).lower())
-    print_deleted(f"group {group!r}", deleted)
+    print_deleted(f"group {group!r}", deleted, json=json)
 
 
 def _path(group: str) -> str:

@@ -179,8 +179,10 @@ async def show_dead_letters(group: str, topic: str, broker: Authorised, limit: L
     return respond(
         [
             responses.DeadLetterInfo(
+                id=letter.record.id,
                 record=json_record(letter.record, letter.partition, letter.offset),
                 reason=letter.reason,
+                traceback=letter.traceback,
                 attempts=letter.attempts,
                 origin=letter.origin,
                 published=letter.published,

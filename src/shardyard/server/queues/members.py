@@ -204,7 +204,7 @@ async def fail(group: str, request: Request, broker: Authorised) -> Response:
     """Report records whose handlers failed. They will be retried, or become dead letters; commit past them then."""
     body = await read_body(request, requests.Failures)
     settings = await broker.group_settings(parent_group(group))
-    failures = [Failure(parse_partition(f.partition), f.epoch, f.offset, f.reason) for f in body.failures]
+    failures = [Failure(parse_partition(f.partition), f.epoch, f.offset, f.reason, f.traceback) for f in body.failures]
     for failure in failures:
         await broker.check_owner(group, failure.partition, failure.epoch)
     subscribed = await broker.node.transactions.read(
