@@ -138,9 +138,10 @@ def change_group(tx: Transaction, group: str, who: str, changes: Mapping[str, An
 
 
 def delete_settings(tx: Transaction, scope: str) -> None:
-    """Delete the settings of a topic or group that was deleted: another one of the same name starts with none."""
-    if tx.setting(scope, NAME) is not None:
-        tx.delete_setting(scope, NAME)
+    """Delete the settings of a topic or group that was deleted, and what else is stored with it: another one of the
+    same name starts with none."""
+    for row in tx.settings(scope):
+        tx.delete_setting(scope, row.name)
 
 
 def _stored(tx: Snapshot, scope: str) -> dict[str, Any]:

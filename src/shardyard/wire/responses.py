@@ -275,6 +275,8 @@ class PartitionInfo(Struct):
     lag: int
     stuck_for: float
     """Seconds without progress, although there are records."""
+    dropped_unread: int
+    """Records that retention dropped before the group had read them; at most that many, where offsets have gaps."""
 
 
 class MemberInfo(Struct):

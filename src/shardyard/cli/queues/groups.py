@@ -61,7 +61,8 @@ def show(group: Group, brokers: Brokers = None, json: Json = False) -> None:
     """Show a group: its partitions with owner, epoch, committed offset, end and lag; its members; its settings.
 
     For a partition that is moving, next_owner is the member it moves to. stuck_for is the number of seconds for which
-    an owner has made no progress. On a terminal, columns in which every row has the default value are hidden.
+    an owner has made no progress. dropped_unread counts records that retention dropped before the group had read them:
+    they are not in the lag. On a terminal, columns in which every row has the default value are hidden.
 
     A group that no member has joined yet has only settings (with --json, joined is false).
 
@@ -253,6 +254,7 @@ def _partition_row(row: dict[str, Any], group: str) -> dict[str, object]:
         "end": row["end"],
         "lag": row["lag"],
         "stuck_for": row["stuck_for"] if row["stuck_for"] >= STUCK_SECONDS else None,
+        "dropped_unread": row["dropped_unread"],
     }
 
 
@@ -273,6 +275,7 @@ def _member_row(member: dict[str, Any]) -> dict[str, object]:
 _COLUMN_DEFAULTS: dict[str, object] = {
     "next_owner": None,
     "stuck_for": None,
+    "dropped_unread": 0,
     "weight": 1,
     "static": False,
     "session_timeout": 10.0,
