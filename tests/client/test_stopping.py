@@ -8,6 +8,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from shardyard.client import Consumer
+from shardyard.client.signals import sigterm_as_interrupt
+from shardyard.model import InvalidCall
 from tests.queues.setup import Cluster, run
 
 RECORDS = "/v1/topics/orders/records"
@@ -114,3 +117,30 @@ def test_sys_exit_in_a_handler_ends_the_program_with_its_code_and_commits_what_i
         assert await cluster.get("/v1/groups/billing/dead", topic="orders") == []
 
     run(scenario)
+
+
+def test_signals_are_refused_outside_of_the_main_thread() -> None:
+    async def consume(url: str) -> None:
+        async with Consumer(url, "billing", ["orders"]) as consumer:
+            with pytest.raises(InvalidCall, match="signals reach the main thread only"):
+                await consumer.run(print, stop_on_signals=True)
+
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.topic(partitions=1)
+        await asyncio.to_thread(asyncio.run, consume(cluster.urls[0]))
+
+    run(scenario)
+
+
+def test_a_handler_of_sigterm_that_the_program_has_set_stays_in_place() -> None:
+    before = signal.signal(signal.SIGTERM, lambda *_: None)
+    try:
+        own = signal.getsignal(signal.SIGTERM)
+        with sigterm_as_interrupt():
+            assert signal.getsignal(signal.SIGTERM) is own
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        with pytest.raises(KeyboardInterrupt), sigterm_as_interrupt():
+            signal.raise_signal(signal.SIGTERM)
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGTERM, before)

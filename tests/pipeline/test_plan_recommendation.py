@@ -94,8 +94,8 @@ def test_no_more_partitions_are_recommended_than_the_keys_can_fill() -> None:
     assert report.recommendation == (
         "8 partitions for 16 members: 8 of them idle, 1.0 kB per partition (the fullest has 1.00 times that); the"
         " closest of the given counts that the keys can fill, none of which stays within 10 % of even with any number"
-        " of members from 16 to 32 (at worst 300.0 % above the mean, with 32). Adding a 17th moves none with sticky. The"
-        " load has 11 different keys, which fill at most 11 partitions: more would stay empty."
+        " of members from 16 to 32 (at worst 300.0 % above the mean, with 32). Adding a 17th moves none with sticky."
+        " The load has 11 different keys, which fill at most 11 partitions: more would stay empty."
     )
     assert make_plan(load, partitions=[8, 16, 256], members=[16]).recommended_partitions == 256
     many = make_plan(replace(load, distinct_keys=256), partitions=[8, 16, 256], members=[16])

@@ -129,8 +129,8 @@ class Consumer:
             raise exit_.error from None
 
     async def _run_until_signal(self, handler: Handler, concurrency: int | None) -> None:
-        work = asyncio.create_task(self.run_until_exit(handler, concurrency), name="consuming")
-        with stop_signals(work.cancel) as stopped:
+        with stop_signals(lambda: work.cancel()) as stopped:  # noqa: PLW0108 there is no task yet
+            work = asyncio.create_task(self.run_until_exit(handler, concurrency), name="consuming")
             try:
                 await work
             except asyncio.CancelledError:
