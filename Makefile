@@ -52,6 +52,7 @@ $(VENV)/.bench: $(VENV)/.ready
 bench: $(VENV)/.bench ## measure the figures in bench/README.md, next to comparable systems (about 25 minutes)
 	@$(BIN)/python -m bench.placement
 	@$(BIN)/python -m bench.log
+	@$(BIN)/python -m bench.log_growth
 	@$(BIN)/python -m bench.groups
 	@$(BIN)/python -m bench.queues
 	@$(BIN)/python -m bench.pipeline

@@ -2,25 +2,40 @@
 
 One seed is one history: random joins, leaves, crashes, pauses, restarts, slow heartbeats, clock jumps, lost and delayed
 responses, resets of positions, members that prepare and members that are only present, broadcast groups, leaders that
-stop in the middle. After each step the guarantees are checked; at the end all faults stop, and the group must settle.
-`python -m tests.groups.simulation SEED` replays one history with its steps printed.
+stop in the middle. Commits and heartbeats of several members are carried out together, as those of a process are, and a
+leader looks at the groups only when it was notified or a time has come. After each step the guarantees are checked; at
+the end all faults stop, and the group must settle. `python -m tests.groups.simulation SEED` replays one history with
+its steps printed.
 """
 
 import argparse
+import math
 import multiprocessing
 import random
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
 
 from shardyard.groups import GroupConfig, assignment, position_reset, protocol
 from shardyard.groups.assignment import Decision
 from shardyard.groups.broadcast import groups_of, member_group
 from shardyard.groups.protocol import Grant, MemberAssignment
-from shardyard.groups.rebalancer import LEASE
-from shardyard.model import Fenced, MemberExists, Partition, PartitionTaken, Position, Topic, TopicKind
-from shardyard.registry import OwnershipRow, Transaction, lease
+from shardyard.groups.rebalancer import LEASE, LOOK_SECONDS
+from shardyard.model import (
+    CommitBehind,
+    Fenced,
+    MemberExists,
+    Partition,
+    PartitionTaken,
+    Position,
+    ShardyardError,
+    Topic,
+    TopicKind,
+)
+from shardyard.registry import Heartbeat, OwnershipRow, PositionCommit, Transaction, lease
 from shardyard.registry.memory import MemoryRegistry
 
 GROUP = "g"
@@ -42,6 +57,18 @@ class VirtualClock:
 
     async def sleep(self, seconds: float) -> None:
         raise AssertionError(f"the protocol must not sleep ({seconds})")
+
+
+class NotingRegistry(MemoryRegistry):
+    """Notes which names were touched."""
+
+    def __init__(self, clock: VirtualClock) -> None:
+        super().__init__(clock)
+        self.touched: set[str] = set()
+
+    def commit(self, state: Any, touched: set[str]) -> None:
+        self.touched |= touched
+        super().commit(state, touched)
 
 
 class Stopped(Exception):
@@ -93,16 +120,41 @@ class Candidate:
     name: str
     token: int | None = None
     asleep_until: int = 0
+    known: dict[str, Topic] | None = None
+    """The topics as of its last look, if it has looked under this token."""
+    look_at: float = 0.0
+    """When it looks again if it is not notified."""
+    notified: bool = True
 
 
 class History:
     """What happens under one seed."""
 
+    looks = 0
+    """Of leaders at the groups."""
+    decisions = 0
+    moves = 0
+    """Topics that were moved to a successor."""
+    refused = 0
+    """Commits that came too late."""
+    behind = 0
+    """Commits behind what was committed."""
+    together = 0
+    """Commits of several partitions at once."""
+    resets = 0
+    """Of one or several partitions."""
+    overtaken = 0
+    """Commits of owners that came too late for a reset."""
+    prepared = 0
+    """Partitions whose target reported that it is ready."""
+    overdue = 0
+    """Partitions that were handed over because their target took too long to prepare."""
+
     def __init__(self, seed: int, say: Callable[[str], None] = lambda _: None) -> None:
         self.random = random.Random(seed)
         self.say = say
         self.clock = VirtualClock()
-        self.registry = MemoryRegistry(self.clock)
+        self.registry = NotingRegistry(self.clock)
         names = ["t"] + (["u.retry"] if self.chance(0.4) else [])
         self.topics = {
             name: Topic(name, self.random.randint(1, 9), TopicKind.RETRY if "retry" in name else TopicKind.NORMAL)
@@ -116,6 +168,8 @@ class History:
         """Each member gets every partition."""
         self.members: list[SimMember] = []
         self.candidates = [Candidate(f"node{i}") for i in range(self.random.randint(1, 3))]
+        for candidate in self.candidates:
+            self.registry.watch(protocol.ANY_GROUP, partial(setattr, candidate, "notified", True))
         self.born = 0
         self.step = 0
         self.owner_of_epoch: dict[tuple[str, Partition, int], str] = {}
@@ -123,21 +177,16 @@ class History:
         self.committed: dict[tuple[str, Partition], Position] = {}
         self.reset_epochs: dict[tuple[str, Partition], int] = {}
         """The epochs that the last resets put an end to."""
-        self.decisions = 0
-        self.moves = 0
-        """Topics that were moved to a successor."""
-        self.refused = 0
-        """Commits that came too late."""
-        self.resets = 0
-        """Of one or several partitions."""
-        self.overtaken = 0
-        """Commits of owners that came too late for a reset."""
+        self.clock_went_back = False
+        self.shown: dict[tuple[str, str, int], tuple[object, float]] = {}
+        """For each membership what its assignment was after the last step, and when it changes by itself."""
+        self.acted: set[tuple[str, str]] = set()
+        """Members that changed their own assignment in this step: they released a partition, or are ready for one."""
+        self.commits: list[tuple[SimMember, int | None, PositionCommit]] = []
+        self.heartbeats: list[tuple[SimMember, Heartbeat]] = []
+        """Those that are carried out together at the end of a step."""
         self.promised: dict[tuple[str, Partition], Promise] = {}
         """By group and partition."""
-        self.prepared = 0
-        """Partitions whose target reported that it is ready."""
-        self.overdue = 0
-        """Partitions that were handed over because their target took too long to prepare."""
         if self.broadcast:
             self.max_active = None
         config = GroupConfig(max_active=self.max_active, release_after=self.release_after, broadcast=self.broadcast)
@@ -160,6 +209,9 @@ class History:
             jump = self.random.choice([-30.0, -2.0, 2.0, 30.0])
             self.say(f"the clock jumps by {jump}")
             self.clock.time += jump
+            self.clock_went_back |= jump < 0
+            for candidate in self.candidates:
+                candidate.look_at = min(candidate.look_at, self.clock.time + LOOK_SECONDS)
         if self.chance(0.03):
             topic = self.random.choice([topic for topic in self.topics.values() if topic.successor is None])
             self.random.choices([self.grow, self.move], [3, 2])[0](topic)
@@ -168,13 +220,15 @@ class History:
             self.random.choices(kinds, [3 if len(self.members) < 6 else 0, 1, 1.5, 1, 1])[0]()
         for member in self.awake():
             self.act(member)
+        self.commit_together()
+        self.heartbeat_together()
         if self.chance(0.6):
             self.lead()
 
     def act(self, member: SimMember) -> None:
         if member.late and member.late[0][0] <= self.step:
             member.apply(member.late.pop(0)[1])  # a response from long ago
-        for action in (self.work, self.release, self.prepare, self.heartbeat):
+        for action in (self.work, self.release, self.prepare, self.beat):
             if self.chance(0.4 if action == self.work else 0.3):
                 action(member)
 
@@ -299,58 +353,110 @@ class History:
             self.say(f"{member.name} restarts")
             self.join(member)
 
-    def heartbeat(self, member: SimMember, *, faults: bool = True) -> None:
+    def beat(self, member: SimMember) -> None:
+        """Have a heartbeat ready, which is carried out together with those of others; or join."""
         if member.epoch is None:
             self.join(member)
             return
-        epoch, idle = member.epoch, [p for p in member.owned if self.chance(0.8)]
-        try:
-            response = self.registry.run(lambda tx: protocol.heartbeat(tx, member.group, member.name, epoch, idle))
-        except Fenced:
-            self.say(f"{member.name} learns that it was evicted")
-            member.forget()
+        idle = [p for p in member.owned if self.chance(0.8)]
+        self.heartbeats.append((member, Heartbeat(member.group, member.name, member.epoch, idle)))
+
+    def heartbeat_together(self, *, faults: bool = True) -> None:
+        waiting, self.heartbeats = self.heartbeats, []
+        if not waiting:
             return
+        outcomes = self.registry.run(lambda tx: protocol.heartbeat(tx, [heartbeat for _, heartbeat in waiting]))
+        for (member, heartbeat), error in zip(waiting, outcomes, strict=True):
+            row = self.registry.read(lambda tx, of=heartbeat: tx.member(of.group, of.member))  # type: ignore[misc]
+            alive = row is not None and row.epoch == heartbeat.epoch
+            assert alive == (error is None), f"{member.name} is {'' if alive else 'not '}a member, and got {error}"
+            if row is None or error is not None:
+                self.say(f"{member.name} learns that it was evicted")
+                if member.epoch == heartbeat.epoch:
+                    member.forget()
+                continue
+            assert row.expires_at == self.clock.time + row.session_timeout, "a heartbeat did not renew its session"
+            self.read_assignment(member, heartbeat.epoch, faults=faults)
+
+    def read_assignment(self, member: SimMember, epoch: int, *, faults: bool) -> None:
+        response = self.registry.read(lambda tx: protocol.assignment(tx, member.group, member.name, epoch))
         self.check_response(member, response)
         if faults and self.chance(0.1):
-            self.say(f"{member.name} heartbeats, and the response is lost")
+            self.say(f"{member.name} reads its assignment, and the response is lost")
         elif faults and self.chance(0.15):
             member.late.append((self.step + self.random.randint(1, 15), response))
         else:
             member.apply(response)
 
     def work(self, member: SimMember) -> None:
-        """Commit on a partition that the member believes to own, rightly or not."""
+        """Have a commit ready, of partitions that the member believes to own, rightly or not."""
         if not member.owned:
             return
-        partition = self.random.choice(list(member.owned))
-        grant = member.owned[partition]
-        since = grant.committed.offset if grant.committed is not None else 0
-        known = self.committed.get((member.group, partition), Position(1, 0)).offset
-        self.commit(member, partition, grant, Position(1, max(since, known) + self.random.randint(0, 5)))
+        several = self.random.randint(2, 4) if self.chance(0.3) else 1
+        positions = {}
+        for partition in self.random.sample(list(member.owned), min(several, len(member.owned))):
+            grant = member.owned[partition]
+            since = grant.committed.offset if grant.committed is not None else 0
+            known = self.committed.get((member.group, partition), Position(1, 0)).offset
+            ahead = self.random.randint(-2 if self.chance(0.1) else 0, 5)
+            positions[partition] = (grant.epoch, Position(1, max(0, max(since, known) + ahead)))
+        self.commits.append((member, member.epoch, PositionCommit(member.group, member.name, positions)))
 
-    def commit(self, member: SimMember, partition: Partition, grant: Grant, position: Position) -> None:
-        epoch = member.epoch if member.epoch is not None else -1
-        key = (member.group, partition)
-        row, known = self.registry.read(
-            lambda tx: (tx.ownership(member.group, partition), tx.member(member.group, member.name))
-        )
-        alive = known is not None and known.epoch == epoch
-        too_late = grant.epoch <= self.reset_epochs.get(key, -1)
-        entitled = alive and row is not None and row.owner == member.name and row.epoch == grant.epoch
-        positions = {partition: (grant.epoch, position)}
-        try:
-            self.registry.run(lambda tx: protocol.commit(tx, member.group, member.name, epoch, positions))
-        except Fenced:
-            assert not entitled, f"{member.name} could not commit {partition}, although it owns it"
-            self.refused += 1
-            self.overtaken += too_late and alive and row is not None and row.owner == member.name
-            member.owned.pop(partition, None)
+    def commit_together(self) -> None:
+        """Commits of several members at once; what is to come of each follows from the ones before."""
+        waiting, self.commits = self.commits, []
+        if not waiting:
             return
-        assert entitled, f"{member.name} committed {partition} without owning it"
-        assert not too_late, f"{member.name} committed {partition} under an epoch from before its reset"
-        assert position >= self.committed.get(key, position), "a committed position went back"
-        self.committed[key] = position
-        member.owned[partition] = Grant(grant.epoch, position, grant.revoked)
+        groups = {commit.group for _, _, commit in waiting}
+        rows, members = self.registry.read(
+            lambda tx: (
+                {(row.group, row.partition): row for group in groups for row in tx.ownerships(group)},
+                {(row.group, row.name): row for group in groups for row in tx.members(group)},
+            )
+        )
+        outcomes = self.registry.run(lambda tx: protocol.commit(tx, [commit for _, _, commit in waiting]))
+        for (member, epoch, commit), error in zip(waiting, outcomes, strict=True):
+            known = members.get((commit.group, commit.owner))
+            alive = known is not None and known.epoch == epoch
+            self.check_commit(member, commit, error, rows, alive=alive)
+
+    def check_commit(
+        self,
+        member: SimMember,
+        commit: PositionCommit,
+        error: ShardyardError | None,
+        rows: Mapping[tuple[str, Partition], OwnershipRow],
+        *,
+        alive: bool,
+    ) -> None:
+        entitled, behind, outdated = True, False, False
+        for partition, (epoch, position) in commit.positions.items():
+            key = (commit.group, partition)
+            row = rows.get(key)
+            mine = row is not None and row.owner == member.name
+            too_late = epoch <= self.reset_epochs.get(key, -1)
+            entitled = entitled and alive and mine and row is not None and row.epoch == epoch
+            behind = behind or position < self.committed.get(key, position)
+            self.overtaken += error is not None and too_late and alive and mine
+            outdated = outdated or too_late
+        if isinstance(error, Fenced):
+            assert not entitled, f"{member.name} could not commit {commit.positions}, although it owns them"
+            self.refused += 1
+            for partition, (epoch, _) in commit.positions.items():
+                if partition in member.owned and member.owned[partition].epoch == epoch:
+                    del member.owned[partition]
+        elif isinstance(error, CommitBehind):
+            assert behind, f"{member.name} could not commit {commit.positions}, which is not behind"
+            self.behind += 1
+        else:
+            assert entitled, f"{member.name} committed {commit.positions} without owning them"
+            assert not outdated, f"{member.name} committed {commit.positions} under an epoch from before its reset"
+            assert not behind, "a committed position went back"
+            self.together += len(commit.positions) > 1
+            for partition, (epoch, position) in commit.positions.items():
+                self.committed[(commit.group, partition)] = position
+                if partition in member.owned:
+                    member.owned[partition] = Grant(epoch, position, member.owned[partition].revoked)
 
     def release(self, member: SimMember) -> None:
         revoked = {p: grant.epoch for p, grant in member.owned.items() if grant.revoked}
@@ -360,6 +466,7 @@ class History:
             self.registry.run(lambda tx: protocol.release(tx, member.group, member.name, epoch, revoked))
         except Fenced:
             self.say(f"{member.name} releases what it no longer has")
+        self.acted.add((member.group, member.name))
         for partition in revoked:
             member.owned.pop(partition, None)
 
@@ -380,6 +487,7 @@ class History:
         except Fenced:
             self.say(f"{member.name} has prepared, but was evicted")
             return
+        self.acted.add((member.group, member.name))
         for partition in done:
             promise = self.promised.get((member.group, partition))
             if promise is not None and promise.between[1] == member.name:
@@ -401,16 +509,27 @@ class History:
             return
         if not (faults and candidate.token is not None and self.chance(0.2)):  # else with the token of long ago
             name = candidate.name
+            before = candidate.token
             candidate.token = self.registry.run(lambda tx: lease.acquire(tx, LEASE, name, 0.8))
+            if candidate.token != before:
+                candidate.known = None
         if candidate.token is None:
             return
         if faults and self.chance(0.1):
             self.say(f"{candidate.name} dies leading")
             self.die_leading(candidate)
             return
-        for group in self.registry.read(lambda tx: groups_of(tx, GROUP)):
+        if candidate.known == self.topics and not candidate.notified and self.clock.time < candidate.look_at:
+            return
+        candidate.notified = False
+        outlook = self.registry.read(lambda tx: assignment.look(tx, self.topics, candidate.known))
+        for group in outlook.due:
             if not self.rebalance(candidate, group):
                 return
+        candidate.known = dict(self.topics)
+        rarely = LOOK_SECONDS if self.clock_went_back else math.inf  # else it must do without
+        candidate.look_at = self.clock.time + min(rarely, math.inf if outlook.seconds is None else outlook.seconds)
+        self.looks += 1
 
     def rebalance(self, candidate: Candidate, group: str) -> bool:
         """Rebalance one group; False if the candidate is not the leader any more."""
@@ -482,6 +601,26 @@ class History:
     def check(self) -> None:
         for group in self.groups():
             self.check_group(group)
+        self.check_notifications()
+
+    def check_notifications(self) -> None:
+        """A member is notified of every change of its assignment that it did not make itself, except for those that
+        come with time, of which it knows the time."""
+        shown: dict[tuple[str, str, int], tuple[object, float]] = {}
+        with self.registry.snapshot() as tx:
+            for row in (row for group in self.groups() for row in tx.members(group)):
+                found = protocol.assignment(tx, row.group, row.name, row.epoch)
+                owned = {p: (grant.epoch, grant.revoked) for p, grant in found.owned.items()}
+                until = math.inf if found.changes_in is None else tx.now + found.changes_in
+                key, view = (row.group, row.name, row.epoch), (owned, found.incoming)
+                shown[key] = view, until
+                before, expected = self.shown.get(key, (view, until))
+                notified = protocol.member_watch_name(row.group, row.name) in self.registry.touched
+                known = notified or expected <= tx.now or (row.group, row.name) in self.acted
+                assert view == before or known or self.clock_went_back, f"{row.name} was not notified of a change"
+        self.shown = shown
+        self.registry.touched.clear()
+        self.acted.clear()
 
     def check_group(self, group: str) -> None:
         rows, members = self.registry.read(lambda tx: (tx.ownerships(group), {m.name for m in tx.members(group)}))
@@ -544,7 +683,8 @@ class History:
             self.clock.time += 0.5
             for member in self.members:
                 member.late = []
-                self.heartbeat(member, faults=False)
+                self.beat(member)
+                self.heartbeat_together(faults=False)
                 self.release(member)
                 if preparing:
                     self.prepare(member)

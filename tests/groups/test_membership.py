@@ -14,10 +14,9 @@ from shardyard.groups import (
     MembershipListener,
     Node,
     configure,
-    protocol,
 )
 from shardyard.model import Fenced, InvalidCall, Partition, Position
-from tests.groups.test_reader import TOPIC, Environment, Run, run
+from tests.groups.test_reader import TOPIC, Environment, Run, evict, run
 from tests.registry.blocks import transaction
 
 __all__ = ["run"]  # the fixture
@@ -83,9 +82,7 @@ def test_a_member_learns_what_it_owns_what_it_must_release_and_what_it_lost(run:
                     await a.release(Partition(TOPIC, index))
                 await until(env, lambda: second.seen("assigned") == moving)
                 assert set(a.owned) == {Partition(TOPIC, i) for i in range(4) if i not in moving}
-            with transaction(env.registry) as tx:
-                tx.delete_member(GROUP, "a")
-                tx.touch(protocol.watch_name(GROUP))
+            env.registry.run(lambda tx: evict(tx, GROUP, "a"))
             await until(env, lambda: bool(first.seen("lost")))
             await until(env, lambda: len(first.owned) == 4)  # it joined again by itself
 

@@ -1,7 +1,7 @@
 """The protocol by examples, on both registries."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from shardyard.model import (
     TopicKind,
     UnknownGroup,
 )
-from shardyard.registry import MemberRow, OwnershipRow, Registry, Transaction, lease
+from shardyard.registry import Heartbeat, MemberRow, OwnershipRow, PositionCommit, Registry, Transaction, lease
 from shardyard.registry.memory import MemoryRegistry
 from shardyard.registry.sql import SqlRegistry
 from shardyard.registry.sqlite import SqliteStore
@@ -30,6 +30,20 @@ from tests.groups.simulation import VirtualClock
 from tests.registry.blocks import transaction
 
 GROUP = "billing"
+
+
+def heartbeat(tx: Transaction, group: str, name: str, epoch: int, progress: tuple[Partition, ...] = ()) -> None:
+    """A single heartbeat, whose error is raised."""
+    for error in protocol.heartbeat(tx, [Heartbeat(group, name, epoch, progress)]):
+        if error is not None:
+            raise error
+
+
+def commit(tx: Transaction, group: str, name: str, positions: Mapping[Partition, tuple[int, Position]]) -> None:
+    """A single commit, whose error is raised."""
+    for error in protocol.commit(tx, [PositionCommit(group, name, positions)]):
+        if error is not None:
+            raise error
 
 
 class SimpleGroup:
@@ -48,12 +62,16 @@ class SimpleGroup:
         return row
 
     def heartbeat(self, name: str, progress: tuple[Partition, ...] = ()) -> dict[Partition, protocol.Grant]:
+        return dict(self.assignment_after_heartbeat(name, progress).owned)
+
+    def assignment_after_heartbeat(self, name: str, progress: tuple[Partition, ...] = ()) -> protocol.MemberAssignment:
         with transaction(self.registry) as tx:
-            return dict(protocol.heartbeat(tx, GROUP, name, self.epochs[name], progress).owned)
+            heartbeat(tx, GROUP, name, self.epochs[name], progress)
+            return protocol.assignment(tx, GROUP, name, self.epochs[name])
 
     def commit(self, name: str, partition: Partition, epoch: int, offset: int) -> None:
         with transaction(self.registry) as tx:
-            protocol.commit(tx, GROUP, name, self.epochs[name], {partition: (epoch, Position(1, offset))})
+            commit(tx, GROUP, name, {partition: (epoch, Position(1, offset))})
 
     def release_revoked(self, name: str) -> set[Partition]:
         revoked = {p: h.epoch for p, h in self.heartbeat(name).items() if h.revoked}
@@ -163,7 +181,7 @@ def test_commits_go_forwards_only_and_all_or_none(billing: SimpleGroup) -> None:
     other = Partition("orders", 1)
     positions = {other: (held[other].epoch, Position(1, 5)), P0: (held[P0].epoch, Position(1, 9))}
     with pytest.raises(CommitBehind), billing.registry.transaction() as tx:
-        protocol.commit(tx, GROUP, "a", billing.epochs["a"], positions)
+        commit(tx, GROUP, "a", positions)
     assert billing.rows()[other].committed is None
 
 
@@ -171,7 +189,7 @@ def test_a_static_members_restart_moves_nothing_and_fences_its_earlier_membershi
     billing.join("a", static=True)
     billing.join("b")
     billing.settle("a", "b")
-    before, earlier = billing.rows(), billing.epochs["a"]
+    before = billing.rows()
     old = {p: h.epoch for p, h in billing.heartbeat("a").items()}
     billing.leave("a")
     billing.join("a", static=True)
@@ -179,7 +197,7 @@ def test_a_static_members_restart_moves_nothing_and_fences_its_earlier_membershi
     assert {p: row.owner for p, row in billing.rows().items()} == {p: row.owner for p, row in before.items()}
     partition = next(iter(old))
     with transaction(billing.registry) as tx, pytest.raises(Fenced):
-        protocol.commit(tx, GROUP, "a", earlier, {partition: (old[partition], Position(1, 1))})
+        commit(tx, GROUP, "a", {partition: (old[partition], Position(1, 1))})
     with pytest.raises(Fenced):
         billing.commit("a", partition, old[partition], 1)
 
@@ -372,7 +390,7 @@ def preparing(billing: SimpleGroup, seconds: float = 5.0) -> tuple[Partition, ..
 
 
 def incoming(billing: SimpleGroup, name: str) -> set[Partition]:
-    return set(billing.registry.run(lambda tx: protocol.heartbeat(tx, GROUP, name, billing.epochs[name]).incoming))
+    return set(billing.assignment_after_heartbeat(name).incoming)
 
 
 def revoked(billing: SimpleGroup, name: str) -> set[Partition]:
@@ -460,7 +478,7 @@ def test_each_member_of_a_broadcast_group_owns_everything_and_has_positions_of_i
         owned = protocol.assignment(tx, row.group, name, row.epoch).owned
         assert len(owned) == 6
         positions = {P0: (owned[P0].epoch, Position(1, offset))}
-        protocol.commit(tx, row.group, name, row.epoch, positions)
+        commit(tx, row.group, name, positions)
         return tx.ownership(row.group, P0)
 
     kept = [billing.registry.run(partial(join_and_commit, name=name, offset=i)) for i, name in enumerate("ab", 1)]
@@ -476,7 +494,7 @@ def test_a_hung_member_of_a_broadcast_group_is_evicted_by_the_setting_of_the_gro
     billing.registry.run(lambda tx: assignment.rebalance(tx, row.group, billing.topics))
     for _ in range(4):
         billing.clock.time += 2.0
-        billing.registry.run(lambda tx: protocol.heartbeat(tx, row.group, "a", row.epoch))
+        billing.registry.run(lambda tx: heartbeat(tx, row.group, "a", row.epoch))
     billing.registry.run(lambda tx: assignment.rebalance(tx, row.group, billing.topics))
     assert billing.registry.read(lambda tx: tx.members(row.group)) == []
 

@@ -30,7 +30,7 @@ from shardyard.model import (
     UnknownGroup,
     UnknownTopic,
 )
-from shardyard.registry import Registry, open_registry
+from shardyard.registry import Registry, Transaction, open_registry
 from tests.log.samples import at, end
 from tests.log.sparse import SparseLog
 from tests.registry.blocks import transaction
@@ -42,6 +42,13 @@ TIMEOUT_SECONDS = 20.0
 Scenario = Callable[["Environment"], Coroutine[Any, Any, None]]
 Run = Callable[[Scenario], None]
 """Runs a scenario on the engine of the test."""
+
+
+def evict(tx: Transaction, group: str, name: str) -> None:
+    """What the rebalancer does to a member that is gone or hangs."""
+    member = tx.member(group, name)
+    assert member is not None
+    protocol.evict(tx, protocol.group_row(tx, group), member)
 
 
 class Environment:
@@ -56,6 +63,9 @@ class Environment:
 
     async def send(self, partition: int, *ids: str) -> None:
         await self.log.append(Partition(TOPIC, partition), [Record(i, None, b"") for i in ids])
+
+    def evict(self, name: str) -> None:
+        self.registry.run(lambda tx: evict(tx, "billing", name))
 
     async def until(self, condition: Callable[[], Awaitable[bool]]) -> None:
         """Wait until the condition holds. It is polled, because no single event signals it."""
@@ -255,9 +265,7 @@ def test_a_member_that_was_evicted_joins_again_by_itself(run: Run) -> None:
     async def scenario(env: Environment) -> None:
         async with env.member("m1") as member:
             await env.until_shared(4)
-            with transaction(env.registry) as tx:
-                tx.delete_member("billing", "m1")
-                tx.touch("group/billing")
+            env.evict("m1")
             await env.send(2, "x")
 
             async def consumed() -> bool:
@@ -477,8 +485,7 @@ def test_a_member_that_was_fenced_while_a_batch_is_awaited_joins_again(run: Run)
             (batch,) = await take(member, 1)
             waiting = asyncio.create_task(take(member, 1))
             await asyncio.sleep(0)
-            with transaction(env.registry) as tx:
-                tx.delete_member("billing", "m1")
+            env.evict("m1")
             with pytest.raises(Fenced):
                 await batch.commit()
             assert (await waiting)[0].records()[0].id == "x"
@@ -494,9 +501,8 @@ def test_a_member_that_cannot_join_again_raises_the_error_and_leaves_no_tasks_be
         with pytest.raises(PartitionTaken):
             async with env.member("m1", partitions=[mine]) as member:
                 with transaction(env.registry) as tx:
-                    tx.delete_member("billing", "m1")
+                    evict(tx, "billing", "m1")
                     protocol.join(tx, "billing", "m2", topics=[TOPIC], manual=[mine])
-                    tx.touch(protocol.watch_name("billing"))
                 await take(member, 1)
         assert member._tasks == set()
         with transaction(env.registry) as tx:

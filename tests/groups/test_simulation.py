@@ -9,7 +9,8 @@ import pytest
 
 from shardyard.groups import assignment, position_reset, protocol
 from shardyard.model import Partition, Position
-from shardyard.registry import GroupRow, MemberRow, OwnershipRow, Transaction, lease
+from shardyard.registry import GroupRow, MemberRow, OwnershipRow, PositionCommit, Transaction, lease
+from shardyard.registry.memory import MemorySnapshot, MemoryTransaction
 from tests.groups.simulation import run_history
 
 HISTORIES = 5_000
@@ -23,6 +24,8 @@ def test_the_guarantees_hold_in_every_history(start: int) -> None:
     assert sum(history.decisions for history in histories) > CHUNK, "the histories are too quiet to prove anything"
     assert sum(history.refused for history in histories) > CHUNK // 2, "hardly anybody was fenced"
     assert sum(history.moves for history in histories) > CHUNK // 4, "hardly any topic moved"
+    assert sum(history.together for history in histories) > CHUNK, "hardly anything was committed together"
+    assert sum(history.behind for history in histories) > CHUNK // 4, "hardly any commit was behind"
     assert sum(history.resets for history in histories) > CHUNK, "hardly anything was reset"
     assert sum(history.overtaken for history in histories) > CHUNK // 4, "hardly anybody was overtaken by a reset"
     assert sum(history.prepared for history in histories) > CHUNK // 4, "hardly anybody prepared"
@@ -52,13 +55,40 @@ def _fails_somewhere(message: str) -> None:
 
 
 def test_commits_without_fencing_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def owned(tx: Transaction, group: str, _name: str, partition: Partition, _epoch: int) -> OwnershipRow:
-        row = tx.ownership(group, partition)
-        assert row is not None
-        return row
+    def commit(tx: MemoryTransaction, commit: PositionCommit) -> bool:
+        rows = [(tx.ownership(commit.group, p), position) for p, (_, position) in commit.positions.items()]
+        tx.put_ownerships(replace(row, committed=position) for row, position in rows if row is not None)
+        return True
 
-    monkeypatch.setattr(protocol, "_owned", owned)
-    _fails_somewhere("without owning it|two owners|went back")
+    monkeypatch.setattr(MemoryTransaction, "_commit", commit)
+    _fails_somewhere("without owning them|two owners|went back")
+
+
+def test_a_commit_that_is_stored_in_part_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = MemoryTransaction._commit
+
+    def in_parts(tx: MemoryTransaction, commit: PositionCommit) -> bool:
+        parts = [replace(commit, positions={p: position}) for p, position in commit.positions.items()]
+        stored = [whole(tx, part) for part in parts]
+        return all(stored)
+
+    monkeypatch.setattr(MemoryTransaction, "_commit", in_parts)
+    _fails_somewhere("a commit was lost or invented")
+
+
+def test_heartbeats_of_former_members_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MemoryTransaction, "renew_sessions", lambda _tx, heartbeats: [True] * len(heartbeats))
+    _fails_somewhere("not a member, and got None|did not renew its session")
+
+
+def test_members_that_are_not_notified_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "touch", lambda tx, group, *_members: tx.touch(protocol.watch_name(group)))
+    _fails_somewhere("was not notified of a change")
+
+
+def test_a_rebalancer_that_overlooks_expired_sessions_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MemorySnapshot, "group_times", lambda _tx: [])
+    _fails_somewhere("not settled")
 
 
 def test_a_lease_without_its_token_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,7 +114,7 @@ def test_a_rebalancer_that_hands_over_without_a_new_epoch_would_be_noticed(monke
         return row
 
     monkeypatch.setattr(protocol, "give", without_epoch)
-    _fails_somewhere("two owners|went back|without owning it")
+    _fails_somewhere("two owners|went back|without owning them")
 
 
 def test_a_reset_without_a_new_epoch_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

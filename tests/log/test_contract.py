@@ -888,6 +888,37 @@ async def test_every_change_that_decides_where_records_go_raises_the_generation(
 
 
 @awaited
+async def test_every_change_of_the_catalog_raises_its_version_and_nothing_else_does(opened: Open) -> None:
+    log = opened()
+    seen = [await log.catalog_version()]
+
+    async def changed(call: Awaitable[Any]) -> None:
+        await call
+        seen.append(await log.catalog_version())
+        assert seen[-1] > seen[-2]
+
+    async def unchanged(call: Awaitable[Any]) -> None:
+        await call
+        assert await log.catalog_version() == seen[-1]
+
+    await changed(log.create_topic("t", 2))
+    await changed(log.create_topic("u", 1))
+    await changed(log.expand_topic("t", 4))
+    await changed(log.contract_topic("t", 3))
+    await changed(log.drop_partitions("t", 3))
+    await changed(log.set_retention("t", Retention(age_ms=10**15)))
+    await unchanged(log.append(T0, records(0)))
+    await unchanged(log.trim(T0, 1))
+    await unchanged(log.set_fence(Fence("g", 1)))
+    await unchanged(log.topics())
+    await changed(log.seal_topic("t", HOLDER))
+    await changed(log.unseal_topic("t", HOLDER))
+    await changed(log.delete_topic("u"))
+    await changed(log.delete_topic("t"))
+    await log.close()
+
+
+@awaited
 async def test_arrow_columns_of_kindred_types_are_converted(log: Log) -> None:
     await log.create_topic("t", 1)
     kindred = pa.record_batch(
@@ -1574,6 +1605,7 @@ AFTER_CLOSE: dict[str, Callable[[Log], Awaitable[Any]]] = {
     "delete_topic": lambda log: log.delete_topic("t"),
     "topic": lambda log: log.topic("t"),
     "topics": lambda log: log.topics(),
+    "catalog_version": lambda log: log.catalog_version(),
     "append": lambda log: log.append(T0, records(0)),
     "read": lambda log: log.read(T0, 0),
     "span": lambda log: log.span(T0),

@@ -17,7 +17,7 @@ from shardyard.queues.draining import draining_partitions
 from shardyard.queues.janitor import DEPARTED_EVERY_SECONDS, KEPT_SECONDS, LEASE_SECONDS, Janitor
 from shardyard.queues.settings import change_group
 from shardyard.queues.topic_readers import topic_readers
-from shardyard.registry import GroupRow, OwnershipRow, Registry, Transaction
+from shardyard.registry import GroupRow, OwnershipRow, PositionCommit, Registry, Transaction
 from shardyard.registry.batcher import TransactionBatcher
 from shardyard.registry.memory import MemoryRegistry
 from shardyard.runtime.clock import ManualClock
@@ -327,7 +327,7 @@ def leave(registry: Registry, group: str, member: str, *, at: Position | None = 
         assert row is not None
         if at is not None:
             (owned,) = [o for o in tx.ownerships_of(group, member) if o.partition == P1]
-            protocol.commit(tx, group, member, row.epoch, {P1: (owned.epoch, at)})
+            assert protocol.commit(tx, [PositionCommit(group, member, {P1: (owned.epoch, at)})]) == [None]
         protocol.leave(tx, group, member, row.epoch)
 
     registry.run(work)

@@ -12,9 +12,12 @@ from shardyard.model import Busy, Closed, InvalidValue, Partition, Position
 from shardyard.registry import (
     AuditRow,
     GroupRow,
+    GroupTimes,
+    Heartbeat,
     LeaseRow,
     MemberRow,
     OwnershipRow,
+    PositionCommit,
     Registry,
     SettingRow,
     Snapshot,
@@ -468,11 +471,186 @@ def test_a_transaction_that_has_ended_raises_closed_and_changes_nothing(registry
         lambda: ended.put_group(GroupRow("late")),
         lambda: ended.audit("ann", "late", "x"),
         lambda: ended.members("billing"),
+        lambda: ended.commit_positions([PositionCommit("billing", "a", {OWNED.partition: (6, Position(3, 0))})]),
+        lambda: ended.renew_sessions([Heartbeat("billing", "a", 3)]),
         ended_snapshot.groups,
     ):
         with pytest.raises(Closed, match="transaction"):
             late()
     assert registry.read(lambda tx: (tx.groups(), tx.audit_log())) == ([GROUP], [])
+
+
+# Commits and heartbeats --------------------------------------------------------------------------------------
+
+
+P0, P1, P2 = (Partition("orders", index) for index in range(3))
+
+
+def put_owned(registry: Registry, *rows: OwnershipRow) -> None:
+    registry.run(lambda tx: tx.put_ownerships(rows))
+
+
+def committed(registry: Registry, group: str = "billing") -> dict[Partition, Position | None]:
+    return {row.partition: row.committed for row in registry.read(lambda tx: tx.ownerships(group))}
+
+
+def test_positions_are_committed_by_their_owner_only_and_never_back(registry: Registry, clock: ManualClock) -> None:
+    at = Position(2, 10)
+    rows = [
+        OwnershipRow("billing", P0, "a", 6, "b", None, 1.0, handover_at=7.5),
+        OwnershipRow("billing", P1, "a", 7, "a", at, 1.0),
+        OwnershipRow("billing", P2, None, 8, None, at, 1.0),
+        OwnershipRow("other", P1, "a", 7, "a", at, 1.0),
+    ]
+    put_owned(registry, *rows)
+    tries: list[tuple[Partition, str, int, Position, bool]] = [
+        (P0, "a", 6, Position(2, 0), True),
+        (P1, "b", 7, Position(2, 11), False),
+        (P1, "a", 6, Position(2, 11), False),
+        (P1, "a", 8, Position(2, 11), False),
+        (P1, "a", 7, Position(2, 9), False),
+        (P1, "a", 7, Position(1, 99), False),
+        (P2, "a", 8, Position(2, 11), False),
+        (Partition("orders", 3), "a", 7, Position(2, 11), False),
+    ]
+    for partition, owner, epoch, position, stored in tries:
+        commit = PositionCommit("billing", owner, {partition: (epoch, position)})
+        with transaction(registry) as tx:
+            assert tx.commit_positions([commit]) == [stored]
+    assert registry.read(lambda tx: tx.ownerships("billing")) == [
+        replace(rows[0], committed=Position(2, 0), progress_at=clock.now()),
+        *rows[1:3],
+    ]
+    for position in (at, Position(2, 11), Position(3, 0)):
+        commit = PositionCommit("billing", "a", {P1: (7, position)})
+        with transaction(registry) as tx:
+            assert tx.commit_positions([commit]) == [True]
+        assert committed(registry)[P1] == position
+    assert registry.read(lambda tx: tx.ownerships("other")) == rows[3:]
+
+
+def test_of_many_commits_each_is_stored_as_a_whole_or_not_at_all_in_their_order(registry: Registry) -> None:
+    put_owned(
+        registry,
+        OwnershipRow("billing", P0, "a", 6, "a"),
+        OwnershipRow("billing", P1, "a", 7, "a"),
+        OwnershipRow("billing", P2, "b", 8, "b", Position(1, 5)),
+        OwnershipRow("other", P0, "a", 2, "a"),
+    )
+
+    def commit(group: str, owner: str, **positions: tuple[int, int]) -> PositionCommit:
+        partitions = {"p0": P0, "p1": P1, "p2": P2}
+        return PositionCommit(
+            group, owner, {partitions[name]: (epoch, Position(1, at)) for name, (epoch, at) in positions.items()}
+        )
+
+    commits = [
+        commit("billing", "a", p0=(6, 1)),
+        commit("billing", "a", p0=(6, 2), p1=(7, 1)),
+        commit("billing", "a", p0=(6, 3), p2=(8, 9)),  # p2 is not its own
+        commit("billing", "a", p0=(6, 1)),  # behind
+        commit("billing", "b", p2=(8, 6)),
+        commit("other", "a", p0=(2, 4)),
+        commit("billing", "a", p1=(7, 5), p0=(6, 1)),  # behind on p0
+        commit("billing", "a", p0=(6, 4)),
+    ]
+    stored = registry.run(lambda tx: tx.commit_positions(commits))
+    assert stored == [True, True, False, False, True, True, False, True]
+    assert committed(registry) == {P0: Position(1, 4), P1: Position(1, 1), P2: Position(1, 6)}
+    assert committed(registry, "other") == {P0: Position(1, 4)}
+    assert registry.run(lambda tx: tx.commit_positions([])) == []
+
+
+def test_a_transaction_sees_its_own_commits_and_rolls_them_back(registry: Registry) -> None:
+    put_owned(registry, OwnershipRow("billing", P0, "a", 6, "a"), OwnershipRow("billing", P1, "a", 7, "a"))
+
+    def work(tx: Transaction) -> None:
+        both = {P0: (6, Position(1, 3)), P1: (7, Position(1, 4))}
+        assert tx.commit_positions([PositionCommit("billing", "a", both)]) == [True]
+        assert [row.committed for row in tx.ownerships("billing")] == [Position(1, 3), Position(1, 4)]
+
+    roll_back(registry, work)
+    assert committed(registry) == {P0: None, P1: None}
+
+
+def test_heartbeats_renew_the_sessions_of_those_who_are_members(registry: Registry, clock: ManualClock) -> None:
+    others = [replace(MEMBER, name="b", session_timeout=5.5), replace(MEMBER, group="other")]
+    with transaction(registry) as tx:
+        for row in (MEMBER, *others):
+            tx.put_member(row)
+    heartbeats = [
+        Heartbeat("billing", "a", MEMBER.epoch),
+        Heartbeat("billing", "b", MEMBER.epoch - 1),
+        Heartbeat("billing", "nobody", MEMBER.epoch),
+        Heartbeat("other", "a", MEMBER.epoch + 1),
+    ]
+    assert registry.run(lambda tx: tx.renew_sessions(heartbeats)) == [True, False, False, False]
+    renewed = replace(MEMBER, expires_at=clock.now() + MEMBER.session_timeout)
+    assert registry.read(lambda tx: tx.members("billing")) == [renewed, others[0]]
+    assert registry.read(lambda tx: tx.members("other")) == [others[1]]
+    assert registry.run(lambda tx: tx.renew_sessions([])) == []
+
+
+def test_a_heartbeat_notes_progress_where_it_was_made_and_where_the_member_could_not_know(
+    registry: Registry, clock: ManualClock
+) -> None:
+    now = clock.now()
+    last_heartbeat = now - 2.0
+    member = replace(MEMBER, session_timeout=10.0, expires_at=last_heartbeat + 10.0)
+    partitions = [Partition("orders", index) for index in range(6)]
+    rows = [
+        OwnershipRow("billing", partitions[0], "a", 6, "a", None, last_heartbeat),
+        OwnershipRow("billing", partitions[1], "a", 6, "b", Position(1, 1), now - 9.0),
+        OwnershipRow("billing", partitions[2], "a", 6, "a", None, last_heartbeat + 0.5),
+        OwnershipRow("billing", partitions[3], "b", 6, "a", None, last_heartbeat + 0.5),
+        OwnershipRow("billing", partitions[4], None, 6, None, None, last_heartbeat + 0.5),
+    ]
+    with transaction(registry) as tx:
+        tx.put_member(member)
+        tx.put_ownerships(rows)
+    put_owned(registry, OwnershipRow("other", partitions[2], "a", 6, "a", None, last_heartbeat + 0.5))
+    stale = Heartbeat("billing", "a", member.epoch - 1, [partitions[0], partitions[1]])
+    assert registry.run(lambda tx: tx.renew_sessions([stale])) == [False]
+    assert registry.read(lambda tx: tx.ownerships("billing")) == rows
+    heartbeat = Heartbeat("billing", "a", member.epoch, [partitions[1], partitions[3], partitions[5]])
+    assert registry.run(lambda tx: tx.renew_sessions([heartbeat])) == [True]
+    after = [row.progress_at for row in registry.read(lambda tx: tx.ownerships("billing"))]
+    assert after == [last_heartbeat, now, now, last_heartbeat + 0.5, last_heartbeat + 0.5]
+    assert registry.read(lambda tx: tx.last_progress()) == {"billing": last_heartbeat, "other": last_heartbeat + 0.5}
+
+
+def test_the_times_and_topics_of_all_groups_are_found_at_once(registry: Registry) -> None:
+    assert registry.read(lambda tx: (tx.group_times(), tx.last_progress(), tx.subscriptions())) == ([], {}, {})
+    with transaction(registry) as tx:
+        for group, name, timeout, expiry in (("b", "m1", 10.0, 100.0), ("b", "m2", 2.0, 99.0), ("a", "m1", 5.5, 7.5)):
+            tx.put_member(replace(MEMBER, group=group, name=name, session_timeout=timeout, expires_at=expiry))
+        tx.put_member(replace(MEMBER, group="c", topics=(), session_timeout=1.0, expires_at=3.0))
+        tx.put_member(
+            replace(MEMBER, group="b", name="m2", topics=("ü", "bills"), session_timeout=2.0, expires_at=99.0)
+        )
+    assert registry.read(lambda tx: tx.group_times()) == [
+        GroupTimes("a", 7.5, 2.0),
+        GroupTimes("b", 99.0, 97.0),
+        GroupTimes("c", 3.0, 2.0),
+    ]
+    assert registry.read(lambda tx: tx.subscriptions()) == {
+        "a": {"orders", "bills"},
+        "b": {"orders", "bills", "ü"},
+        "c": set(),
+    }
+    put_owned(
+        registry,
+        OwnershipRow("a", P0, None, 1, None, None, 1.0),
+        OwnershipRow("b", P0, "m1", 1, "m1", None, 5.0),
+        OwnershipRow("b", P1, "m2", 1, "m1", None, 4.0),
+        OwnershipRow("b", P2, None, 1, None, None, 1.0),
+    )
+    assert registry.read(lambda tx: tx.last_progress()) == {"b": 4.0}
+    with transaction(registry) as tx:
+        tx.delete_member("b", "m1")
+        tx.delete_member("b", "m2")
+    assert [times.group for times in registry.read(lambda tx: tx.group_times())] == ["a", "c"]
+    assert registry.read(lambda tx: set(tx.subscriptions())) == {"a", "c"}
 
 
 # Snapshots ---------------------------------------------------------------------------------------------------
@@ -485,6 +663,8 @@ WRITES = [
     "delete_member",
     "put_ownerships",
     "delete_ownerships",
+    "commit_positions",
+    "renew_sessions",
     "put_lease",
     "put_setting",
     "delete_setting",
@@ -520,6 +700,9 @@ def everything(state: Snapshot) -> list[object]:
         state.ownerships("billing"),
         state.ownership("billing", OWNED.partition),
         state.ownerships_of("billing", "a"),
+        state.subscriptions(),
+        state.group_times(),
+        state.last_progress(),
         state.lease("rebalancer"),
         state.settings("policy"),
         state.setting("policy", "x"),

@@ -26,6 +26,7 @@ from shardyard.model import (
 from shardyard.registry import GroupRow, OwnershipRow, Registry, open_registry
 from shardyard.registry.sql import SqlRegistry
 from shardyard.registry.sqlite import SqliteStore
+from shardyard.runtime import process_signal
 from tests.registry.blocks import transaction
 
 PATIENCE = 20.0
@@ -164,6 +165,27 @@ registry.run(change)
             assert called.wait(PATIENCE)
             assert names(registry) == ["ours", "theirs"]
             assert child.wait(PATIENCE) == 0
+
+
+def test_a_watch_is_called_by_the_signal_of_another_process_or_else_after_a_while(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process_signal, "FALLBACK_SECONDS", 100 * PATIENCE)
+    called = threading.Semaphore(0)
+    with opened(path) as registry, opened(path) as other:
+        end = registry.watch("a", called.release)
+        for _ in range(20):
+            with transaction(other) as tx:
+                tx.touch("a")
+            assert called.acquire(timeout=PATIENCE)
+        end()
+    monkeypatch.setattr(process_signal, "FALLBACK_SECONDS", 0.05)
+    monkeypatch.setattr(process_signal.Sender, "send", lambda *_, **__: None)
+    with opened(path) as registry, opened(path) as other:
+        registry.watch("a", called.release)
+        with transaction(other) as tx:
+            tx.touch("a")
+        assert called.acquire(timeout=PATIENCE)
 
 
 def test_a_process_killed_in_mid_transaction_leaves_what_was_committed(path: Path) -> None:

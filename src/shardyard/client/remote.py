@@ -187,7 +187,7 @@ class _RemoteChanges:
         self._path = path("groups", group, "changes")
         self._seen = ""
 
-    async def wait(self, seconds: float) -> None:
+    async def wait(self, seconds: float) -> bool:
         deadline = self._clock.monotonic() + seconds
         while (left := deadline - self._clock.monotonic()) > 0:
             step = min(left, CHANGES_SECONDS)
@@ -201,7 +201,8 @@ class _RemoteChanges:
             version, before = response.decode(responses.GroupVersion).version, self._seen
             self._seen = version
             if version != before:
-                return
+                return True
+        return False
 
 
 def _member_path(identity: MemberIdentity) -> str:

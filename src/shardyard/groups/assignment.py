@@ -5,7 +5,7 @@ Like `protocol`, without I/O: each function is one transaction.
 
 import zlib
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from shardyard.groups import protocol
@@ -44,13 +44,16 @@ def rebalance(tx: Transaction, group: str, topics: Mapping[str, Topic]) -> Decis
     rows = {o.partition: o for o in tx.ownerships(group)}
     gone = [p for p in rows if p.topic not in topics or p.index >= topics[p.topic].partitions]
     tx.delete_ownerships(group, gone)
+    losing = [name for p in gone for name in (rows[p].owner, rows[p].target)]
+    """Members that were to own a partition and are not any more."""
     for partition in gone:
         del rows[partition]
     before = {p: holder for p, o in rows.items() if (holder := o.owner or o.target) is not None}
     after = _without_waiting(_targets(row, members, subscribed, topics, before), rows, topics)
     prepare_seconds = {m.name: m.prepare_seconds or 0.0 for m in members}
+    concerned = {p.topic for p in (*rows, *after)}
     changed = []
-    for partition in (p for topic in topics.values() for p in topic if p in rows or p in after):
+    for partition in (p for name in topics if name in concerned for p in topics[name] if p in rows or p in after):
         o = rows.get(partition) or OwnershipRow(group, partition, progress_at=tx.now)
         target = after.get(partition)
         if partition not in rows or o.target != target or o.owner is None:
@@ -58,19 +61,66 @@ def rebalance(tx: Transaction, group: str, topics: Mapping[str, Topic]) -> Decis
             if target is not None and o.owner not in (None, target) and prepare_seconds[target]:
                 handover_at = tx.now + prepare_seconds[target]
             changed.append(replace(o, target=target, handover_at=handover_at))
-    row = protocol.give(tx, replace(row, assigned=row.inputs, shape=shape), changed)
-    tx.put_group(row)
-    if changed:
-        protocol.touch(tx, group)
+            losing.append(o.target)
+    tx.put_group(protocol.give(tx, replace(row, assigned=row.inputs, shape=shape), changed))
+    if losing:
+        protocol.touch(tx, group, *losing)
     return Decision(before, after)
 
 
-def is_due(tx: Snapshot, row: GroupRow, topics: Mapping[str, Topic]) -> bool:
-    """Whether `rebalance` has anything to do."""
-    members = tx.members(row.name)
-    if any(_lasts_too_long(tx, member) or _why_evict(tx, row, member) is not None for member in members):
-        return True
-    return (row.inputs, _subscribed(members, topics)[1]) != (row.assigned, row.shape)
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """What the rebalancer has to do now, and when to look again if nothing changes before."""
+
+    due: Sequence[str]
+    """The groups for which `rebalance` has something to do."""
+    seconds: float | None
+    """Until the first session expires, or the first member may hang; None: there is nothing to wait for."""
+
+
+def look(tx: Snapshot, topics: Mapping[str, Topic], known: Mapping[str, Topic] | None) -> Outlook:
+    """Find the groups that need a rebalance, by a few reads for all groups together.
+
+    `topics` are all that exist. `known` are those that existed when the last look was followed by a rebalance of all
+    groups that it named; None if there was no such look.
+    """
+    rows = tx.groups()
+    due = {row.name for row in rows if row.inputs != row.assigned}
+    if known is None:
+        due |= {row.name for row in rows if _subscribed(tx.members(row.name), topics)[1] != row.shape}
+    elif changed := {name for name in {*topics, *known} if topics.get(name) != known.get(name)}:
+        due |= {
+            group for group, names in tx.subscriptions().items() if not changed.isdisjoint(_successors(names, topics))
+        }
+
+    moments = []
+    for times in tx.group_times():
+        if times.first_expiry <= tx.now or times.last_heartbeat > tx.now:  # the latter: the clock went back
+            due.add(times.group)
+        moments.append(times.first_expiry)
+
+    limits = {row.name: limit for row in rows if (limit := _release_after(tx, row)) is not None}
+    if limits:
+        progress = tx.last_progress()
+        for row in rows:
+            if row.name not in due and row.name in limits and row.name in progress:
+                may_hang_at = progress[row.name] + limits[row.name]
+                if may_hang_at <= tx.now and any(_why_evict(tx, row, m) is not None for m in tx.members(row.name)):
+                    due.add(row.name)
+                moments.append(may_hang_at)
+    seconds = max(min(moments) - tx.now, 0.0) if moments else None
+    return Outlook(sorted(due), seconds)
+
+
+def _successors(names: Iterable[str], topics: Mapping[str, Topic]) -> set[str]:
+    """These topics, and all that continue them."""
+    found: set[str] = set()
+    for name in names:
+        following: str | None = name
+        while following is not None and following not in found:
+            found.add(following)
+            following = topics[following].successor if following in topics else None
+    return found
 
 
 def _subscribed(members: Iterable[MemberRow], topics: Mapping[str, Topic]) -> tuple[dict[str, Topic], int]:

@@ -11,7 +11,7 @@ from shardyard.groups.config import GroupConfig
 from shardyard.groups.protocol import MemberAssignment
 from shardyard.model import Appended, Fence, Partition, Position, Record, Span, Stamp, Topic
 from shardyard.model.plain_batch import ReadBatch
-from shardyard.registry import ChangeSignal, Registry, TransactionBatcher
+from shardyard.registry import ChangeSignal, Heartbeat, PositionCommit, Registry, TransactionBatcher
 from shardyard.runtime.clock import Clock
 
 if TYPE_CHECKING:
@@ -49,8 +49,8 @@ class JoinRequest:
 class Changes(Protocol):
     """Signals changes of a group."""
 
-    async def wait(self, seconds: float) -> None:
-        """Return after a change, or after `seconds`."""
+    async def wait(self, seconds: float) -> bool:
+        """Return after a change, or after `seconds`. Returns whether there was a change."""
 
 
 class OwnerLog(Protocol):
@@ -87,7 +87,8 @@ class GroupCoordinator(ABC):
     async def join(self, request: JoinRequest, since: int | None) -> MemberIdentity: ...
 
     @abstractmethod
-    async def heartbeat(self, identity: MemberIdentity, progress: Iterable[Partition]) -> MemberAssignment: ...
+    async def heartbeat(self, identity: MemberIdentity, progress: Iterable[Partition]) -> MemberAssignment | None:
+        """Stay a member. Returns what the member owns, if that is at hand: None does not mean that it has changed."""
 
     @abstractmethod
     async def assignment(self, identity: MemberIdentity) -> MemberAssignment: ...
@@ -106,7 +107,7 @@ class GroupCoordinator(ABC):
 
     @abstractmethod
     def changes(self, identity: MemberIdentity) -> AbstractContextManager[Changes]:
-        """Signals every change of the group."""
+        """Signals every change of the group that concerns the member, and possibly others."""
 
 
 class LocalCoordinator(GroupCoordinator):
@@ -137,17 +138,17 @@ class LocalCoordinator(GroupCoordinator):
         )
         return MemberIdentity(row.group, row.name, row.epoch)
 
-    async def heartbeat(self, identity: MemberIdentity, progress: Iterable[Partition]) -> MemberAssignment:
-        group, member, epoch = identity.group, identity.member, identity.epoch
-        return await self._transactions.run(lambda tx: protocol.heartbeat(tx, group, member, epoch, progress))
+    async def heartbeat(self, identity: MemberIdentity, progress: Iterable[Partition]) -> None:
+        heartbeat = Heartbeat(identity.group, identity.member, identity.epoch, frozenset(progress))
+        await self._transactions.run_bulk(protocol.heartbeat, heartbeat)
 
     async def assignment(self, identity: MemberIdentity) -> MemberAssignment:
         group, member, epoch = identity.group, identity.member, identity.epoch
         return await self._transactions.read(lambda tx: protocol.assignment(tx, group, member, epoch))
 
     async def commit(self, identity: MemberIdentity, positions: Mapping[Partition, tuple[int, Position]]) -> None:
-        group, member, epoch = identity.group, identity.member, identity.epoch
-        await self._transactions.run(lambda tx: protocol.commit(tx, group, member, epoch, positions))
+        commit = PositionCommit(identity.group, identity.member, positions)
+        await self._transactions.run_bulk(protocol.commit, commit)
 
     async def release(self, identity: MemberIdentity, partitions: Mapping[Partition, int]) -> None:
         group, member, epoch = identity.group, identity.member, identity.epoch
@@ -162,7 +163,8 @@ class LocalCoordinator(GroupCoordinator):
         await self._transactions.run(lambda tx: protocol.leave(tx, group, member, epoch))
 
     def changes(self, identity: MemberIdentity) -> AbstractContextManager[Changes]:
-        return ChangeSignal(self._registry, protocol.watch_name(identity.group), self._clock)
+        name = protocol.member_watch_name(identity.group, identity.member)
+        return ChangeSignal(self._registry, name, self._clock)
 
 
 class Host(Protocol):

@@ -3,7 +3,8 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Self
 
@@ -16,6 +17,8 @@ from shardyard.runtime.retry import Backoff, retry
 _log = logging.getLogger(__name__)
 
 HEARTBEATS_PER_SESSION = 5
+READ_SECONDS = 30.0
+"""The longest time between two reads of the assignment, also when no change was signalled."""
 RELEASE_BACKOFF = Backoff(first=0.05, longest=0.2)
 
 
@@ -75,6 +78,9 @@ class Membership:
         self._owned: dict[Partition, Grant] = {}
         self._revoked: set[Partition] = set()
         self._incoming: frozenset[Partition] = frozenset()
+        self._heartbeat_at = self._next_heartbeat()
+        self._read_at = -math.inf
+        """When to read the assignment next, if no change is signalled before. Both on the monotonic clock."""
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -151,9 +157,11 @@ class Membership:
         await self._host.coordinator.ready(self._identity, partitions)
 
     def forget(self, partition: Partition) -> None:
-        """Drop a partition without an event. If the member still owns it, the next heartbeat assigns it again."""
+        """Drop a partition without an event. If the member still owns it, it is assigned again with the next
+        heartbeat."""
         self._owned.pop(partition, None)
         self._revoked.discard(partition)
+        self._read_at = min(self._read_at, self._heartbeat_at)
 
     # Membership over time
 
@@ -166,26 +174,38 @@ class Membership:
                 raise PartitionOutOfRange(partition, count)
 
     async def _run(self) -> None:
-        """Send heartbeats until cancelled; if anything else ends it, the listener gets the error."""
+        """Send heartbeats and follow the assignment until cancelled; if anything else ends it, the listener gets the
+        error."""
         try:
-            with self._host.coordinator.changes(self._identity) as changed:
-                due = self._clock.monotonic()
+            with self._host.coordinator.changes(self._identity) as changes:
                 while True:
-                    left = due - self._clock.monotonic()
-                    if left <= 0:
-                        due = self._clock.monotonic() + self._session / HEARTBEATS_PER_SESSION
-                    await self._update(heartbeat=left <= 0)
-                    await changed.wait(max(due - self._clock.monotonic(), 0.0))
+                    if self._clock.monotonic() >= self._heartbeat_at:
+                        self._heartbeat_at = self._next_heartbeat()
+                        await self._update(self._heartbeat)
+                    if self._clock.monotonic() >= self._read_at:
+                        self._read_at = self._heartbeat_at  # if this read fails
+                        await self._update(self._read_assignment)
+                    wait = min(self._heartbeat_at, self._read_at) - self._clock.monotonic()
+                    if await changes.wait(max(wait, 0.0)):
+                        self._read_at = -math.inf
         except asyncio.CancelledError:
             raise
         except BaseException as error:  # noqa: BLE001 nobody awaits this task: its end must show elsewhere
             self._lose_all()
             self._listener.failed(error)
 
-    async def _update(self, *, heartbeat: bool) -> None:
-        """Learn what we own: with a heartbeat, or just by reading."""
+    def _next_heartbeat(self) -> float:
+        """The next multiple of the time between two heartbeats: the members of a process send theirs at the same
+        moments, so that the registry stores them together."""
+        every = self._session / HEARTBEATS_PER_SESSION
+        now = self._clock.monotonic()
+        moment = (now // every + 1) * every
+        return moment if moment > now else moment + every
+
+    async def _update(self, step: Callable[[], Awaitable[None]]) -> None:
+        """Send a heartbeat or read the assignment, and join again if the member was evicted."""
         try:
-            await (self._heartbeat() if heartbeat else self._read_assignment())
+            await step()
         except Fenced as error:
             _log.warning("%s", error)
             await self._rejoin()
@@ -197,6 +217,7 @@ class Membership:
     async def _join(self, since: int | None = None) -> None:
         self._identity = await self._host.coordinator.join(self._request, since)
         self._last_contact = self._clock.monotonic()
+        self._read_at = -math.inf
 
     async def _rejoin(self) -> None:
         active = self._listener.rejoin_after()
@@ -213,12 +234,18 @@ class Membership:
         progressed = list(self._listener.progressed(list(self._owned)))
         assignment = await self._host.coordinator.heartbeat(self._identity, progressed)
         self._last_contact = started
-        self._apply(assignment)
+        if assignment is not None:
+            self._apply(assignment)
 
     async def _read_assignment(self) -> None:
         self._apply(await self._host.coordinator.assignment(self._identity))
 
     def _apply(self, assignment: MemberAssignment) -> None:
+        wait = READ_SECONDS if assignment.changes_in is None else min(assignment.changes_in, READ_SECONDS)
+        self._read_at = self._clock.monotonic() + wait
+        self._tell(assignment)
+
+    def _tell(self, assignment: MemberAssignment) -> None:
         """Tell the listener what changed. Responses come in the order of calls, so an older one never undoes what a
         release did."""
         owned = assignment.owned

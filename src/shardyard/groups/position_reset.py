@@ -87,7 +87,7 @@ def reset(tx: Transaction, group: str, positions: Mapping[Partition, Position], 
     tx.put_ownerships(rows)
     tx.put_group(replace(row, epoch=epoch))
     tx.audit(who, "positions reset", group, {str(p): position.offset for p, position in positions.items()})
-    protocol.touch(tx, group)
+    protocol.touch(tx, group, *(after.owner for after in rows))
 
 
 def _check(positions: Mapping[Partition, Position]) -> None:

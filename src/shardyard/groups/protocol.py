@@ -3,6 +3,9 @@
 No I/O and no waiting: the same functions run in production, in tests and in the simulation. Each one checks before it
 changes anything, so one that raises leaves its transaction as it was.
 
+Members send heartbeats all the time and commit every batch, so `heartbeat` and `commit` take those of many members at
+once and have the registry check and store them in one statement each, without reading first.
+
 A partition changes its owner in two steps. The rebalancer decides who is to own it next (`target`). The owner learns
 with its next heartbeat that the partition was revoked, finishes and commits what is in flight, and releases it; in the
 same transaction the target becomes the owner, under a new epoch. A partition whose target is its owner never pauses.
@@ -15,7 +18,8 @@ When a topic moves to a successor, its partitions are revoked, and those of the 
 are released: no key is with two members at once. Partitions that members named themselves stay with them.
 """
 
-from collections.abc import Iterable, Mapping
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from shardyard.groups.broadcast import groups_of, is_member_group, member_group, parent_group
@@ -29,9 +33,18 @@ from shardyard.model import (
     Partition,
     PartitionTaken,
     Position,
+    ShardyardError,
     UnknownGroup,
 )
-from shardyard.registry import GroupRow, MemberRow, OwnershipRow, Snapshot, Transaction
+from shardyard.registry import (
+    GroupRow,
+    Heartbeat,
+    MemberRow,
+    OwnershipRow,
+    PositionCommit,
+    Snapshot,
+    Transaction,
+)
 
 LEAST_SESSION_SECONDS = 1.0
 MOST_SESSION_SECONDS = 3600.0
@@ -55,11 +68,24 @@ class MemberAssignment:
     owned: Mapping[Partition, Grant]
     incoming: frozenset[Partition] = frozenset()
     """Partitions that it is to prepare; see `ready`."""
+    changes_in: float | None = None
+    """Seconds after which it changes by itself, because the time of a member to prepare is over. None: it changes only
+    when the group does."""
+
+
+MEMBER_NAMES = 64
+"""Names to watch for the members of a group. The registry keeps every name that was ever touched, so they are not as
+many as members come and go; members that share one are woken more often than they need."""
 
 
 def watch_name(group: str) -> str:
     """The name to watch for every change of a group."""
     return f"group/{group}"
+
+
+def member_watch_name(group: str, member: str) -> str:
+    """The name to watch for changes that concern one member: of what it owns, or is about to own."""
+    return f"{watch_name(group)}/{zlib.crc32(member.encode()) % MEMBER_NAMES}"
 
 
 ANY_GROUP = "group/"
@@ -134,7 +160,7 @@ def join(
         row = give(tx, row, (replace(o, owner=None) for o in mine))  # new epochs fence the earlier membership
     tx.put_member(member)
     tx.put_group(row)
-    touch(tx, group)
+    touch(tx, group, name)  # an earlier process of that name learns that it is out
     return member
 
 
@@ -172,24 +198,17 @@ def _check_free(tx: Snapshot, group: str, name: str, named: Iterable[Partition])
                 raise PartitionTaken(partition, other.name)
 
 
-def heartbeat(
-    tx: Transaction, group: str, name: str, epoch: int, progress: Iterable[Partition] = ()
-) -> MemberAssignment:
-    """Stay a member. `progress` names the partitions that made progress since the last heartbeat, or are idle.
+def heartbeat(tx: Transaction, heartbeats: Sequence[Heartbeat]) -> list[Fenced | None]:
+    """Stay a member; for many members at once. Returns for each the error to raise if it is not a member any more.
 
-    A partition that was assigned since the last heartbeat counts as progress, too: the member could not know of it.
+    The progress of a heartbeat names the partitions that made progress since the last one, or are idle. A partition
+    that was assigned since the last heartbeat counts as progress, too: the member could not know of it.
     """
-    member = _member(tx, group, name, epoch)
-    last_heartbeat = member.expires_at - member.session_timeout
-    tx.put_member(replace(member, expires_at=tx.now + member.session_timeout))
-    progressed = set(progress)
-    rows = tx.ownerships_of(group, name)
-    tx.put_ownerships(
-        replace(o, progress_at=tx.now)
-        for o in rows
-        if o.owner == name and (o.partition in progressed or o.progress_at > last_heartbeat)
-    )
-    return _assignment(tx, rows, name)
+    renewed = tx.renew_sessions(heartbeats)
+    return [
+        None if is_member else _no_member(h.group, h.member, h.epoch)
+        for h, is_member in zip(heartbeats, renewed, strict=True)
+    ]
 
 
 def assignment(tx: Snapshot, group: str, name: str, epoch: int) -> MemberAssignment:
@@ -199,13 +218,15 @@ def assignment(tx: Snapshot, group: str, name: str, epoch: int) -> MemberAssignm
 
 
 def _assignment(tx: Snapshot, rows: Iterable[OwnershipRow], name: str) -> MemberAssignment:
-    owned, incoming = {}, []
+    owned, incoming, preparing = {}, [], []
     for o in rows:
+        if is_preparing := o.owner not in (None, o.target) and _is_preparing(tx, o):
+            preparing.append(o.handover_at - tx.now)
         if o.owner == name:
-            owned[o.partition] = Grant(o.epoch, o.committed, revoked=o.target != name and not _is_preparing(tx, o))
-        elif o.owner is not None and _is_preparing(tx, o):
+            owned[o.partition] = Grant(o.epoch, o.committed, revoked=o.target != name and not is_preparing)
+        elif is_preparing:
             incoming.append(o.partition)
-    return MemberAssignment(owned, frozenset(incoming))
+    return MemberAssignment(owned, frozenset(incoming), min(preparing, default=None))
 
 
 def _is_preparing(tx: Snapshot, row: OwnershipRow) -> bool:
@@ -227,21 +248,29 @@ def ready(tx: Transaction, group: str, name: str, epoch: int, partitions: Iterab
     prepared = [o for o in rows if o.target == name and o.owner not in (None, name) and _is_preparing(tx, o)]
     if prepared:
         tx.put_ownerships(replace(o, handover_at=0.0) for o in prepared)
-        touch(tx, group)
+        touch(tx, group, *(o.owner for o in prepared))
 
 
-def commit(
-    tx: Transaction, group: str, name: str, epoch: int, positions: Mapping[Partition, tuple[int, Position]]
-) -> None:
-    """Commit how far the owner got: (epoch of the ownership, position to continue from), all of them or none."""
-    _member(tx, group, name, epoch)
-    rows = []
-    for partition, (owned_since, position) in positions.items():
-        row = _owned(tx, group, name, partition, owned_since)
+def commit(tx: Transaction, commits: Sequence[PositionCommit]) -> list[ShardyardError | None]:
+    """Commit how far owners got, each commit as a whole or not at all; for many at once. Returns for each the error to
+    raise if it was refused.
+
+    Only the owner may commit, under the epoch of its ownership. That implies that it is a member: whatever ends a
+    membership also ends its ownerships, and an ownership that begins anew has a new epoch.
+    """
+    stored = tx.commit_positions(commits)
+    return [None if done else _why_refused(tx, commit) for commit, done in zip(commits, stored, strict=True)]
+
+
+def _why_refused(tx: Snapshot, commit: PositionCommit) -> ShardyardError:
+    for partition, (epoch, position) in commit.positions.items():
+        try:
+            row = _owned(tx, commit.group, commit.owner, partition, epoch)
+        except Fenced as error:
+            return error
         if row.committed is not None and position < row.committed:
-            raise CommitBehind(partition, position.offset, row.committed.offset)
-        rows.append(replace(row, committed=position, progress_at=tx.now))
-    tx.put_ownerships(rows)
+            return CommitBehind(partition, position.offset, row.committed.offset)
+    raise AssertionError(f"nothing speaks against {commit}")
 
 
 def release(tx: Transaction, group: str, name: str, epoch: int, partitions: Mapping[Partition, int]) -> None:
@@ -258,8 +287,7 @@ def leave(tx: Transaction, group: str, name: str, epoch: int) -> None:
     """Leave the group and release everything. A static member stays until its session expires: it may come back."""
     member = _member(tx, group, name, epoch)
     if not member.static:
-        tx.put_group(evict(tx, group_row(tx, group), member))
-        touch(tx, group)
+        evict(tx, group_row(tx, group), member)
 
 
 # What administrators do
@@ -287,7 +315,7 @@ def configure(tx: Transaction, group: str, config: GroupConfig, *, who: str | No
 
 
 def evict(tx: Transaction, row: GroupRow, member: MemberRow) -> GroupRow:
-    """End a membership: its partitions go to their targets."""
+    """End a membership: its partitions go to their targets. Returns the group as it is stored."""
     tx.delete_member(row.name, member.name)
     freed = []
     for o in tx.ownerships_of(row.name, member.name):
@@ -297,11 +325,13 @@ def evict(tx: Transaction, row: GroupRow, member: MemberRow) -> GroupRow:
         freed.append(replace(o, owner=owner))
     row = give(tx, replace(row, inputs=row.inputs + 1), freed)
     tx.put_group(row)
+    touch(tx, row.name, member.name)
     return row
 
 
 def give(tx: Transaction, row: GroupRow, ownerships: Iterable[OwnershipRow]) -> GroupRow:
-    """Store the rows; those without an owner go to their targets. Returns the group with its new epoch."""
+    """Store the rows; those without an owner go to their targets. Their owners and targets are notified. Returns the
+    group with its new epoch."""
     epoch = row.epoch
     rows = []
     for o in ownerships:
@@ -310,7 +340,9 @@ def give(tx: Transaction, row: GroupRow, ownerships: Iterable[OwnershipRow]) -> 
             rows.append(replace(o, owner=o.target, epoch=epoch, progress_at=tx.now, handover_at=0.0))
         else:
             rows.append(o)
-    tx.put_ownerships(rows)
+    if rows:
+        tx.put_ownerships(rows)
+        touch(tx, row.name, *(name for o in rows for name in (o.owner, o.target)))
     return replace(row, epoch=epoch)
 
 
@@ -334,8 +366,12 @@ def group_row(tx: Snapshot, name: str) -> GroupRow:
 def _member(tx: Snapshot, group: str, name: str, epoch: int) -> MemberRow:
     member = tx.member(group, name)
     if member is None or member.epoch != epoch:
-        raise Fenced(f"member {name!r} (epoch {epoch}) is no longer in group {group!r}: it must join again")
+        raise _no_member(group, name, epoch)
     return member
+
+
+def _no_member(group: str, name: str, epoch: int) -> Fenced:
+    return Fenced(f"member {name!r} (epoch {epoch}) is no longer in group {group!r}: it must join again")
 
 
 def _owned(tx: Snapshot, group: str, name: str, partition: Partition, epoch: int) -> OwnershipRow:
@@ -346,9 +382,11 @@ def _owned(tx: Snapshot, group: str, name: str, partition: Partition, epoch: int
     return row
 
 
-def touch(tx: Transaction, group: str) -> None:
-    """Signal a change of a group to its members, to the rebalancer, and to directories; a change of the own group of a
-    member of a broadcast group also as one of the broadcast group."""
+def touch(tx: Transaction, group: str, *members: str | None) -> None:
+    """Signal a change of a group to the rebalancer and to directories, and to these members whom it concerns. A change
+    of the own group of a member of a broadcast group is also one of the broadcast group."""
     tx.touch(watch_name(group))
     if is_member_group(group):
         tx.touch(watch_name(parent_group(group)))
+    for name in {member_watch_name(group, member) for member in members if member is not None}:
+        tx.touch(name)

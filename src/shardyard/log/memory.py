@@ -75,7 +75,7 @@ class MemoryLog(Log):
         self._stored: dict[Partition, _Stored] = {}
         self._fences: dict[str, int] = {}
         self._last_number = 0
-        """The last epoch or generation that was given out."""
+        """The last epoch, generation or version of the catalog that was given out."""
         self._closed = False
 
     @property
@@ -132,7 +132,9 @@ class MemoryLog(Log):
 
     async def set_retention(self, name: str, retention: Retention) -> Topic:
         rules.check_retention(retention)
-        return self._put(replace(self._topic(name), retention=retention))
+        topic = replace(self._topic(name), retention=retention)
+        self._next_number()
+        return self._put(topic)
 
     async def seal_topic(self, name: str, holder: str, *, seconds: float = SEAL_SECONDS) -> Topic:
         duration = rules.check_seal(holder, seconds)
@@ -166,6 +168,7 @@ class MemoryLog(Log):
         gone = {partition: stored for partition, stored in self._stored.items() if partition.topic == name}
         del self._topics[name]
         self._seals.pop(name, None)
+        self._next_number()
         for partition, stored in gone.items():
             del self._stored[partition]
             stored.wake()
@@ -176,6 +179,10 @@ class MemoryLog(Log):
     async def topics(self) -> list[Topic]:
         self._check_not_closed()
         return [self._topic(name) for name in sorted(self._topics)]
+
+    async def catalog_version(self) -> int:
+        self._check_not_closed()
+        return self._last_number
 
     # Records
 
@@ -327,7 +334,8 @@ class MemoryLog(Log):
         return rules.milliseconds(self._clock)
 
     def _next_number(self) -> int:
-        """For epochs and generations: higher than any before, also than those of a log that was lost."""
+        """For epochs, generations and versions of the catalog: higher than any before, also than those of a log that
+        was lost."""
         self._last_number = max(self._last_number + 1, self._now())
         return self._last_number
 

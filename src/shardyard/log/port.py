@@ -148,6 +148,15 @@ class Catalog(ABC):
     async def topics(self) -> list[Topic]:
         """Describe all topics, in the order of their names."""
 
+    @abstractmethod
+    async def catalog_version(self) -> int:
+        """A number that rises with every change of the catalog: when a topic is created, deleted, or changed in any
+        way, in any process. A seal whose time is over ends without changing the number.
+
+        It is cheap to read. A caller that keeps the topics in memory reads this number first and the topics after it,
+        and reads them again when the number is another one.
+        """
+
 
 class Data(ABC):
     """The records of a log's partitions.

@@ -72,9 +72,14 @@ class Read:
     _count: int = 0
     _size: int = 0
 
+    @property
+    def end(self) -> int:
+        """The offset after the last record that was taken."""
+        return self.offset + self._count
+
     def add(self, batch: LoadedBatch) -> bool:
         """Take what fits of a batch that reaches beyond the last one, or beyond `offset`. Returns whether more fits."""
-        at = self.offset + self._count
+        at = self.end
         if batch.first > at:
             raise Damaged(str(self.partition), f"offsets {at} to {batch.first - 1} are missing")
         part = cut(
@@ -89,8 +94,7 @@ class Read:
             self._chunks.append(part)
         self._count += len(part)
         self._size += batch.size * len(part) // len(batch.data)
-        whole = at + len(part) == batch.end
-        return whole and self._count < self.max_records and self._size < self.max_bytes
+        return self.end == batch.end and self._count < self.max_records and self._size < self.max_bytes
 
     def result(self) -> Batch:
         if not self._count and self.offset < self.span.end:

@@ -14,18 +14,22 @@ class Waiters:
     def __init__(self) -> None:
         self._waiters: defaultdict[int, set[tuple[int, asyncio.Future[None]]]] = defaultdict(set)
         self._lock = threading.Lock()
+        self.news = 0
+        """Rises when readers are notified or listed. A reader notes it before it reads. If it is the same when the
+        reader starts to wait, no news was given out in between, so news of its record will find the reader waiting."""
 
     def __bool__(self) -> bool:
         return bool(self._waiters)
 
     def awaited(self) -> list[int]:
-        """The ids of the partitions for which readers wait."""
+        """The ids of the partitions for which readers wait; for a thread that then looks for their records."""
         with self._lock:
+            self.news += 1  # a reader that starts to wait from now on is not in the list
             return list(self._waiters)
 
     def wait_for(self, partition_id: int, offset: int) -> "asyncio.Future[None]":
         """A future that is done once `notify` gets an end above `offset`. The caller cancels it when it no longer
-        waits, and has to see for itself whether the record was there before."""
+        waits. If there was news since the caller read, it has to look again whether the record is there."""
         arrived: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         waiter = (offset, arrived)
         arrived.add_done_callback(lambda _: self._forget(partition_id, waiter))
@@ -36,6 +40,7 @@ class Waiters:
     def notify(self, ends: dict[int, int]) -> None:
         """Wake the readers that wait for offsets below these ends, by partition id."""
         with self._lock:
+            self.news += 1
             arrived = [
                 future
                 for partition_id, end in ends.items()

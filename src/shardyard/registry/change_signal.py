@@ -33,10 +33,11 @@ class ChangeSignal:
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._event.set)
 
-    async def wait(self, seconds: float) -> None:
-        """Return at a touch, or after `seconds`."""
-        await wait_until_set(self._event, seconds, self._clock)
+    async def wait(self, seconds: float) -> bool:
+        """Return at a touch, or after `seconds`. Returns whether there was a touch since the last wait."""
+        touched = await wait_until_set(self._event, seconds, self._clock)
         self._event.clear()
+        return touched
 
 
 def _no_watch() -> None:

@@ -4,7 +4,7 @@ ends."""
 import itertools
 import threading
 from bisect import bisect_left
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from types import TracebackType
@@ -14,9 +14,12 @@ from shardyard.model import Busy, Closed, Partition, whole_number
 from shardyard.registry.port import (
     AuditRow,
     GroupRow,
+    GroupTimes,
+    Heartbeat,
     LeaseRow,
     MemberRow,
     OwnershipRow,
+    PositionCommit,
     Registry,
     SettingRow,
     Snapshot,
@@ -167,6 +170,31 @@ class MemorySnapshot:
     def ownerships_of(self, group: str, member: str) -> list[OwnershipRow]:
         return [row for row in self.ownerships(group) if row.owner == member or row.target == member]  # noqa: PLR1714 - a set per row is slower
 
+    def subscriptions(self) -> dict[str, set[str]]:
+        return {
+            group: {topic for member in table.rows.values() for topic in member.topics}
+            for group, table in self._state.members.rows.items()
+            if table.rows
+        }
+
+    def group_times(self) -> list[GroupTimes]:
+        return [
+            GroupTimes(
+                group,
+                min(m.expires_at for m in members),
+                max(m.expires_at - m.session_timeout for m in members),
+            )
+            for group, table in sorted(self._state.members.rows.items())
+            if (members := table.rows.values())
+        ]
+
+    def last_progress(self) -> dict[str, float]:
+        owned = {
+            group: [row.progress_at for row in table.rows.values() if row.owner is not None]
+            for group, table in self._state.ownerships.rows.items()
+        }
+        return {group: min(times) for group, times in owned.items() if times}
+
     def lease(self, name: str) -> LeaseRow | None:
         return self._state.leases.rows.get(name)
 
@@ -250,6 +278,38 @@ class MemoryTransaction(MemorySnapshot):
         table = self._ownerships(group)
         for partition in partitions:
             table.rows.pop(partition, None)
+
+    def commit_positions(self, commits: Sequence[PositionCommit]) -> list[bool]:
+        return [self._commit(commit) for commit in commits]
+
+    def _commit(self, commit: PositionCommit) -> bool:
+        changed = []
+        for partition, (epoch, position) in commit.positions.items():
+            row = self.ownership(commit.group, partition)
+            if row is None or row.owner != commit.owner or row.epoch != epoch:
+                return False
+            if row.committed is not None and position < row.committed:
+                return False
+            changed.append(replace(row, committed=position, progress_at=self.now))
+        self.put_ownerships(changed)
+        return True
+
+    def renew_sessions(self, heartbeats: Sequence[Heartbeat]) -> list[bool]:
+        return [self._renew(heartbeat) for heartbeat in heartbeats]
+
+    def _renew(self, heartbeat: Heartbeat) -> bool:
+        group, name = heartbeat.group, heartbeat.member
+        member = self._state.members.rows.get(group, _NO_MEMBERS).rows.get(name)
+        if member is None or member.epoch != heartbeat.epoch:
+            return False
+        last_heartbeat = member.expires_at - member.session_timeout
+        self._members(group).put(name, replace(member, expires_at=self.now + member.session_timeout))
+        self.put_ownerships(
+            replace(row, progress_at=self.now)
+            for row in self.ownerships_of(group, name)
+            if row.owner == name and (row.partition in heartbeat.progress or row.progress_at > last_heartbeat)
+        )
+        return True
 
     def put_lease(self, row: LeaseRow) -> None:
         self._state.leases = self._state.leases.writable(self._writer)

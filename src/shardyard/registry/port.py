@@ -7,7 +7,7 @@ for all engines.
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import TracebackType
@@ -128,6 +128,38 @@ class AuditRow:
     """Any JSON value."""
 
 
+@dataclass(frozen=True, slots=True)
+class PositionCommit:
+    """How far the owner of some partitions got, for `Transaction.commit_positions`."""
+
+    group: str
+    owner: str
+    positions: Mapping[Partition, tuple[int, Position]]
+    """For each partition the epoch of its ownership, and the position to continue from."""
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """A sign of life of a member, for `Transaction.renew_sessions`."""
+
+    group: str
+    member: str
+    epoch: int
+    progress: Collection[Partition] = ()
+    """The partitions that made progress since the last heartbeat, or had nothing to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupTimes:
+    """The times of a group that somebody has to act on, all of them registry time."""
+
+    group: str
+    first_expiry: float
+    """When the first of its sessions expires."""
+    last_heartbeat: float
+    """When one of its members last sent a heartbeat or joined. It lies in the future if the clock went back."""
+
+
 class TransactionAborted(RetryLater):
     """Raised by an engine when the database rolled a transaction back because of another one, and the same work may
     succeed in a new transaction: a serialization failure, a deadlock, a lock. `Registry.run` and `read` retry it, so
@@ -167,6 +199,19 @@ class Snapshot(Protocol):
         """The ownerships of which the member is the owner or the target, ordered by partition."""
         ...
 
+    def subscriptions(self) -> dict[str, set[str]]:
+        """For every group that has members, the topics that they subscribe to."""
+        ...
+
+    def group_times(self) -> list[GroupTimes]:
+        """The times of every group that has members, ordered by name."""
+        ...
+
+    def last_progress(self) -> dict[str, float]:
+        """For every group with partitions that are owned, the `progress_at` of the one whose owner made no progress for
+        the longest time."""
+        ...
+
     def lease(self, name: str) -> LeaseRow | None: ...
 
     def setting(self, scope: str, name: str) -> SettingRow | None: ...
@@ -200,6 +245,26 @@ class Transaction(Snapshot, Protocol):
 
     def put_ownerships(self, rows: Iterable[OwnershipRow]) -> None: ...
     def delete_ownerships(self, group: str, partitions: Iterable[Partition]) -> None: ...
+
+    def commit_positions(self, commits: Sequence[PositionCommit]) -> list[bool]:
+        """Store committed positions, one commit after the other, each as a whole or not at all.
+
+        A commit is stored if every partition of it is owned by `owner` in the epoch that the commit names, and its
+        committed position is not behind the one that is stored. `progress_at` becomes `now`. Returns for each commit
+        whether it was stored; one that was not has changed nothing.
+
+        For many commits this takes about as many statements as for one, and no rows are read beforehand.
+        """
+        ...
+
+    def renew_sessions(self, heartbeats: Sequence[Heartbeat]) -> list[bool]:
+        """Let the sessions of members last for `session_timeout` from now on, one heartbeat after the other.
+
+        `progress_at` becomes `now` for the partitions that the member owns and that are in `progress`, or whose
+        `progress_at` is later than its last heartbeat (at `expires_at - session_timeout`): it could not know of those.
+        Returns for each heartbeat whether there is a member of that name and epoch; if not, nothing was changed.
+        """
+        ...
 
     def put_lease(self, row: LeaseRow) -> None: ...
 

@@ -113,7 +113,7 @@ CHANGES = Table(
     Column("version", BigInteger, nullable=False, index=True),
     **_CLUSTERED,
 )
-"""The names that were touched, each with the number of its last touch; for databases whose watches poll."""
+"""The names that were touched, each with the number of its last touch; for SQLite, whose watchers read them."""
 
 
 def to_json(name: str, value: object) -> str:

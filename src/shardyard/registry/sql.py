@@ -1,13 +1,13 @@
 """The registry in an SQL database. What differs between databases is in their `Store`."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Update
 
 from shardyard.registry.port import Registry, Snapshot, Transaction
-from shardyard.registry.sql_transaction import SqlSnapshot, SqlTransaction
+from shardyard.registry.sql_transaction import SqlSnapshot, SqlTransaction, Values
 
 
 class Store(Protocol):
@@ -33,6 +33,15 @@ class Store(Protocol):
 
     def now(self, connection: Connection) -> float:
         """The time of the transaction on `connection`, on the clock that all users of the database share."""
+        ...
+
+    def update_each(self, connection: Connection, statement: Update, rows: Sequence[Values]) -> list[bool]:
+        """Run `statement` for each of the rows, which bind its parameters, one after the other. Returns for each
+        whether it matched a row.
+
+        This is what members do for every batch, so it is worth the shortest way to the driver: all rows in one round
+        trip, and no more work for each than the database needs.
+        """
         ...
 
     def record_touched(self, connection: Connection, names: set[str]) -> None:
@@ -62,7 +71,7 @@ class SqlRegistry(Registry):
     @contextmanager
     def _transaction(self, wait: float) -> Iterator[Transaction]:
         with self._store.begin(wait) as connection:
-            transaction = SqlTransaction(connection, self._store.now(connection))
+            transaction = SqlTransaction(connection, self._store.now(connection), self._store.update_each)
             try:
                 yield transaction
             finally:

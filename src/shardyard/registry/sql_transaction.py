@@ -1,6 +1,8 @@
 """Snapshots and transactions of a registry in an SQL database, through SQLAlchemy Core."""
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import groupby
 from typing import Any, NoReturn, cast
 
 from sqlalchemy import (
@@ -13,18 +15,32 @@ from sqlalchemy import (
     and_,
     bindparam,
     delete,
+    func,
     insert,
+    or_,
     select,
     update,
 )
 
 from shardyard.model import Closed, Partition, Position, whole_number
-from shardyard.registry.port import AuditRow, GroupRow, LeaseRow, MemberRow, OwnershipRow, SettingRow
+from shardyard.registry.port import (
+    AuditRow,
+    GroupRow,
+    GroupTimes,
+    Heartbeat,
+    LeaseRow,
+    MemberRow,
+    OwnershipRow,
+    PositionCommit,
+    SettingRow,
+)
 from shardyard.registry.schema import AUDIT, GROUPS, LEASES, MEMBERS, OWNERSHIPS, SETTINGS, from_json, to_json
 
 _BEYOND_ANY = 2**63 - 1
 
 Values = Mapping[str, object]
+UpdateEach = Callable[[Connection, Update, Sequence[Values]], list[bool]]
+"""See `Store.update_each`."""
 
 
 # Statements are built once, as building one takes longer than running it. A column's value is bound as `its_<column>`,
@@ -59,6 +75,15 @@ _MEMBERS_IN = select(MEMBERS).where(_its(MEMBERS, "group_name")).order_by(MEMBER
 _PUT_MEMBER = _put(MEMBERS)
 _DELETE_MEMBER = _delete(MEMBERS, "group_name", "name")
 _DELETE_MEMBERS_IN = _delete(MEMBERS, "group_name")
+_SUBSCRIPTIONS = select(MEMBERS.c.group_name, MEMBERS.c.topics).distinct()
+_LAST_HEARTBEAT = MEMBERS.c.expires_at - MEMBERS.c.session_timeout
+_GROUP_TIMES = (
+    select(MEMBERS.c.group_name, func.min(MEMBERS.c.expires_at), func.max(_LAST_HEARTBEAT))
+    .group_by(MEMBERS.c.group_name)
+    .order_by(MEMBERS.c.group_name)
+)
+_THIS_MEMBERSHIP = _its(MEMBERS, "group_name", "name", "epoch")
+_RENEW = update(MEMBERS).where(_THIS_MEMBERSHIP).values(expires_at=bindparam("its_now") + MEMBERS.c.session_timeout)
 
 _OWNERSHIP = select(OWNERSHIPS).where(_its(OWNERSHIPS, "group_name", "topic", "partition_index"))
 _OWNERSHIPS_IN = (
@@ -73,6 +98,43 @@ _PARTITIONS_IN = select(OWNERSHIPS.c.topic, OWNERSHIPS.c.partition_index).where(
 _PUT_OWNERSHIP = _put(OWNERSHIPS)
 _DELETE_OWNERSHIP = _delete(OWNERSHIPS, "group_name", "topic", "partition_index")
 _DELETE_OWNERSHIPS_IN = _delete(OWNERSHIPS, "group_name")
+
+_LAST_PROGRESS = (
+    select(OWNERSHIPS.c.group_name, func.min(OWNERSHIPS.c.progress_at))
+    .where(OWNERSHIPS.c.owner.is_not(None))
+    .group_by(OWNERSHIPS.c.group_name)
+)
+_COMMIT = (
+    update(OWNERSHIPS)
+    .where(
+        _its(OWNERSHIPS, "group_name", "topic", "partition_index", "owner", "epoch"),
+        or_(
+            OWNERSHIPS.c.committed_epoch.is_(None),
+            OWNERSHIPS.c.committed_epoch < bindparam("its_committed_epoch"),
+            (OWNERSHIPS.c.committed_epoch == bindparam("its_committed_epoch"))
+            & (OWNERSHIPS.c.committed_offset <= bindparam("its_committed_offset")),
+        ),
+    )
+    .values(
+        committed_epoch=bindparam("its_committed_epoch"),
+        committed_offset=bindparam("its_committed_offset"),
+        progress_at=bindparam("its_now"),
+    )
+)
+_NOTE_PROGRESS = (
+    update(OWNERSHIPS)
+    .where(_its(OWNERSHIPS, "group_name", "topic", "partition_index", "owner"))
+    .values(progress_at=bindparam("its_now"))
+)
+_NOTE_RECENT = (
+    update(OWNERSHIPS)
+    .where(
+        _its(OWNERSHIPS, "group_name"),
+        OWNERSHIPS.c.owner == bindparam("its_name"),
+        OWNERSHIPS.c.progress_at > select(_LAST_HEARTBEAT).where(_THIS_MEMBERSHIP).scalar_subquery(),
+    )
+    .values(progress_at=bindparam("its_now"))
+)
 
 _LEASE = select(LEASES).where(_its(LEASES, "name"))
 _PUT_LEASE = _put(LEASES)
@@ -128,6 +190,18 @@ class SqlSnapshot:
         rows = self._execute(_OWNERSHIPS_OF, {"its_group_name": group, "member": member})
         return [_ownership(row) for row in rows]
 
+    def subscriptions(self) -> dict[str, set[str]]:
+        found: defaultdict[str, set[str]] = defaultdict(set)
+        for group, topics in self._execute(_SUBSCRIPTIONS):
+            found[group] |= set(cast(list[str], from_json(topics)))
+        return dict(found)
+
+    def group_times(self) -> list[GroupTimes]:
+        return [GroupTimes(*row) for row in self._execute(_GROUP_TIMES)]
+
+    def last_progress(self) -> dict[str, float]:
+        return dict(row for row in self._execute(_LAST_PROGRESS))
+
     def lease(self, name: str) -> LeaseRow | None:
         row = self._execute(_LEASE, {"its_name": name}).first()
         return None if row is None else LeaseRow(*row)
@@ -153,9 +227,15 @@ class SqlSnapshot:
 class SqlTransaction(SqlSnapshot):
     """A transaction on a connection that has begun one."""
 
-    def __init__(self, connection: Connection, now: float) -> None:
+    def __init__(self, connection: Connection, now: float, update_each: UpdateEach) -> None:
         super().__init__(connection, now)
         self.touched: set[str] = set()
+        self._connection = connection
+        self._update_each = update_each
+
+    def end(self) -> None:
+        super().end()
+        self._update_each = _ended
 
     def put_group(self, row: GroupRow) -> None:
         self._put(
@@ -219,6 +299,55 @@ class SqlTransaction(SqlSnapshot):
         identities = [_identity(group, partition) for partition in partitions]
         if identities:
             self._execute(_DELETE_OWNERSHIP, identities)
+
+    def commit_positions(self, commits: Sequence[PositionCommit]) -> list[bool]:
+        stored: list[bool] = []
+        for is_one_row, some in groupby(commits, key=lambda commit: len(commit.positions) == 1):
+            if is_one_row:
+                stored += self._commit_each(some)
+            else:
+                stored += [self._commit_all(commit) for commit in some]
+        return stored
+
+    def _commit_each(self, commits: Iterable[PositionCommit]) -> list[bool]:
+        rows = [
+            {
+                "its_group_name": commit.group,
+                "its_topic": partition.topic,
+                "its_partition_index": partition.index,
+                "its_owner": commit.owner,
+                "its_epoch": epoch,
+                "its_committed_epoch": position.epoch,
+                "its_committed_offset": position.offset,
+                "its_now": self.now,
+            }
+            for commit in commits
+            for partition, (epoch, position) in commit.positions.items()
+        ]
+        return self._update_each(self._connection, _COMMIT, rows)
+
+    def _commit_all(self, commit: PositionCommit) -> bool:
+        with self._connection.begin_nested() as savepoint:
+            stored = all(self._commit_each([commit]))
+            if not stored:
+                savepoint.rollback()
+        return stored
+
+    def renew_sessions(self, heartbeats: Sequence[Heartbeat]) -> list[bool]:
+        members: list[Values] = [
+            {"its_group_name": h.group, "its_name": h.member, "its_epoch": h.epoch, "its_now": self.now}
+            for h in heartbeats
+        ]
+        self._update_each(self._connection, _NOTE_RECENT, members)  # before the time of the last heartbeat is replaced
+        renewed = self._update_each(self._connection, _RENEW, members)
+        progressed = [
+            _identity(heartbeat.group, partition) | {"its_owner": heartbeat.member, "its_now": self.now}
+            for heartbeat, is_member in zip(heartbeats, renewed, strict=True)
+            if is_member
+            for partition in heartbeat.progress
+        ]
+        self._update_each(self._connection, _NOTE_PROGRESS, progressed)
+        return renewed
 
     def put_lease(self, row: LeaseRow) -> None:
         self._put(

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import IO, TypeVar, get_args
 
 from shardyard.log import rules
+from shardyard.log.batch_cache import BatchCache
 from shardyard.log.port import DEFAULT_RETENTION, READ_BYTES, READ_RECORDS, SEAL_SECONDS, Capabilities, Log
 from shardyard.log.sqlite import maintenance, store
 from shardyard.log.sqlite.files import Durability, connect, create_or_check, open_lock, translated
@@ -51,7 +52,7 @@ MERGE_REST = 10.0
 """How much longer than a merge took to wait before the next one."""
 READERS = 3
 INLINE_READ_BYTES = 1024 * 1024
-"""Up to this size a read whose records have just arrived runs in the event loop's own thread."""
+"""If no more than this has just arrived, a waiting read fetches it in the event loop's own thread."""
 LOCK_SECONDS = 0.02
 """How often to try for the maintenance lock while another process has it. Trying, unlike waiting, can be cancelled."""
 
@@ -81,8 +82,9 @@ class SqliteLog(Log):
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="shardyard-log-reader")
         self._local = threading.local()
         self._connections: list[sqlite3.Connection] = []
-        self._tail = Tail(lambda: connect(self._path, "process"))
-        self._writer = Writer(self._path, durability, busy_wait, self._now, self._tail.notify)
+        self._cache = BatchCache()
+        self._tail = Tail(self._folder, lambda: connect(self._path, "process"))
+        self._writer = Writer(self._path, durability, busy_wait, self._now, self._tail.committed)
         self._maintain_every = maintain_every
         self._maintaining = asyncio.Lock()
         self._maintenance: asyncio.Task[None] | None = None
@@ -154,6 +156,9 @@ class SqliteLog(Log):
     async def topics(self) -> list[Topic]:
         return await self._look(lambda db: store.topics(db, self._now()))
 
+    async def catalog_version(self) -> int:
+        return await self._look(store.catalog_version)
+
     # Records
 
     async def append(
@@ -192,24 +197,34 @@ class SqliteLog(Log):
         def fetch(db: sqlite3.Connection) -> tuple[store.Found, Batch]:
             if fence is not None:
                 store.check_fence(db, fence)
-            return store.read(db, partition, offset, epoch, max_records, max_bytes)
+            return store.read(db, self._cache, partition, offset, epoch, max_records, max_bytes)
 
-        found, batch = await self._look(fetch)
+        news = self._tail.news
+        at_hand = self._cache.covers(partition, offset, max_records, max_bytes)
+        if at_hand:
+            await asyncio.sleep(0)  # a reader that takes many batches in a row must not keep other tasks from running
+        found, batch = await (self._look_inline if at_hand else self._look)(fetch)
         if len(batch) or wait <= 0:
             return batch
-        arrived = self._tail.wait_for(found.id, offset)
+        arrived = self._tail.wait_for(found.id, offset, news)
         try:
-            inline = await wait_at_most(arrived, wait, self._clock) and max_bytes <= INLINE_READ_BYTES
+            inline = await wait_at_most(arrived, wait, self._clock)
         finally:
             arrived.cancel()
-        return (await (self._look_inline if inline else self._look)(fetch))[1]
+
+        def fetch_few(db: sqlite3.Connection) -> tuple[store.Found, Batch] | None:
+            return fetch(db) if store.bytes_from(db, found.id, offset) <= INLINE_READ_BYTES else None
+
+        few = await self._look_inline(fetch_few) if inline else None
+        _, batch = few if few is not None else await self._look(fetch)
+        return batch
 
     async def span(self, partition: Partition) -> Span:
         return await self._look(lambda db: store.span(db, partition))
 
     async def offset_at(self, partition: Partition, timestamp: int) -> int:
         since = check_int64("timestamp", timestamp)
-        return await self._look(lambda db: store.offset_at(db, partition, since))
+        return await self._look(lambda db: store.offset_at(db, self._cache, partition, since))
 
     async def trim(self, partition: Partition, before: int) -> Span:
         offset = whole_number("before", before, at_least=0)
@@ -297,8 +312,8 @@ class SqliteLog(Log):
         return await asyncio.get_running_loop().run_in_executor(self._readers, self._snapshot, work)
 
     async def _look_inline(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """The same in this thread. For a few records that were just written and are still in memory, going to another
-        thread and back would take ten times as long as reading them."""
+        """The same in this thread. For records that are in memory, because they were just written or are in the cache,
+        going to another thread and back would take ten times as long as reading them."""
         self._open()
         try:
             return self._snapshot(work, wait=False)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 
 from shardyard.log import rules
+from shardyard.log.batch_cache import BatchCache
 from shardyard.log.stored_batches import LoadedBatch, Read, decode, encode, first_since
 from shardyard.model import (
     SEQUENCE_WINDOW,
@@ -123,12 +124,17 @@ def create_topic(db: Connection, now: int, wanted: Topic) -> Topic:
 
 
 def _next_number(db: Connection, now: int) -> int:
-    """For epochs and generations: the time, or one more than the last one. It is higher than any before, even than
-    those of a log that was lost."""
-    (last,) = db.execute("SELECT last FROM epochs").fetchone()
-    number = max(int(last) + 1, now)
+    """For epochs, generations and versions of the catalog: the time, or one more than the last one. It is higher than
+    any before, even than those of a log that was lost."""
+    number = max(catalog_version(db) + 1, now)
     db.execute("UPDATE epochs SET last = ?", (number,))
     return number
+
+
+def catalog_version(db: Connection) -> int:
+    """The last number that was given out: every change of the catalog takes a new one."""
+    (last,) = db.execute("SELECT last FROM epochs").fetchone()
+    return int(last)
 
 
 def expand_topic(db: Connection, now: int, name: str, partitions: int) -> Topic:
@@ -161,6 +167,7 @@ def drop_partitions(db: Connection, now: int, name: str, partitions: int) -> Top
 
 def set_retention(db: Connection, now: int, name: str, retention: Retention) -> Topic:
     topic(db, now, name)
+    _next_number(db, now)
     db.execute(
         "UPDATE topics SET age_ms = ?, bytes_per_partition = ? WHERE name = ?",
         (retention.age_ms, retention.bytes_per_partition, name),
@@ -233,6 +240,7 @@ def delete_topic(db: Connection, now: int, name: str) -> None:
     topic(db, now, name)
     db.execute('UPDATE partitions SET topic = NULL, first = "end" WHERE topic = ?', (name,))
     db.execute("DELETE FROM topics WHERE name = ?", (name,))
+    _next_number(db, now)
 
 
 # Partitions, fences and stamps
@@ -310,20 +318,33 @@ def span(db: Connection, partition: Partition) -> Span:
 
 
 def read(
-    db: Connection, partition: Partition, offset: int, epoch: int | None, max_records: int, max_bytes: int
+    db: Connection,
+    cache: BatchCache,
+    partition: Partition,
+    offset: int,
+    epoch: int | None,
+    max_records: int,
+    max_bytes: int,
 ) -> tuple[Found, Batch]:
     found = find(db, partition)
     span = Span(found.epoch, found.first, found.end)
     rules.check_offset(partition, span, offset, epoch)
     wanted = Read(partition, span, offset, max_records, max_bytes)
-    for batch in _batches_from(db, partition, found, offset):
+    for batch in _batches_from(db, cache, partition, found, offset):
         if not wanted.add(batch):
+            if wanted.end < batch.end:  # the next read will continue in this batch
+                cache.add(partition, found.epoch, batch)
             break
     return found, wanted.result()
 
 
-def _batches_from(db: Connection, partition: Partition, found: Found, offset: int) -> Iterator[LoadedBatch]:
+def _batches_from(
+    db: Connection, cache: BatchCache, partition: Partition, found: Found, offset: int
+) -> Iterator[LoadedBatch]:
     """The batches that reach beyond `offset`."""
+    while (cached := cache.find(partition, found.epoch, offset)) is not None:
+        yield cached
+        offset = cached.end
     rows = db.execute(
         "SELECT first, count, checksum, data FROM batches WHERE partition = ?1 AND first >="
         " (SELECT max(first) FROM batches WHERE partition = ?1 AND first <= ?2) ORDER BY first",
@@ -334,14 +355,24 @@ def _batches_from(db: Connection, partition: Partition, found: Found, offset: in
             yield decode(stored, checksum, found.id, first, count, str(partition))
 
 
-def offset_at(db: Connection, partition: Partition, timestamp: int) -> int:
+def bytes_from(db: Connection, partition_id: int, offset: int) -> int:
+    """The stored bytes from the batch with `offset` to the end."""
+    (size,) = db.execute(
+        "SELECT coalesce(sum(bytes), 0) FROM batches WHERE partition = ?1 AND first >="
+        " (SELECT max(first) FROM batches WHERE partition = ?1 AND first <= ?2)",
+        (partition_id, offset),
+    ).fetchone()
+    return int(size)
+
+
+def offset_at(db: Connection, cache: BatchCache, partition: Partition, timestamp: int) -> int:
     found = find(db, partition)
     row = db.execute(
         "SELECT first FROM batches WHERE partition = ? AND first + count > ? AND latest >= ? ORDER BY first LIMIT 1",
         (found.id, found.first, timestamp),
     ).fetchone()
     # A batch that was trimmed in its middle may have its late records below the first offset: then a later one has it.
-    for batch in _batches_from(db, partition, found, row[0]) if row else ():
+    for batch in _batches_from(db, cache, partition, found, row[0]) if row else ():
         if (offset := first_since(batch, timestamp, found.first)) is not None:
             return offset
     return found.end

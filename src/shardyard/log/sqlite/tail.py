@@ -1,20 +1,22 @@
-"""Waking readers that wait for new records: at once for records of this process, within milliseconds for those of other
-processes, and as fast when their partition is dropped or deleted."""
+"""Waking readers that wait for new records, as soon as they are committed, in this and in other processes, and as fast
+when their partition is dropped or deleted."""
 
 import asyncio
 import json
 import logging
 import sqlite3
 import threading
+import time
 from collections.abc import Callable
+from pathlib import Path
 
 from shardyard.log.waiters import GONE, Waiters
+from shardyard.runtime.process_signal import Listener, Sender
 
 _log = logging.getLogger(__name__)
 
-POLL_SECONDS = 0.002
-"""How often to check whether another process has written. A check costs some 20 µs."""
-
+_RETRY_SECONDS = 0.005
+"""Until the next attempt to look for new records, when one has failed."""
 _ENDS = """
 SELECT p.id, p."end" FROM partitions p JOIN topics t ON t.name = p.topic AND p.number < t.partitions
 WHERE p.id IN (SELECT value FROM json_each(?))
@@ -22,61 +24,89 @@ WHERE p.id IN (SELECT value FROM json_each(?))
 
 
 class Tail:
-    """Wakes readers when a partition grows. A thread, idle while no reader waits, watches for other processes."""
+    """Wakes readers when a partition grows. A thread, idle while no reader waits, is signalled by other processes."""
 
-    def __init__(self, connect: Callable[[], sqlite3.Connection]) -> None:
+    def __init__(self, folder: Path, connect: Callable[[], sqlite3.Connection]) -> None:
+        self._folder = folder / "listeners"
         self._connect = connect
         self._waiters = Waiters()
+        self._sender = Sender(self._folder)
+        self._listener: Listener | None = None
         self._lock = threading.Condition()
-        self._new = False
-        """A reader started to wait since the thread last checked. Its record may be there already."""
+        self._unchecked = False
+        """A reader started to wait whose record may be there already."""
         self._closing = False
-        self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def wait_for(self, partition_id: int, offset: int) -> asyncio.Future[None]:
+    @property
+    def news(self) -> int:
+        """What a reader notes before it reads, for `wait_for`."""
+        return self._waiters.news
+
+    def wait_for(self, partition_id: int, offset: int, since: int) -> asyncio.Future[None]:
         """A future that is done when the partition has a record at `offset` or is gone, and soon if that is so already.
-        The caller cancels it when it no longer waits."""
+        `since`: the `news` before the caller saw that there is no such record. The caller cancels the future when it no
+        longer waits."""
         arrived = self._waiters.wait_for(partition_id, offset)
         with self._lock:
-            self._new = True
             if self._thread is None:
-                self._thread = threading.Thread(target=self._watch, name="shardyard-log-tail", daemon=True)
+                self._listener = Listener(self._folder)
+                self._thread = threading.Thread(
+                    target=self._watch, args=(self._listener,), name="shardyard-log-tail", daemon=True
+                )
                 self._thread.start()
+            elif self.news != since:
+                self._unchecked = True
+                self._wake()
             self._lock.notify()
         return arrived
 
-    def notify(self, ends: dict[int, int]) -> None:
-        """Wake the readers that waited for offsets below these ends, by partition id. Callable from any thread."""
+    def committed(self, ends: dict[int, int], *, only_appends: bool) -> None:
+        """Wake the readers that wait for offsets below these ends, by partition id, and those of other processes. Other
+        changes than appends may have dropped partitions: then all are looked at. Callable from any thread."""
         self._waiters.notify(ends)
+        if not only_appends:
+            self._wake()
+        self._sender.send(but=self._listener)
 
     def close(self) -> None:
         """Stop, and wake all waiting readers: they will find the log closed."""
         with self._lock:
             self._closing = True
+            self._wake()
             self._lock.notify()
         self._waiters.notify_all()
-        self._stopped.set()
         if self._thread is not None:
             self._thread.join()
+        if self._listener is not None:
+            self._listener.close()
+        self._sender.close()
 
-    def _watch(self) -> None:
+    def _wake(self) -> None:
+        if self._listener is not None:
+            self._listener.wake()
+
+    def _watch(self, listener: Listener) -> None:
         db = self._connect()
         seen = None
-        while not self._closing:
+        while True:
             with self._lock:
                 while not self._waiters and not self._closing:
                     self._lock.wait()
-                if self._new:
-                    self._new, seen = False, None
+                if self._closing:
+                    break
+                if self._unchecked:
+                    self._unchecked, seen = False, None
             try:
                 version = db.execute("PRAGMA data_version").fetchone()
                 if version != seen:
                     awaited = self._waiters.awaited()
                     ends = dict(db.execute(_ENDS, (json.dumps(awaited),)).fetchall())
-                    self.notify({partition_id: ends.get(partition_id, GONE) for partition_id in awaited})
+                    self._waiters.notify({partition_id: ends.get(partition_id, GONE) for partition_id in awaited})
                     seen = version
             except sqlite3.Error as error:  # busy, or no space: the next check may succeed
                 _log.debug("checking for new records failed: %s", error)
-            self._stopped.wait(POLL_SECONDS)
+                time.sleep(_RETRY_SECONDS)
+            else:
+                listener.wait()
         db.close()

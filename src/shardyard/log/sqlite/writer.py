@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import pyarrow as pa
 
@@ -55,6 +55,12 @@ class _Tail:
     parts: list[tuple[int, Sequence[Record] | pa.RecordBatch]] = field(default_factory=list)
 
 
+class OnCommit(Protocol):
+    """Called with the new ends by partition id, and whether nothing else was changed."""
+
+    def __call__(self, ends: dict[int, int], *, only_appends: bool) -> None: ...
+
+
 class Writer:
     """Writes what the tasks of an event loop submit, everything that is waiting in one commit."""
 
@@ -64,7 +70,7 @@ class Writer:
         durability: Durability,
         busy_wait: float,
         now: Callable[[], int],
-        on_commit: Callable[[dict[int, int]], None],
+        on_commit: OnCommit,
     ) -> None:
         """`busy_wait`: seconds to wait for other processes. `now`: the time in milliseconds. `on_commit` is called with
         the new ends by partition id, before any caller gets its result."""
@@ -99,10 +105,10 @@ class Writer:
             outcomes, ends, batches = self._commit(group)
         except sqlite3.Error as error:
             raise translate(error, self._path) from error
-        if ends:
-            self._on_commit(ends)
+        only_appends = all(isinstance(request, Append) for request in group)
+        self._on_commit(ends, only_appends=only_appends)
         written = sum(request.size for request in group) + batches * 2 * PAGE_BYTES
-        if any(isinstance(request, Operation) for request in group):  # these may write any amount
+        if not only_appends:  # other requests may write any amount
             written = max(written, self._checkpoints.wal_bytes())
         self._checkpoints.grew(written)
         return outcomes

@@ -1,16 +1,18 @@
-"""Calls the watches of a registry in SQLite, which has no notifications: a thread polls."""
+"""Calls the watches of a registry in SQLite: a thread looks for changes when a process signals that it committed."""
 
 import logging
 import sqlite3
 import threading
+import time
 from collections.abc import Callable
 
 from shardyard.model import Closed
 from shardyard.registry.sqlite.file import RegistryFile, is_locked
 from shardyard.registry.watches import Watches, watched_by
+from shardyard.runtime.process_signal import Listener, Sender
 
-_POLL_SECONDS = 0.005
-"""Between two checks for commits of other processes. A commit of this process is noticed at once."""
+_RETRY_SECONDS = 0.005
+"""Until the next attempt to read the changes, when one has failed."""
 _JOIN_SECONDS = 1.0
 """How long `close` waits for a callback in progress."""
 
@@ -18,11 +20,15 @@ _log = logging.getLogger(__name__)
 
 
 class Watcher:
-    """While there are watches, its thread polls for commits on a connection of its own. Touches are numbered, and
-    `changes` has the last number of each name: a poll reads the names with a number above the last one that it saw."""
+    """While there are watches, its thread looks for commits on a connection of its own. Touches are numbered, and
+    `changes` has the last number of each name: the thread reads the names with a number above the last one that it saw.
+    """
 
     def __init__(self, file: RegistryFile) -> None:
         self._file = file
+        self._listeners = file.path.with_name(file.path.name + "-listeners")
+        self._sender = Sender(self._listeners)
+        self._listener: Listener | None = None
         self._watches = Watches()
         self._since: dict[str, int] = {}
         """For each watched name, the number of the last touch before the watch began."""
@@ -33,7 +39,6 @@ class Watcher:
         self._closed = False
         self._lock = threading.Lock()
         """Guards all of the above. Not held while callbacks run."""
-        self._wake = threading.Event()
 
     def watch(self, name: str, callback: Callable[[], None]) -> Callable[[], None]:
         with self._lock, self._file.translated_errors():
@@ -45,7 +50,10 @@ class Watcher:
             end_watch = self._watches.add(name, callback)
             if self._thread is None:
                 self._seen = self._since[name]
-                self._thread = threading.Thread(target=self._run, name="shardyard-registry-watch", daemon=True)
+                self._listener = Listener(self._listeners)
+                self._thread = threading.Thread(
+                    target=self._run, args=(self._listener,), name="shardyard-registry-watch", daemon=True
+                )
                 self._thread.start()
 
         def end() -> None:
@@ -53,14 +61,17 @@ class Watcher:
                 end_watch()
                 if name not in self._watches:
                     self._since.pop(name, None)
-            self._wake.set()
+                self._wake()
 
         return end
 
-    def wake(self, touched: set[str]) -> None:
-        """Poll at once if these names, which this process has just committed, are watched."""
-        if any(watched in self._since for name in touched for watched in watched_by(name)):
-            self._wake.set()
+    def committed(self, touched: set[str]) -> None:
+        """Let the watchers of all processes look for changes, because this one has just committed touches of these
+        names. It looks itself only if it watches one of them."""
+        listener = self._listener
+        if listener is not None and any(watched in self._since for name in touched for watched in watched_by(name)):
+            listener.wake()
+        self._sender.send(but=listener)
 
     def close(self) -> None:
         with self._lock:
@@ -68,34 +79,42 @@ class Watcher:
             self._watches.clear()
             self._since.clear()
             thread = self._thread
-        self._wake.set()
+            self._wake()
+        self._sender.close()
         if thread is not None and thread is not threading.current_thread():
             thread.join(_JOIN_SECONDS)
 
-    def _run(self) -> None:
-        polled_version, failing = None, False
+    def _wake(self) -> None:
+        if self._listener is not None:
+            self._listener.wake()
+
+    def _run(self, listener: Listener) -> None:
+        looked_version, failing = None, False
         while True:
-            self._wake.wait(_POLL_SECONDS)
-            self._wake.clear()
             with self._lock:
                 connection = self._connection
                 if not self._watches or connection is None:
                     self._stop()
                     return
+                changed: set[str] | None
                 try:
                     # SQLite's own number of the last commit of another connection: far cheaper to read than a table
                     (data_version,) = connection.execute("PRAGMA data_version").fetchone()
-                    changed = set() if data_version == polled_version else self._changed(connection)
-                    polled_version, failing = data_version, False
+                    changed = set() if data_version == looked_version else self._changed(connection)
+                    looked_version, failing = data_version, False
                 except sqlite3.Error as error:
                     if not failing and not is_locked(error):
                         _log.warning("cannot read the changes in %s: %s; will be retried", self._file.path, error)
                         failing = True
-                    continue
-            self._watches.call(changed)
+                    changed = None
+            if changed is None:
+                time.sleep(_RETRY_SECONDS)
+            else:
+                self._watches.call(changed)
+                listener.wait()
 
     def _changed(self, connection: sqlite3.Connection) -> set[str]:
-        """The watched names that were touched since the last poll."""
+        """The watched names that were touched since the last look."""
         rows = connection.execute("SELECT name, version FROM changes WHERE version > ?", (self._seen,)).fetchall()
         self._seen = max((number for _, number in rows), default=self._seen)
         return {
@@ -108,7 +127,9 @@ class Watcher:
     def _stop(self) -> None:
         if self._connection is not None:
             self._connection.close()
-        self._connection = self._thread = None
+        if self._listener is not None:
+            self._listener.close()
+        self._connection = self._thread = self._listener = None
 
 
 def _last_number(connection: sqlite3.Connection) -> int:

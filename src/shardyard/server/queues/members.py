@@ -128,7 +128,8 @@ async def heartbeat(group: str, member: str, request: Request, broker: Authorise
         await broker.node.coordinator.leave(identity)
         raise
     progress = [parse_partition(partition) for partition in body.progress]
-    assignment = await broker.node.coordinator.heartbeat(identity, progress)
+    await broker.node.coordinator.heartbeat(identity, progress)
+    assignment = await broker.node.coordinator.assignment(identity)
     HEARTBEATS.add()
     reported = responses.ReportedSettings.for_members(settings)
     return respond(responses.HeartbeatResponse(_owned(assignment), _incoming(assignment), reported))
