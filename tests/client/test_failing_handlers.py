@@ -74,6 +74,18 @@ def test_only_the_end_of_a_long_traceback_is_kept_in_whole_characters() -> None:
     assert failure.traceback == "é" * (TRACEBACK_BYTES // 2 - 1) + "\n"
 
 
+@pytest.mark.parametrize("text", ["x" * 10**6, "file \udcff"])
+def test_an_error_that_is_huge_or_cannot_be_encoded_is_logged_from_its_end_only(
+    text: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    try:
+        raise ValueError(text)
+    except ValueError as error:
+        HandlerFailure.of(error).log("orders/0/0", "a", 1, last=False)
+    assert len(caplog.text.encode()) < 2 * TRACEBACK_BYTES
+    assert caplog.text.endswith(("xxx\n\n", "ValueError: file ?\n\n"))
+
+
 def test_an_error_that_cannot_be_shown_is_logged_all_the_same(caplog: pytest.LogCaptureFixture) -> None:
     class Unprintable(Exception):
         def __str__(self) -> str:

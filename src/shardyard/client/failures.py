@@ -10,6 +10,10 @@ from shardyard.wire.headers import REASON_CHARACTERS, TRACEBACK_BYTES, end_of
 _log = logging.getLogger(__name__)
 
 _PACKAGE = "shardyard"
+LOGGED_CHARACTERS = 64 * 1024
+"""A traceback that is longer, as one with a huge error message is, is logged from its end only."""
+
+ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,38 +21,44 @@ class HandlerFailure:
     """Why a handler failed."""
 
     reason: str
-    error: BaseException | None = None
+    traceback: str = ""
+    """The end of the error's traceback; empty if there is none."""
+    exc_info: ExcInfo | None = None
+    """The error for the log; None if it is too large to be logged in full, or has text that can't be encoded."""
 
     @classmethod
-    def of(cls, error: Exception) -> "HandlerFailure":
-        """A failure by an error, with a reason that can be sent, whatever the `__str__` of the error does."""
-        try:
-            text = f"{type(error).__name__}: {error}"
-        except Exception:  # noqa: BLE001 its __str__ is code of the handler too
-            text = f"{type(error).__name__}, whose message can't be shown"
-        return cls(text[:REASON_CHARACTERS].encode(errors="replace").decode(), error)
-
-    @property
-    def traceback(self) -> str:
-        """The end of the error's traceback; empty if it has none."""
-        if self.error is None:
-            return ""
-        lines = traceback.format_exception(type(self.error), self.error, _own_frames(self.error))
-        return end_of("".join(lines), TRACEBACK_BYTES).decode()
+    def of(cls, error: Exception, reason: str | None = None) -> "HandlerFailure":
+        """A failure by an error. What is reported of it can be sent, whatever the `__str__` of the error does."""
+        exc_info: ExcInfo = (type(error), error, _own_frames(error))
+        whole = "".join(traceback.format_exception(*exc_info))
+        can_be_logged = len(whole) <= LOGGED_CHARACTERS and whole == whole.encode(errors="replace").decode()
+        return cls(
+            _reason(error) if reason is None else reason,
+            end_of(whole, TRACEBACK_BYTES).decode(),
+            exc_info if can_be_logged else None,
+        )
 
     def log(self, where: str, record_id: str, attempt: int, *, last: bool) -> None:
         """Log it with its traceback. `where`: the record's place, such as `orders/3/17`."""
-        error = self.error
         _log.log(
             logging.ERROR if last else logging.WARNING,
-            "the handler failed for %s (record %s, attempt %d), %s: %s",
+            "the handler failed for %s (record %s, attempt %d), %s: %s%s",
             where,
             record_id,
             attempt,
             "which becomes a dead letter" if last else "which will be retried",
             self.reason,
-            exc_info=None if error is None else (type(error), error, _own_frames(error)),
+            f"\n{self.traceback}" if self.traceback and self.exc_info is None else "",
+            exc_info=self.exc_info,
         )
+
+
+def _reason(error: Exception) -> str:
+    try:
+        text = f"{type(error).__name__}: {error}"
+    except Exception:  # noqa: BLE001 its __str__ is code of the handler too
+        text = f"{type(error).__name__}, whose message can't be shown"
+    return text[:REASON_CHARACTERS].encode(errors="replace").decode()
 
 
 class HandlerExit(Exception):

@@ -142,9 +142,7 @@ class Caller:
         except (SystemExit, KeyboardInterrupt) as error:
             raise HandlerExit(error) from None
         except Exception as error:  # noqa: BLE001 whatever a handler raises, its record has failed
-            if limit.expired():
-                return HandlerFailure(f"not done after {seconds} s", error)
-            return HandlerFailure.of(error)
+            return HandlerFailure.of(error, f"not done after {seconds} s" if limit.expired() else None)
         return None
 
 
