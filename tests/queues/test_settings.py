@@ -544,7 +544,7 @@ def test_the_audit_log_has_every_change_and_no_secret() -> None:
         await cluster.topic(partitions=2)
         await cluster.do("POST", "/v1/topics/orders/expand", {"partitions": 4})
         await cluster.do("PATCH", "/v1/topics/orders", {"token": "open-sesame", "retention_ms": 1_000_000})
-        await cluster.do("PATCH", "/v1/topics/orders", {"token": None})
+        await cluster.do("PATCH", "/v1/topics/orders", {"token": None}, token="open-sesame")
         await cluster.set(paused=True, webhook="https://hooks.example/sesame")
         async with cluster.consumer("m1"):
             await cluster.do("POST", "/v1/groups/billing/reset", {"topic": "orders", "to": "latest"})
@@ -584,7 +584,7 @@ def test_each_change_of_settings_is_audited_once_with_the_new_values() -> None:
             {"records_per_second": 5, "retention_bytes": None},
             {"retention_bytes": 7_000},
         ):
-            await cluster.do("PATCH", "/v1/topics/orders", changes)
+            await cluster.do("PATCH", "/v1/topics/orders", changes, token="open-sesame")
         refused = await cluster.request("PATCH", "/v1/topics/orders", {"token": "short", "retention_ms": 5})
         assert refused.code == "invalid_value"
         assert (await cluster.get("/v1/topics/orders"))["retention_ms"] == 1_000_000, "a refused call changes nothing"
