@@ -1,6 +1,7 @@
 """Group commit: a thread writes for all producers of the process, everything that is waiting in one commit."""
 
 from collections.abc import Callable
+from contextlib import ExitStack
 
 from shardyard.log.appending import Append, Appending
 from shardyard.log.postgresql import appends
@@ -53,12 +54,15 @@ class Writer:
         return outcomes
 
     def _write(self, connection: Connection, group: list[Append]) -> tuple[list[Outcome], dict[int, int]]:
-        stored = appends.Stored(connection, group)
-        now = stored.now if self._now is None else self._now()
-        appending = Appending(stored, now)
-        outcomes = [_outcome(appending, request) for request in group]
-        changes = appending.changes()
-        self._session.commit(connection, lambda: appends.put(connection, changes, now))
+        with ExitStack() as stack:
+            pipeline = stack.enter_context(connection.pipeline())
+            stored = appends.Stored(connection, pipeline, group)
+            now = stored.now if self._now is None else self._now()
+            appending = Appending(stored, now)
+            outcomes = [_outcome(appending, request) for request in group]
+            changes = appending.changes()
+            leave_pipeline = stack.pop_all()
+        self._session.commit(connection, lambda: appends.put(connection, leave_pipeline, changes, now))
         return outcomes, changes.ends
 
 
