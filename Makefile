@@ -51,6 +51,7 @@ $(VENV)/.bench: $(VENV)/.ready
 
 .PHONY: bench
 bench: $(VENV)/.bench ## measure the figures in bench/README.md, next to comparable systems (about 25 minutes)
+	@$(BIN)/python -m bench.imports
 	@$(BIN)/python -m bench.placement
 	@$(BIN)/python -m bench.log
 	@$(BIN)/python -m bench.log_growth

@@ -12,7 +12,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
-from shardyard.placement import Jump, Modulus, Partitioner, balance, generate_ids
+from shardyard.placement import (
+    HASH_NAMES,
+    Jump,
+    Modulus,
+    Partitioner,
+    balance,
+    generate_ids,
+    hash_named,
+    numba_kernels,
+    numpy_kernels,
+)
+from shardyard.placement.hashes import _bytes_and_offsets
 
 KEYS = 4_000_000
 ROUNDS = 9
@@ -83,6 +94,18 @@ def bench_alternative(keys: pa.Array) -> None:
     print(f"xxhash in a list comprehension: {plain / 1e6:.1f} M keys/s; Shardyard is {ours / plain:.0f} times as fast")
 
 
+def bench_small_batches(keys: pa.Array) -> None:
+    """Batches of 500, as brokers place them, with numba and without it."""
+    values, offsets = _bytes_and_offsets(keys.slice(0, 500))
+    for name in HASH_NAMES:
+        out = np.empty(500, np.uint64 if hash_named(name).bits == 64 else np.uint32)
+        rates = []
+        for kernels in (numba_kernels, numpy_kernels):
+            work = partial(getattr(kernels, f"{name}_many"), values, offsets, out)
+            rates.append(500 / best(work, 500) / 1e6)
+        print(f"{name}, batches of 500: {rates[0]:.0f} M keys/s with numba, {rates[1]:.1f} M keys/s without it")
+
+
 def bench_check() -> None:
     partitioner = Modulus("fnv1a32", 1000)
     start = time.perf_counter()
@@ -101,5 +124,6 @@ if __name__ == "__main__":
     all_keys = text_keys()
     bench_arrays(all_keys)
     bench_single_keys()
+    bench_small_batches(all_keys)
     bench_alternative(all_keys)
     bench_check()

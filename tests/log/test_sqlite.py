@@ -50,7 +50,7 @@ from shardyard.model import (
     UnknownTopic,
     WrongSchemaVersion,
 )
-from shardyard.model.batch import now_ms
+from shardyard.runtime.clock import now_ms
 from tests.log import worker
 from tests.log.samples import HOLDER, PATIENCE, T0, T1, arrow, awaited, contents, move, state
 

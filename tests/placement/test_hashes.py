@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardyard.model import InvalidValue
-from shardyard.placement import HASHES, Key, generate_ids, hash_named, kernels, phash2
+from shardyard.placement import HASHES, Key, generate_ids, hash_named, phash2
+from shardyard.placement.kernels import kernels
 from tests.placement import reference
 
 PHASH2_VECTORS = json.loads((Path(__file__).parent / "phash2.json").read_text())["vectors"]

@@ -1,13 +1,16 @@
+import math
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
+from scipy.special import chdtrc
 from scipy.stats import chisquare
 
 from shardyard.model import InvalidValue, Move, Partition
 from shardyard.placement import balance, plan
+from shardyard.placement.chi_square import chi_square_tail
 
 P = [Partition("t", i) for i in range(5)]
 
@@ -38,7 +41,32 @@ def test_balance_matches_figures_computed_by_hand() -> None:
 def test_chi_square_and_p_value_agree_with_scipy(counts: list[int]) -> None:
     figures, expected = balance(counts), chisquare(counts)
     assert figures.chi2_per_df * (len(counts) - 1) == pytest.approx(expected.statistic)
-    assert figures.p_value == pytest.approx(expected.pvalue)
+    assert figures.p_value == pytest.approx(expected.pvalue, rel=1e-9)
+
+
+@given(df=st.integers(1, 100_000), deviations=st.floats(-8, 12))
+@example(df=1, deviations=0.0)
+@example(df=2, deviations=40.0)
+def test_the_tail_of_chi_square_agrees_with_scipy(df: int, deviations: float) -> None:
+    """At so many standard deviations from the mean. (Beyond 100 000 degrees of freedom SciPy's series ends early.)"""
+    value = max(df + deviations * math.sqrt(2 * df), 0.0)
+    assert chi_square_tail(value, df) == pytest.approx(float(chdtrc(df, value)), rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("value", "df", "expected"),
+    [
+        (3.841458820694124, 1, 0.05),
+        (9.487729036781154, 4, 0.05),
+        (0.0, 5, 1.0),
+        (math.inf, 5, 0.0),
+        (1e9, 999, 0.0),
+        (2 * math.log(2), 2, 0.5),
+        (10_000_000.0, 10_000_000, 0.49994052917889),
+    ],
+)
+def test_the_tail_of_chi_square_has_its_known_values(value: float, df: int, expected: float) -> None:
+    assert chi_square_tail(value, df) == pytest.approx(expected, rel=1e-9)
 
 
 def test_gini_is_0_when_all_are_equal_and_near_1_when_one_has_everything() -> None:

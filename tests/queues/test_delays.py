@@ -29,13 +29,14 @@ from shardyard.model import (
     UnknownTopic,
 )
 from shardyard.model.limits import ANY_SIZE, Limits, validate
-from shardyard.queues.delays import GROUP, LADDER_MS, MAX_DELAY_MS, UNDELIVERABLE, Delays, Scheduler
+from shardyard.queues.delays import GROUP, LADDER_MS, UNDELIVERABLE, Delays, Scheduler
 from shardyard.queues.delays import scheduler as scheduler_module
 from shardyard.queues.delays.ladder import RUNG_PARTITIONS
 from shardyard.registry import Registry
 from shardyard.registry.memory import MemoryRegistry
 from shardyard.runtime.clock import Clock, ManualClock
 from shardyard.wire.headers import DUE, REASON, TARGET
+from shardyard.wire.media import MAX_DELAY_MS
 from tests.log.samples import HOLDER, move
 from tests.queues.engines import DELAYS, ENGINES
 from tests.queues.stored import contents

@@ -8,10 +8,11 @@ import pytest
 from shardyard.client import Message
 from shardyard.log.memory import MemoryLog
 from shardyard.model import Partition, Record, Stamp
-from shardyard.model.batch import from_records, now_ms
+from shardyard.model.batch import from_records
 from shardyard.placement import partitioner_named
 from shardyard.queues.delays import Delays
 from shardyard.queues.publishing import Publisher
+from shardyard.runtime.clock import now_ms
 from shardyard.wire.arrow import encode_arrow
 from shardyard.wire.media import ARROW
 from shardyard.wire.records import Posted

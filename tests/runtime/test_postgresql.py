@@ -150,7 +150,8 @@ except Exception as error:
     print(error)
 """
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert run.stdout == "PostgreSQL needs psycopg: pip install 'shardyard[postgresql]'\n"
+    help_ = "pip install 'shardyard[postgresql]'"
+    assert run.stdout == f"a {what} at postgresql:// needs the postgresql packages: {help_}\n"
 
 
 # Errors ------------------------------------------------------------------------------------------------------

@@ -9,8 +9,9 @@ import sys
 import pyarrow as pa
 
 from shardyard.model import Partition, Record, ShardyardError
+from shardyard.model.arrow_limits import check_batch
 from shardyard.model.batch import SCHEMA, from_records, to_records
-from shardyard.model.limits import Limits, check_batch
+from shardyard.model.limits import Limits
 from shardyard.wire.arrow import encode_arrow
 from shardyard.wire.media import ARROW
 from shardyard.wire.records import decode_records, json_record
@@ -73,7 +74,7 @@ def take(body: bytes) -> bool:
     try:
         posted = decode_records(body, ARROW, 0)
         assert isinstance(posted, pa.RecordBatch)
-        rows = check_batch(posted, Limits(), 1)
+        rows, _ = check_batch(posted, Limits(), 1)
     except ShardyardError:
         return False
     stored = pa.ipc.read_record_batch(rows.serialize(), SCHEMA)

@@ -3,6 +3,7 @@
 import struct
 import subprocess
 import sys
+from dataclasses import replace
 from typing import cast
 
 import msgspec
@@ -11,15 +12,25 @@ import pytest
 
 from shardyard import model
 from shardyard.model import InvalidValue, Malformed, Partition, PartitionOutOfRange, Record, ShardyardError, TopicInUse
-from shardyard.model.batch import SCHEMA, Batch, from_records
-from shardyard.model.limits import Limits, check_batch
+from shardyard.model.arrow_limits import check_batch
+from shardyard.model.batch import SCHEMA, Batch, from_records, to_records
+from shardyard.model.limits import Limits, is_arrow
+from shardyard.model.plain_batch import ReadBatch
 from shardyard.queues.filtering import only_tagged
 from shardyard.wire import errors
 from shardyard.wire.arrow import encode_arrow
 from shardyard.wire.batches import decode_batch, encode_batch
 from shardyard.wire.codec import decode, encode, parse_partition
+from shardyard.wire.columns import RecordColumns
 from shardyard.wire.media import ARROW, JSON, MSGPACK
-from shardyard.wire.records import PackedRecord, PackedRecords, Posted, decode_records, json_record
+from shardyard.wire.records import (
+    ARROW_FROM_RECORDS,
+    PackedRecord,
+    PackedRecords,
+    Posted,
+    decode_records,
+    json_record,
+)
 
 P = Partition("orders", 3)
 RECORDS = [
@@ -33,7 +44,16 @@ def batch(records: list[Record], first: int = 10) -> Batch:
     return Batch(P, 77, first, pa.Table.from_batches([from_records(records, 0)]))
 
 
-def same(left: Batch, right: Batch) -> bool:
+def decode_arrow_batch(body: bytes) -> Batch:
+    """As a program that reads Arrow does it."""
+    table = pa.ipc.open_stream(body).read_all()
+    metadata = {name.decode(): int(value) for name, value in table.schema.metadata.items()}
+    places = table["offset"].to_numpy() if "offset" in table.column_names else None
+    rows = table.select(SCHEMA.names).replace_schema_metadata(None)
+    return Batch(P, metadata["epoch"], metadata["first"], rows, places, metadata["end"])
+
+
+def same(left: ReadBatch, right: ReadBatch) -> bool:
     return (left.partition, left.epoch, left.first, left.end, list(left.offsets()), left.records()) == (
         right.partition,
         right.epoch,
@@ -47,7 +67,10 @@ def same(left: Batch, right: Batch) -> bool:
 def test_a_batch_is_the_same_after_encoding_and_decoding_also_filtered_and_empty() -> None:
     whole = batch(RECORDS)
     for one in (whole, only_tagged(whole, ["blue"]), only_tagged(whole, ["none"]), whole.emptied()):
-        assert same(decode_batch(P, encode_batch(one, ARROW)), one)
+        plain = decode_batch(P, encode_batch(one, MSGPACK))
+        assert same(plain, one)
+        assert same(decode_arrow_batch(encode_batch(one, ARROW)), one)
+        assert plain.data.combine_chunks().equals(one.data.combine_chunks())
     filtered = only_tagged(whole, ["red", "blue"])
     assert [r.id for r in filtered.records()] == ["a", "ä"]
     assert list(filtered.offsets()) == [10, 12]
@@ -64,11 +87,42 @@ def test_tags_are_found_in_slices_of_several_chunks() -> None:
     assert list(found.offsets()) == [i for i in range(4, 17) if i % 3 == 0]
 
 
+@pytest.mark.parametrize("count", [1, ARROW_FROM_RECORDS - 1, ARROW_FROM_RECORDS, 1000])
+@pytest.mark.parametrize("sample", [RECORDS, RECORDS[1:2], RECORDS[2:]], ids=["mixed", "bare", "with all"])
+def test_a_batch_of_columns_of_any_size_has_the_records_that_were_sent(sample: list[Record], count: int) -> None:
+    sent = [replace(sample[i % len(sample)], id=f"r{i}", timestamp=i % 3) for i in range(count)]
+    posted = decode_records(encode(PackedRecords(columns=RecordColumns.of(sent, 77)), MSGPACK), MSGPACK, 0)
+    received = to_records(posted) if is_arrow(posted) else [p.record for p in posted]
+    assert is_arrow(posted) == (count >= ARROW_FROM_RECORDS)
+    assert received == [replace(record, timestamp=record.timestamp or 77) for record in sent]
+    assert [type(record) for record in received] == [Record] * count
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ({}, "either `records` or `columns`"),
+        ({"records": [], "columns": {"ids": [], "values": [], "timestamps": []}}, "either `records` or `columns`"),
+        ({"columns": {"ids": ["a"], "values": [], "timestamps": []}}, "same length"),
+        ({"columns": {"ids": ["a"], "values": [b""], "timestamps": [0], "keys": []}}, "same length"),
+        ({"columns": {"ids": ["a"], "values": [b""], "timestamps": [0], "headers": [[], []]}}, "same length"),
+        ({"columns": {"ids": ["a"], "values": [b""], "timestamps": [2**63]}}, "<= 2\\*\\*63|9223372036854775807"),
+        ({"columns": {"ids": [None], "values": [b""], "timestamps": [0]}}, "Expected `str`"),
+        ({"columns": {"ids": ["a"], "values": [b""], "timestamps": [0], "colour": []}}, "colour"),
+    ],
+)
+def test_malformed_columns_are_refused(body: object, reason: str) -> None:
+    with pytest.raises(Malformed, match=reason):
+        decode_records(encode(body, MSGPACK), MSGPACK, 0)
+
+
 def test_records_are_the_same_in_all_media() -> None:
     packed = [PackedRecord(r.value, r.key, r.id, list(r.headers), r.timestamp) for r in RECORDS]
     posted = decode_records(encode(PackedRecords(packed), MSGPACK), MSGPACK, 0)
     assert not isinstance(posted, pa.RecordBatch)
     assert [p.record for p in posted] == RECORDS
+    columns = RecordColumns.of(RECORDS, 9)
+    assert decode_records(encode(PackedRecords(columns=columns), MSGPACK), MSGPACK, 0) == posted
     rows = from_records(RECORDS, 0)
     assert decode_records(encode_arrow(rows), ARROW, 0) == rows
     several = decode_records(encode_arrow([rows.slice(0, 1), rows.slice(1)]), ARROW, 0)

@@ -10,13 +10,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-import uvloop
 
 from shardyard.cli.options import integer_option
-from shardyard.log import open_log
 from shardyard.model import InvalidValue, ShardyardError
+from shardyard.model.extras import require
 from shardyard.model.url import parse_url
-from shardyard.registry import open_registry
 
 LogUrl = Annotated[str, typer.Option("--log", help="Where records are stored.", metavar="URL")]
 RegistryUrl = Annotated[str, typer.Option("--registry", help="Where groups and settings are stored.", metavar="URL")]
@@ -58,13 +56,18 @@ def broker(
         raise InvalidValue(
             "--log and --registry", "memory://", "storage that outlives the broker, such as sqlite:///data/log"
         )
+    require("server", "the broker")
+    import uvloop  # noqa: PLC0415 only the broker needs it
+
     uvloop.run(_serve(log, registry, host, port, os.environ.get("SHARDYARD_TOKEN") or None, trust_proxy or ()))
 
 
 async def _serve(
     log_url: str, registry_url: str, host: str, port: int, token: str | None, trusted: Sequence[str]
 ) -> None:
-    from shardyard.server.app import BACKLOG, serving  # noqa: PLC0415 loads a web server
+    from shardyard.log import open_log  # noqa: PLC0415 slow to import
+    from shardyard.registry import open_registry  # noqa: PLC0415
+    from shardyard.server.app import BACKLOG, serving  # noqa: PLC0415
 
     with _listening_socket(host, port, BACKLOG) as listener, open_registry(registry_url) as registry:
         async with (

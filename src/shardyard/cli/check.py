@@ -3,10 +3,8 @@
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
-import numpy as np
-import numpy.typing as npt
 import typer
 from rich.console import Console
 from rich.progress import Progress
@@ -14,7 +12,14 @@ from rich.progress import Progress
 from shardyard.cli.options import HashName, Json, PartitionerName, Partitions, integer_option
 from shardyard.cli.output import print_json, print_message, print_table
 from shardyard.model import InvalidValue
-from shardyard.placement import DEFAULT_HASH, ID_KINDS, Balance, Partitioner, balance, generate_ids, partitioner_named
+from shardyard.model.extras import require
+from shardyard.placement import Balance, balance
+from shardyard.placement.names import DEFAULT_HASH, ID_KINDS
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from shardyard.placement import Partitioner
 
 MAX_PARTITIONS = 10_000_000
 
@@ -43,6 +48,9 @@ def check(
 
       shardyard check --hash xxh64 --ids snowflake --keys 10000000 --plot load.png
     """
+    require("server", "this command", "numpy", "pyarrow", "xxhash")
+    from shardyard.placement import partitioner_named  # noqa: PLC0415 slow to import
+
     if plot is not None:
         _check_plot_path(plot)
     if partitions > MAX_PARTITIONS:
@@ -71,8 +79,12 @@ def check(
             print_message(f"plot: {plot}")
 
 
-def count_ids(partitioner: Partitioner, kind: str, keys: int) -> npt.NDArray[np.int64]:
+def count_ids(partitioner: "Partitioner", kind: str, keys: int) -> "npt.NDArray[Any]":
     """Place `keys` ids and count them per partition, with a progress bar on a terminal."""
+    import numpy as np  # noqa: PLC0415 slow to import
+
+    from shardyard.placement import generate_ids  # noqa: PLC0415 likewise
+
     counts = np.zeros(partitioner.partitions, np.int64)
     chunks = generate_ids(kind, keys)
     console = Console(stderr=True)
@@ -94,20 +106,17 @@ def _check_plot_path(path: Path) -> None:
         path.open("ab").close()
     except OSError:
         raise InvalidValue("--plot", str(path), "a file that can be written") from None
-    try:
-        import matplotlib.figure  # noqa: F401, PLC0415 an optional extra
-    except ImportError:
-        raise InvalidValue("--plot", str(path), "matplotlib to draw it: pip install 'shardyard[plot]'") from None
+    require("plot", "--plot")
 
 
-def draw_load(counts: npt.NDArray[np.int64], measured: Balance, title: str, path: Path) -> None:
+def draw_load(counts: "npt.NDArray[Any]", measured: Balance, title: str, path: Path) -> None:
     """Draw the load per partition, and next to it a histogram of these loads."""
     from matplotlib.figure import Figure  # noqa: PLC0415 an optional extra, and slow to import
 
     mean = float(counts.mean())
     figure = Figure(figsize=(11, 4.5), layout="constrained")
     load, histogram = figure.subplots(1, 2, sharey=True, width_ratios=(4, 1))
-    load.bar(np.arange(len(counts)), counts, width=1.0, color="#4c78a8")
+    load.bar(range(len(counts)), counts, width=1.0, color="#4c78a8")
     load.axhline(mean, color="#e45756", linewidth=1.2, label=f"mean {mean:,.0f}")
     low, high = float(counts.min()), float(counts.max())
     margin = max((high - low) * 0.15, mean * 0.0005, 1.0)

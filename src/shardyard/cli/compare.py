@@ -4,22 +4,14 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Annotated
 
-import numpy as np
 import typer
 
 from shardyard.cli.options import Json, Partitions, integer_option
 from shardyard.cli.output import print_json, print_table
 from shardyard.model import InvalidCall, InvalidValue, Member, Partition, whole_number
-from shardyard.placement import (
-    ASSIGNORS,
-    ID_KINDS,
-    PARTITIONERS,
-    assign,
-    generate_ids,
-    hash_named,
-    partitioner_named,
-    plan,
-)
+from shardyard.model.extras import require
+from shardyard.placement import ASSIGNORS, assign, plan
+from shardyard.placement.names import ID_KINDS, PARTITIONERS
 
 Row = dict[str, object]
 MAX_COUNT = 1_000_000
@@ -72,6 +64,11 @@ def compare(
 
 
 def _partitioner_row(name: str, before: int, after: int, hash_name: str | None, ids: str, keys: int) -> Row:
+    require("server", "compare --to", "numpy", "pyarrow", "xxhash")
+    import numpy as np  # noqa: PLC0415 slow to import
+
+    from shardyard.placement import generate_ids, hash_named, partitioner_named  # noqa: PLC0415 likewise
+
     hash_name = hash_name or "xxh64"
     if name == "jump" and hash_named(hash_name).bits != 64:
         hash_name = "xxh64"

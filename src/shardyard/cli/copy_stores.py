@@ -16,6 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from shardyard.cli.options import Json, value_option
 from shardyard.cli.output import print_json, print_message, print_table
 from shardyard.model import InvalidValue, Partition
+from shardyard.model.extras import require
 from shardyard.model.url import parse_url
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ def copy(
 
       shardyard copy --from sqlite:///data/log --to sqlite:///new/log --json
     """
+    require("server", "this command")
     origin = _Stores(source, source_registry or _registry_beside(source))
     destination = _Stores(target, target_registry or _registry_beside(target))
     _check(origin, destination)

@@ -7,17 +7,20 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from rich.console import Console
 
 from shardyard.cli.options import Json, Partitions, integer_option
 from shardyard.cli.output import Row, print_json, print_table
-from shardyard.groups import Node, Reader, status
-from shardyard.log import Log, open_log
 from shardyard.model import InvalidValue, Partition, Record, whole_number
-from shardyard.placement import Modulus, plan
-from shardyard.registry import Registry, open_registry
+from shardyard.model.extras import require
+from shardyard.placement import plan
+
+if TYPE_CHECKING:
+    from shardyard.groups import Node
+    from shardyard.log import Log
+    from shardyard.registry import Registry
 
 TOPIC, GROUP = "orders", "billing"
 KEYS = 1000
@@ -45,6 +48,7 @@ def demo(
 
       shardyard demo --partitions 64 --members 5
     """
+    require("server", "this command")
     whole_number("partitions", partitions, at_least=1)
     if not 1 <= whole_number("members", members, at_least=1) <= MAX_COUNT or partitions > MAX_COUNT * members:
         raise InvalidValue("members", members, f"at most {MAX_COUNT}, with at most {MAX_COUNT} partitions each")
@@ -61,6 +65,10 @@ def demo(
 
 
 async def _run_stages(folder: Path, partitions: int, members: int) -> tuple[list[Row], dict[str, int]]:
+    from shardyard.groups import Node  # noqa: PLC0415 slow to import, as all below
+    from shardyard.log import open_log  # noqa: PLC0415
+    from shardyard.registry import open_registry  # noqa: PLC0415
+
     registry = open_registry(f"sqlite:///{folder / 'registry.db'}")
     async with open_log(f"sqlite:///{folder / 'log'}") as log, Node(log, registry) as node:
         await log.create_topic(TOPIC, partitions)
@@ -85,8 +93,10 @@ async def _run_stages(folder: Path, partitions: int, members: int) -> tuple[list
 class _DemoGroup:
     """A producer and the members of a group, with counts of what was sent and received."""
 
-    def __init__(self, log: Log, registry: Registry, node: Node, partitions: int) -> None:
+    def __init__(self, log: "Log", registry: "Registry", node: "Node", partitions: int) -> None:
         self.log, self.registry, self.node = log, registry, node
+        from shardyard.placement import Modulus  # noqa: PLC0415
+
         self.place = Modulus("fnv1a32", partitions).place
         self.tasks: dict[str, asyncio.Task[None]] = {}
         self.leaving: set[str] = set()
@@ -120,6 +130,8 @@ class _DemoGroup:
         await asyncio.gather(task, return_exceptions=not done)
 
     async def consume(self, name: str) -> None:
+        from shardyard.groups import Reader  # noqa: PLC0415
+
         async with Reader(GROUP, [TOPIC], node=self.node, name=name) as member:
             async for batch in member:
                 for record in batch.records():
@@ -147,6 +159,8 @@ class _DemoGroup:
         }
 
     async def _is_settled(self, members: int) -> bool:
+        from shardyard.groups import status  # noqa: PLC0415
+
         if any(task.done() for task in self.tasks.values()):
             await asyncio.gather(*self.tasks.values())  # raise the error that ended it
         if self.registry.read(lambda tx: tx.group(GROUP)) is None:
@@ -156,6 +170,8 @@ class _DemoGroup:
         return len(self.owners) == len(rows) > 0 and len(set(self.owners.values())) == min(members, len(rows))
 
     async def wait_until_consumed(self) -> None:
+        from shardyard.groups import status  # noqa: PLC0415
+
         async with asyncio.timeout(TIMEOUT_SECONDS):
             while any(row.lag for row in await status(self.log, self.registry, GROUP)):  # noqa: ASYNC110 as above
                 await asyncio.sleep(0.01)

@@ -32,6 +32,14 @@ class Command(TyperCommand):
 class CommandGroup(TyperGroup):
     """A group of commands with help in this format."""
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if args and args[0] in self.commands:
+            # None of the group's own options is given. Typer would load Pydantic, which takes 0.1 s, to check the
+            # values that --help and the options for completion do not have.
+            self.add_help_option = False
+            self.params = [option for option in self.params if not str(option.name).endswith("_completion")]
+        return super().parse_args(ctx, args)
+
     def format_help(self, ctx: Any, formatter: Any) -> None:
         formatter.write(_render_help(self, ctx, {**_commands_by_panel(self, ctx), **self.sections()}))
 

@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 import typer
 
-from shardyard.placement import HASHES, PARTITIONERS
+from shardyard.placement.names import HASH_NAMES, PARTITIONERS
 
 
 def _parse_integer(text: str | int) -> int:
@@ -37,6 +37,6 @@ HashName = Annotated[
     value_option(
         "--hash",
         metavar="NAME",
-        help=f"The hash of keys: one of {', '.join(HASHES)}. Default: fnv1a32, or xxh64 for jump.",
+        help=f"The hash of keys: one of {', '.join(HASH_NAMES)}. Default: fnv1a32, or xxh64 for jump.",
     ),
 ]

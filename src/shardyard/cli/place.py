@@ -4,15 +4,17 @@ import sys
 from collections.abc import Callable, Iterator
 from enum import StrEnum
 from itertools import groupby, islice
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import pyarrow as pa
 import typer
 
 from shardyard.cli.options import HashName, Json, PartitionerName, Partitions
 from shardyard.cli.output import Row, print_blocks
 from shardyard.model import InvalidValue
-from shardyard.placement import Key, key_bytes, partitioner_named
+from shardyard.model.extras import require
+
+if TYPE_CHECKING:
+    from shardyard.placement import Key
 
 BLOCK_KEYS = 50_000
 """How many keys are read from standard input before their partitions are printed."""
@@ -47,7 +49,7 @@ def _read_stdin_blocks() -> Iterator[list[str]]:
         yield [line.decode(errors="surrogateescape") for line in block]
 
 
-_PARSERS: dict[KeyType, Callable[[str], Key]] = {
+_PARSERS: "dict[KeyType, Callable[[str], Key]]" = {
     KeyType.TEXT: str,
     KeyType.INT: _parse_integer,
     KeyType.HEX: _parse_hex,
@@ -78,6 +80,11 @@ def place(
 
       cut -f1 users.tsv | shardyard place - --type int --json
     """
+    require("server", "this command", "numpy", "pyarrow", "xxhash")
+    import pyarrow as pa  # noqa: PLC0415 slow to import
+
+    from shardyard.placement import key_bytes, partitioner_named  # noqa: PLC0415 likewise
+
     partitioner = partitioner_named(partitioner_name, partitions, hash_name)
     parse = _PARSERS[key_type]
 

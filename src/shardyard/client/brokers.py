@@ -1,17 +1,14 @@
 """Calls to brokers: fail over to another broker, and retry with back-off where that may help."""
 
 import asyncio
-import io
-import os
 import random
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 from urllib.parse import quote, urlsplit
 
-import aiohttp
 import msgspec
 
 from shardyard.model import InvalidCall, InvalidValue, Unreachable
@@ -21,6 +18,9 @@ from shardyard.wire.codec import encode
 from shardyard.wire.errors import ErrorResponse, error_of
 from shardyard.wire.media import JSON
 
+if TYPE_CHECKING:
+    from shardyard.client.http import HttpSession
+
 T = TypeVar("T")
 
 BACKOFF = Backoff(first=0.05, longest=2.0)
@@ -29,10 +29,7 @@ RESPONSE_SECONDS = 15.0
 """How long to wait for a response, beyond the time for which the broker was asked to wait."""
 FAILOVER_SECONDS = 5.0
 """The same for requests that can be sent to another broker at no cost, if there is one."""
-LARGE_BYTES = 512 * 1024
-"""A body of this size or more is written in parts, so that it does not hold up the event loop."""
 _HOST_AND_PORT = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):[0-9]+/?")
-_UNREACHABLE = (aiohttp.ClientError, ConnectionError, TimeoutError, OSError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +49,18 @@ class Response:
 
 
 @dataclass(frozen=True, slots=True)
-class _Request:
+class HttpRequest:
+    """A request, as any of the brokers gets it."""
+
     method: str
     path: str
     body: bytes | None
     headers: Mapping[str, str] | None
     query: Mapping[str, str]
     wait: float
+    """Seconds for which the broker was asked to wait."""
     timeout: float
+    """Seconds without a response, beyond that, after which the broker counts as unreachable."""
 
 
 class Brokers:
@@ -90,11 +91,12 @@ class Brokers:
         self._at = random.randrange(len(self.urls))
         self._failed_over = asyncio.Event()
         """Set when the current broker is given up for the next one, which gets a new event."""
-        self._session: aiohttp.ClientSession | None = None
+        self._session: HttpSession | None = None
 
     async def __aenter__(self) -> Self:
-        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=30)
-        self._session = aiohttp.ClientSession(connector=connector, headers=self._headers)
+        from shardyard.client.http import HttpSession  # noqa: PLC0415 importing aiohttp takes longer than all the rest
+
+        self._session = HttpSession(self._headers)
         return self
 
     async def __aexit__(
@@ -156,7 +158,7 @@ class Brokers:
         retry_seconds = self._retry_seconds if retry_seconds is None else retry_seconds
         deadline = self.clock.monotonic() + retry_seconds
         named = {name: str(value) for name, value in (query or {}).items() if value is not None}
-        request = _Request(method, path, body, headers, named, wait, timeout)
+        request = HttpRequest(method, path, body, headers, named, wait, timeout)
         attempts = 0
 
         async def try_brokers() -> Response:
@@ -168,10 +170,10 @@ class Brokers:
                 at = self._at
                 try:
                     return Response(await self._attempt(at, request), attempts)
-                except _UNREACHABLE as error:
+                except ConnectionError as error:
                     if self._at == at:  # otherwise a concurrent call has failed over already
                         self._fail_over()
-                    reason = _reason(error)
+                    reason = str(error)
                 if self.clock.monotonic() >= deadline:
                     break
             raise Unreachable(self.urls, retry_seconds, reason)
@@ -185,7 +187,7 @@ class Brokers:
         self._failed_over.set()
         self._failed_over = asyncio.Event()
 
-    async def _attempt(self, at: int, request: _Request) -> bytes:
+    async def _attempt(self, at: int, request: HttpRequest) -> bytes:
         if request.wait <= 0 or len(self.urls) == 1:
             return await self._send(at, request)
         response = asyncio.ensure_future(self._send(at, request))
@@ -201,26 +203,13 @@ class Brokers:
                 response.cancel()
                 await asyncio.gather(response, return_exceptions=True)
 
-    async def _send(self, at: int, request: _Request) -> bytes:
+    async def _send(self, at: int, request: HttpRequest) -> bytes:
         if self._session is None:
             raise InvalidCall("the client is not open: enter it by `async with` first")
-        body = request.body
-        async with self._session.request(
-            request.method,
-            self.urls[at % len(self.urls)] + request.path,
-            data=io.BytesIO(body) if body is not None and len(body) > LARGE_BYTES else body,
-            headers=request.headers,
-            params=request.query,
-            timeout=aiohttp.ClientTimeout(
-                total=request.wait + RESPONSE_SECONDS,
-                sock_connect=request.timeout,
-                sock_read=request.wait + request.timeout,
-            ),
-        ) as response:
-            content = await response.read()
-            if response.status < 400:
-                return content
-            raise _error_of(response.status, content)
+        status, content = await self._session.send(self.urls[at % len(self.urls)], request)
+        if status < 400:
+            return content
+        raise _error_of(status, content)
 
 
 def _address(url: str) -> str:
@@ -234,19 +223,6 @@ def _address(url: str) -> str:
     if not valid:
         raise InvalidValue("broker", url, "an address such as http://127.0.0.1:7400, or a host and a port")
     return whole.rstrip("/")
-
-
-def _reason(error: Exception) -> str:
-    """Why a broker could not be reached, in a few words."""
-    if isinstance(error, aiohttp.ClientConnectorDNSError):
-        return f"unknown host {error.host}"
-    if isinstance(error, aiohttp.ClientConnectorError) and error.os_error.errno:
-        return os.strerror(error.os_error.errno).lower()
-    if isinstance(error, TimeoutError):
-        return "no response in time"
-    if isinstance(error, aiohttp.ServerDisconnectedError):
-        return "it closed the connection"
-    return str(error) or type(error).__name__
 
 
 def path(*names: object) -> str:

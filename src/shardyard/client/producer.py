@@ -8,22 +8,25 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
-import pyarrow as pa
 from msgspec import structs
 
+from shardyard.client.bodies import encode_records
 from shardyard.client.brokers import Brokers, path
 from shardyard.log import SequenceWindow
 from shardyard.model import TAG, TRACE, Appended, Closed, Headers, InvalidValue, Record
-from shardyard.model.batch import from_records, now_ms
-from shardyard.model.limits import Limits, check_records
+from shardyard.model.checks import check_int64
+from shardyard.model.given import GivenHeaders, GivenValue, encoded_headers, encoded_text
+from shardyard.model.limits import Limits, check_records, is_arrow
 from shardyard.runtime.clock import Clock
 from shardyard.wire import requests, responses
-from shardyard.wire.arrow import encode_arrow
 from shardyard.wire.codec import encode
-from shardyard.wire.media import ARROW, MSGPACK
+from shardyard.wire.media import MSGPACK
 from shardyard.wire.records import PackedRecord, PackedRecords
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 MAX_BATCH_RECORDS = 500
 MAX_BATCH_BYTES = 1024 * 1024
@@ -118,23 +121,24 @@ class Producer:
     async def send(
         self,
         topic: str,
-        value: bytes | str,
+        value: GivenValue,
         *,
         key: bytes | str | None = None,
         id: str | None = None,  # noqa: A002 as the record calls it
         tag: str | None = None,
         trace: str | None = None,
-        headers: Headers = (),
+        headers: GivenHeaders = (),
         delay: float | None = None,
         deliver_at: int | None = None,
     ) -> str:
-        """Send one record. Returns its id when it is durable. `delay`: seconds until it is delivered; `deliver_at`: the
-        same as a time, in milliseconds since 1970."""
+        """Send one record. Returns its id when it is durable. Strings are sent as UTF-8; a dict or a list as a value is
+        sent as JSON. `headers`: a mapping, or pairs. `delay`: seconds until it is delivered; `deliver_at`: the same as
+        a time, in milliseconds since 1970. A record that is sent twice with the same `id` is stored twice."""
         if self._closed:
             raise Closed("the producer")
         named = [(TAG, tag), (TRACE, trace)]
-        headers = (*((name, text.encode()) for name, text in named if text is not None), *headers)
-        record = Record.new(_bytes(value), None if key is None else _bytes(key), headers)
+        own: Headers = tuple((name, encoded_text(name, text, "a string")) for name, text in named if text is not None)
+        record = Record.new(value, key, (*own, *encoded_headers(headers)))
         if id is not None:
             record = Record(id, record.key, record.value, record.headers)
         check_records([record], _LIMITS)
@@ -150,12 +154,12 @@ class Producer:
         return record.id
 
     async def publish(
-        self, topic: str, records: Sequence[Record] | pa.RecordBatch, *, partition: int | None = None
+        self, topic: str, records: "Sequence[Record] | pa.RecordBatch", *, partition: int | None = None
     ) -> list[Appended]:
         """Send a batch in one request. Returns where its parts are stored."""
         if self._closed:
             raise Closed("the producer")
-        rows = records if isinstance(records, pa.RecordBatch) else _rows(records)
+        rows = records if is_arrow(records) else check_records(records, _LIMITS)[0]
         lane = self._lanes[topic]
         async with lane.capacity:
             return await self._post(topic, rows, lane, partition=partition)
@@ -163,20 +167,21 @@ class Producer:
     async def _post(
         self,
         topic: str,
-        rows: pa.RecordBatch,
+        rows: "Sequence[Record] | pa.RecordBatch",
         lane: _Lane,
         *,
         partition: int | None = None,
         round_robin_start: int | None = None,
         together: int = 0,
     ) -> list[Appended]:
+        body, media = encode_records(rows)
         async with lane.window.sequence() as sequence:
             query = requests.Publish(partition, self._name, sequence, round_robin_start, together)
             response = await self._brokers.call(
                 "POST",
                 path("topics", topic, "records"),
-                encode_arrow(rows),
-                {"Content-Type": ARROW},
+                body,
+                {"Content-Type": media},
                 query=structs.asdict(query),
                 timeout=self._brokers.failover_seconds,
             )
@@ -184,9 +189,11 @@ class Producer:
 
     async def _delay(self, topic: str, record: Record, delay: float | None, deliver_at: int | None) -> None:
         if delay is not None:
-            if deliver_at is not None or not 0 <= delay < 2**40:
-                raise InvalidValue("delay", delay, "seconds, at least 0; or deliver_at instead")
+            is_number = isinstance(delay, int | float) and not isinstance(delay, bool)
+            if deliver_at is not None or not is_number or not 0 <= delay < 2**40:
+                raise InvalidValue("delay", delay, "a number of seconds, at least 0; or deliver_at instead")
             deliver_at = round((self._clock.now() + delay) * 1000)
+        check_int64("deliver_at", deliver_at, at_least=0)
         packed = PackedRecord(record.value, record.key, record.id, list(record.headers), 0, deliver_at)
         body = encode(PackedRecords([packed]), MSGPACK)
         await self._brokers.call("POST", path("topics", topic, "records"), body, {"Content-Type": MSGPACK})
@@ -200,7 +207,7 @@ class Producer:
             del lane.waiting[: len(batch)]
             round_robin_start, together = lane.distribute(len(batch))
             try:
-                rows = _rows([record for record, _ in batch])
+                rows = [record for record, _ in batch]
                 await self._post(topic, rows, lane, round_robin_start=round_robin_start, together=together)
             except BaseException as error:
                 for _, done in batch:
@@ -224,11 +231,3 @@ def _fitting(waiting: Sequence[tuple[Record, "asyncio.Future[None]"]]) -> list[t
             break
         count += 1
     return list(waiting[:count])
-
-
-def _rows(records: Sequence[Record]) -> pa.RecordBatch:
-    return from_records(check_records(records, _LIMITS)[0], now_ms())
-
-
-def _bytes(data: bytes | str) -> bytes:
-    return data.encode() if isinstance(data, str) else data

@@ -4,10 +4,11 @@ import contextlib
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
-import pyarrow as pa
 from msgspec import structs
 
+from shardyard.client.bodies import encode_records
 from shardyard.client.brokers import RESPONSE_SECONDS, Brokers, Response, path
 from shardyard.groups.coordinator import Changes, GroupCoordinator, JoinRequest, MemberIdentity
 from shardyard.groups.fence import fenced_partition
@@ -15,7 +16,9 @@ from shardyard.groups.protocol import Grant, MemberAssignment
 from shardyard.model import (
     Appended,
     Fence,
+    Fenced,
     MemberExists,
+    NotAllowed,
     Partition,
     Position,
     Record,
@@ -24,15 +27,17 @@ from shardyard.model import (
     Stamp,
     Topic,
 )
-from shardyard.model.batch import Batch, from_records, now_ms
+from shardyard.model.plain_batch import PlainBatch
 from shardyard.runtime.clock import Clock
 from shardyard.runtime.retry import Backoff, retry
 from shardyard.wire import requests, responses
-from shardyard.wire.arrow import encode_arrow
 from shardyard.wire.batches import decode_batch
 from shardyard.wire.codec import parse_partition
-from shardyard.wire.media import ARROW
+from shardyard.wire.media import MSGPACK
 from shardyard.wire.settings import GroupSettings
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 _log = logging.getLogger(__name__)
 
@@ -44,6 +49,8 @@ MIN_HEARTBEAT_SECONDS = 0.5
 """A broker has at least this long to respond to a heartbeat, however short the session is."""
 NAME_BACKOFF = Backoff(first=0.5, longest=0.5)
 """Between two attempts to join with a name that is taken."""
+ADMISSION_BACKOFF = Backoff(first=0.5, longest=5.0)
+"""Between two attempts to join a group whose allow and deny lists keep the member out."""
 
 
 class RemoteCoordinator(GroupCoordinator):
@@ -84,26 +91,49 @@ class RemoteCoordinator(GroupCoordinator):
         async def post() -> Response:
             return await self._brokers.post(path("groups", request.group, "members"), body)
 
-        # A name that is taken may be ours: of an earlier process, or of a join whose response was lost. Retry until
-        # that session has expired.
+        async def post_until_name_is_free() -> Response:
+            # A name that is taken may be ours: of an earlier process, or of a join whose response was lost. Retry until
+            # that session has expired.
+            return await retry(
+                post,
+                clock=self._clock,
+                deadline=self._clock.monotonic() + timeout + NAME_BACKOFF.longest,
+                backoff=NAME_BACKOFF,
+                retry_on=MemberExists,
+                on_retry=lambda error: _log.warning("joining will be retried: %s", error),
+            )
+
+        refused = False
+
+        def log_refusal(error: NotAllowed) -> None:
+            nonlocal refused
+            if not refused:
+                _log.warning("%s; waiting until they let it in", error)
+            refused = True
+
         response = await retry(
-            post,
+            post_until_name_is_free,
             clock=self._clock,
-            deadline=self._clock.monotonic() + timeout + NAME_BACKOFF.longest,
-            backoff=NAME_BACKOFF,
-            retry_on=MemberExists,
-            on_retry=lambda error: _log.warning("joining will be retried: %s", error),
+            backoff=ADMISSION_BACKOFF,
+            retry_on=NotAllowed,
+            on_retry=log_refusal,
         )
         joined = response.decode(responses.Joined)
+        if refused:
+            _log.warning("member %r is allowed in group %r now, and has joined it", joined.member, request.group)
         self._update_settings(joined.settings)
         return MemberIdentity(joined.group, joined.member, joined.epoch)
 
     async def heartbeat(self, identity: MemberIdentity, progress: Iterable[Partition]) -> MemberAssignment:
         body = requests.Heartbeat(identity.epoch, [str(partition) for partition in progress])
         timeout = self._heartbeat_timeout
-        response = await self._brokers.post(
-            f"{_member_path(identity)}/heartbeat", body, timeout=timeout, retry_seconds=2 * timeout
-        )
+        try:
+            response = await self._brokers.post(
+                f"{_member_path(identity)}/heartbeat", body, timeout=timeout, retry_seconds=2 * timeout
+            )
+        except NotAllowed as error:
+            self._heartbeat_at = -math.inf  # it was not evicted because it hangs: it may join as soon as it is let in
+            raise Fenced(str(error)) from None  # so it stops working, and joins again
         self._heartbeat_at = self._clock.monotonic()
         heartbeat = response.decode(responses.HeartbeatResponse)
         self._update_settings(heartbeat.settings)
@@ -138,12 +168,9 @@ class RemoteCoordinator(GroupCoordinator):
             "DELETE", _member_path(identity), query={"epoch": identity.epoch}, retry_seconds=LEAVE_SECONDS
         )
 
-    async def fail(self, identity: MemberIdentity, failures: Sequence[tuple[Partition, int, int, str]]) -> None:
-        """Report records whose handlers failed: (partition, epoch of the ownership, offset, reason)."""
-        failed = [
-            requests.Failed(str(partition), epoch, offset, reason) for partition, epoch, offset, reason in failures
-        ]
-        await self._brokers.post(path("groups", identity.group, "failures"), requests.Failures(failed))
+    async def fail(self, identity: MemberIdentity, failures: Sequence[requests.Failed]) -> None:
+        """Report records whose handlers failed."""
+        await self._brokers.post(path("groups", identity.group, "failures"), requests.Failures(list(failures)))
 
     @contextlib.contextmanager
     def changes(self, identity: MemberIdentity) -> Iterator[Changes]:
@@ -218,24 +245,24 @@ class RemoteLog:
         max_bytes: int = 1024 * 1024,
         wait: float = 0.0,
         fence: Fence | None = None,
-    ) -> Batch:
+    ) -> PlainBatch:
         if fence is None:
             raise TypeError("an owner reads under its fence")
         query = requests.Read(offset, fence.epoch, epoch, wait, max_records, max_bytes)
         response = await self._brokers.get(
-            f"{_fenced_path(fence)}/records", wait=wait, accept=ARROW, **structs.asdict(query)
+            f"{_fenced_path(fence)}/records", wait=wait, accept=MSGPACK, **structs.asdict(query)
         )
         return decode_batch(partition, response.body)
 
     async def append(
         self,
         partition: Partition,
-        records: Sequence[Record] | pa.RecordBatch,
+        records: "Sequence[Record] | pa.RecordBatch",
         *,
         stamp: Stamp | None = None,
         fence: Fence | None = None,
     ) -> Appended:
-        rows = records if isinstance(records, pa.RecordBatch) else from_records(records, now_ms())
+        body, media = encode_records(records)
         query = requests.Publish(
             partition.index,
             producer=None if stamp is None else stamp.producer,
@@ -246,8 +273,8 @@ class RemoteLog:
         response = await self._brokers.call(
             "POST",
             path("topics", partition.topic, "records"),
-            encode_arrow(rows),
-            {"Content-Type": ARROW},
+            body,
+            {"Content-Type": media},
             query=structs.asdict(query),
             timeout=self._brokers.failover_seconds if stamp is not None else RESPONSE_SECONDS,
         )

@@ -4,17 +4,18 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol
-
-import pyarrow as pa
+from typing import TYPE_CHECKING, Protocol
 
 from shardyard.groups import protocol
 from shardyard.groups.config import GroupConfig
 from shardyard.groups.protocol import MemberAssignment
 from shardyard.model import Appended, Fence, Partition, Position, Record, Span, Stamp, Topic
-from shardyard.model.batch import Batch
+from shardyard.model.plain_batch import ReadBatch
 from shardyard.registry import ChangeSignal, Heartbeat, PositionCommit, Registry, TransactionBatcher
 from shardyard.runtime.clock import Clock
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +69,11 @@ class OwnerLog(Protocol):
         max_bytes: int = ...,
         wait: float = 0.0,
         fence: Fence | None = None,
-    ) -> Batch: ...
+    ) -> ReadBatch: ...
     async def append(
         self,
         partition: Partition,
-        records: Sequence[Record] | pa.RecordBatch,
+        records: "Sequence[Record] | pa.RecordBatch",
         *,
         stamp: Stamp | None = None,
         fence: Fence | None = None,

@@ -5,9 +5,7 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal, TypeVar
-
-import pyarrow as pa
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from shardyard.groups.coordinator import OwnerLog
 from shardyard.groups.protocol import Grant
@@ -26,8 +24,11 @@ from shardyard.model import (
     WrongEpoch,
     whole_number,
 )
-from shardyard.model.batch import Batch
+from shardyard.model.plain_batch import ReadBatch
 from shardyard.runtime.clock import Clock, wait_until_set
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -47,7 +48,7 @@ class OwnedBatch:
     The next batch of the partition comes when this one is committed as a whole: records of a key stay in order.
     """
 
-    def __init__(self, reader: "PartitionReader", batch: Batch) -> None:
+    def __init__(self, reader: "PartitionReader", batch: ReadBatch) -> None:
         self._reader = reader
         self._batch = batch
         self.delivered_at: float | None = None
@@ -70,7 +71,7 @@ class OwnedBatch:
         return self._batch.end
 
     @property
-    def data(self) -> pa.Table:
+    def data(self) -> "pa.Table":
         """The records as Arrow has them."""
         return self._batch.data
 
@@ -124,7 +125,7 @@ class OwnedBatch:
         await self._reader.commit(self, self.end if upto is None else upto)
 
     async def append(
-        self, partition: Partition, records: Sequence[Record] | pa.RecordBatch, *, stamp: Stamp | None = None
+        self, partition: Partition, records: "Sequence[Record] | pa.RecordBatch", *, stamp: Stamp | None = None
     ) -> Appended:
         """Append to any partition of the log as the owner of this one; `Fenced` if it went to another member."""
         return await self._reader.append(partition, records, stamp)
@@ -169,7 +170,7 @@ class PartitionReader:
         self._log = log
         self._commit = commit
         self._stop = asyncio.Event()
-        self._ahead: asyncio.Task[tuple[float, Batch]] | None = None
+        self._ahead: asyncio.Task[tuple[float, ReadBatch]] | None = None
 
     @property
     def stopping(self) -> bool:
@@ -213,7 +214,7 @@ class PartitionReader:
             raise Fenced(f"{self.partition} (epoch {self.epoch}) is no longer ours: it went to another member")
 
     async def append(
-        self, partition: Partition, records: Sequence[Record] | pa.RecordBatch, stamp: Stamp | None
+        self, partition: Partition, records: "Sequence[Record] | pa.RecordBatch", stamp: Stamp | None
     ) -> Appended:
         self.check()
         return await self._log.append(partition, records, stamp=stamp, fence=self.fence)
@@ -239,7 +240,7 @@ class PartitionReader:
         self,
         deliver: Callable[[OwnedBatch], None],
         position: Position,
-        read: Callable[[Position], Coroutine[Any, Any, tuple[float, Batch]]],
+        read: Callable[[Position], Coroutine[Any, Any, tuple[float, ReadBatch]]],
     ) -> None:
         """Deliver batch after batch, each one when the last one was committed. The next one is read meanwhile, unless
         the last one took so long that what was read would be outdated."""
@@ -267,8 +268,8 @@ class PartitionReader:
             read_ahead = self.clock.monotonic() - started < AHEAD_SECONDS
 
     async def _next(
-        self, position: Position, read: Callable[[Position], Coroutine[Any, Any, tuple[float, Batch]]]
-    ) -> Batch:
+        self, position: Position, read: Callable[[Position], Coroutine[Any, Any, tuple[float, ReadBatch]]]
+    ) -> ReadBatch:
         """The batch that was read ahead, if it is fresh; else it is read now."""
         ahead, self._ahead = self._ahead, None
         if ahead is not None:
@@ -278,7 +279,7 @@ class PartitionReader:
                     return batch
         return (await read(position))[1]
 
-    async def _skip(self, batch: Batch, position: Position) -> Position:
+    async def _skip(self, batch: ReadBatch, position: Position) -> Position:
         """Continue behind a batch without records: none was for this group, or the offsets have a gap."""
         if batch.end > position.offset:
             position = Position(batch.epoch, batch.end)
@@ -298,7 +299,7 @@ class PartitionReader:
     async def _commit_position(self, position: Position) -> None:
         await self._commit({self.partition: (self.epoch, position)})
 
-    async def _read(self, position: Position, max_records: int, max_bytes: int) -> tuple[float, Batch]:
+    async def _read(self, position: Position, max_records: int, max_bytes: int) -> tuple[float, ReadBatch]:
         """When it was read, and what."""
         batch = await self._log.read(
             self.partition,

@@ -6,12 +6,13 @@ Importing this package loads no engine: `open_log` loads the one that the URL na
 from typing import TYPE_CHECKING
 
 from shardyard.log.port import Capabilities, Catalog, Data, Log
-from shardyard.log.sender import Sender
 from shardyard.log.sequences import SequenceWindow
 from shardyard.log.urls import absolute_url, is_shared, local_folder, log_exists
+from shardyard.model.extras import lazy_exports, require
 from shardyard.model.url import parse_url
 
 if TYPE_CHECKING:
+    from shardyard.log.sender import Sender
     from shardyard.log.sqlite import Durability
     from shardyard.model.limits import Limits
     from shardyard.runtime.clock import Clock
@@ -30,6 +31,8 @@ __all__ = [
     "open_log",
 ]
 
+__getattr__ = lazy_exports(__name__, {"Sender": "shardyard.log.sender"}, "numpy", "pyarrow")
+
 
 def open_log(
     url: str,
@@ -44,6 +47,9 @@ def open_log(
     `durability` is the embedded log's: on PostgreSQL every commit is durable.
     """
     engine = parse_url("log", url)
+    require("server", "open_log", "numpy", "pyarrow", "xxhash")
+    if engine.engine == "postgresql":
+        require("postgresql", "a log at postgresql://")
     if engine.engine == "memory":
         from shardyard.log.memory import MemoryLog  # noqa: PLC0415 only the engine that is used is loaded
 

@@ -3,12 +3,14 @@
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from shardyard.model import Appended, Fence, Partition, Retention, Span, Stamp, Topic, TopicKind
-from shardyard.model.batch import Batch
 from shardyard.model.checks import whole_number
 from shardyard.model.limits import Records
+
+if TYPE_CHECKING:
+    from shardyard.model.batch import Batch
 
 DEFAULT_RETENTION = Retention()
 READ_RECORDS = 10_000
@@ -209,7 +211,7 @@ class Data(ABC):
         max_bytes: int = READ_BYTES,
         wait: float = 0.0,
         fence: Fence | None = None,
-    ) -> Batch:
+    ) -> "Batch":
         """Read the records from `offset` on, as many as the limits allow (bytes are estimated for a part of a batch).
 
         If there is a record, at least one is returned, however large it is. A read that reaches the end of the

@@ -18,6 +18,7 @@ from shardyard.model.errors import (
     InvalidValue,
     Malformed,
     MemberExists,
+    MissingExtra,
     Moved,
     NoRoom,
     NotAllowed,
@@ -47,13 +48,13 @@ from shardyard.model.errors import (
     WrongSchemaVersion,
     WrongToken,
 )
+from shardyard.model.given import Headers
 from shardyard.model.words import (
     SEQUENCE_WINDOW,
     TAG,
     TRACE,
     Appended,
     Fence,
-    Headers,
     Member,
     Move,
     Partition,
@@ -90,6 +91,7 @@ __all__ = [
     "Malformed",
     "Member",
     "MemberExists",
+    "MissingExtra",
     "Move",
     "Moved",
     "NoRoom",

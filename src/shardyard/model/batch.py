@@ -1,16 +1,15 @@
 """Records as Arrow batches, and back."""
 
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import repeat, starmap
-from typing import cast
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from shardyard.model import Headers, Partition, Record
+from shardyard.model.plain_batch import quick_record
 
 SCHEMA = pa.schema(
     [
@@ -88,27 +87,6 @@ def cut(
     return data.slice(start, min(max_records, max(fitting, at_least)))
 
 
-def now_ms() -> int:
-    return time.time_ns() // 1_000_000
-
-
-class _Draft:
-    """A mutable object with the slots of `Record` that becomes one by changing its class.
-
-    The constructor of a frozen dataclass takes three times as long, and a million records a second are made here.
-    """
-
-    __slots__ = ("headers", "id", "key", "timestamp", "value")
-
-    def __init__(self, id_: str, key: bytes | None, value: bytes, headers: Headers, timestamp: int) -> None:
-        self.id = id_
-        self.key = key
-        self.value = value
-        self.headers = headers
-        self.timestamp = timestamp
-        self.__class__ = Record  # type: ignore[assignment]  # noqa: PLE0237 every object has a class
-
-
 def to_records(data: pa.RecordBatch) -> list[Record]:
     """The rows of an Arrow batch as records."""
     ids, keys, values, headers, timestamps = (data.column(i) for i in range(5))
@@ -116,7 +94,7 @@ def to_records(data: pa.RecordBatch) -> list[Record]:
     if headers.null_count < len(data):
         bare = (tuple(pairs or ()) for pairs in headers.to_pylist())
     rows = zip(ids.to_pylist(), keys.to_pylist(), values.to_pylist(), bare, timestamps.to_pylist(), strict=True)
-    return cast(list[Record], list(starmap(_Draft, rows)))
+    return list(starmap(quick_record, rows))
 
 
 def from_records(records: Sequence[Record], now: int) -> pa.RecordBatch:

@@ -77,6 +77,15 @@ class InvalidValue(InvalidCall, ValueError):
         self.expected = expected
 
 
+class MissingExtra(InvalidCall):
+    """Raised when a call needs packages that are not installed."""
+
+    def __init__(self, what: str, extra: str) -> None:
+        super().__init__(f"{what} needs the {extra} packages: pip install 'shardyard[{extra}]'")
+        self.what = what
+        self.extra = extra
+
+
 class UnknownTopic(InvalidCall):
     """Raised when a topic does not exist."""
 
@@ -325,8 +334,8 @@ class Malformed(InvalidCall):
 class WrongToken(Denied):
     """Raised when a call does not carry the token that is required."""
 
-    def __init__(self, what: str) -> None:
-        super().__init__(f"{what} requires a token, and the call has none or another one")
+    def __init__(self, what: str, which: str = "a token") -> None:
+        super().__init__(f"{what} requires {which}, and the call has none or another one")
         self.what = what
 
 

@@ -1,22 +1,23 @@
-"""What may go into a log: limits, and the validation of names, records and Arrow batches."""
+"""What may go into a log: limits, and the validation of names and records. Arrow batches are validated in
+`arrow_limits`, so that nothing here loads Arrow."""
 
 import re
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias, cast
+from typing import TYPE_CHECKING, TypeAlias, TypeGuard, cast
 
-import numpy as np
-import numpy.typing as npt
-import pyarrow as pa
-import pyarrow.compute as pc
-
-from shardyard.model.batch import SCHEMA
 from shardyard.model.checks import encoded_size, whole_number
 from shardyard.model.errors import InvalidValue, TooLarge
 from shardyard.model.words import Record
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 _TOPIC_NAME = re.compile(r"[A-Za-z0-9._-]+")
 _RESERVED = "__"
+INTERNAL_PREFIX = "shardyard."
+"""Of the names of Shardyard's own topics and groups."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,8 @@ class Limits:
 def check_topic_name(name: object, limits: Limits) -> str:
     if not isinstance(name, str) or not _TOPIC_NAME.fullmatch(name):
         raise InvalidValue("topic name", name, "letters, digits, '.', '_' and '-', at least one")
+    if not name.strip("."):
+        raise InvalidValue("topic name", name, "not only dots, which have a meaning in paths")
     if name.startswith(_RESERVED):
         raise InvalidValue("topic name", name, f"a name that does not begin with {_RESERVED!r}: those are reserved")
     if len(name) > limits.topic_name:
@@ -61,7 +64,7 @@ class Validated:
     Only `validate` and `part` make these. The records can't be changed afterwards: a tuple or an Arrow batch.
     """
 
-    rows: tuple[Record, ...] | pa.RecordBatch
+    rows: "tuple[Record, ...] | pa.RecordBatch"
     size: int
     """Bytes; estimated for a part of records."""
     largest: int
@@ -72,9 +75,9 @@ class Validated:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def part(self, rows: tuple[Record, ...] | pa.RecordBatch) -> "Validated":
+    def part(self, rows: "tuple[Record, ...] | pa.RecordBatch") -> "Validated":
         """Some of the same rows."""
-        if isinstance(rows, pa.RecordBatch):
+        if is_arrow(rows):
             return Validated(rows, rows.nbytes, self.largest, rows.nbytes)
         return Validated(rows, self.size * len(rows) // len(self.rows), self.largest, self.most)
 
@@ -87,8 +90,14 @@ class Validated:
         )
 
 
-Records: TypeAlias = Sequence[Record] | pa.RecordBatch | Validated
+Records: TypeAlias = "Sequence[Record] | pa.RecordBatch | Validated"
 """The forms in which a batch of records is appended."""
+
+
+def is_arrow(records: object) -> "TypeGuard[pa.RecordBatch]":
+    """Whether it is an Arrow batch. It can only be one if Arrow is loaded, so this does not load it."""
+    arrow = sys.modules.get("pyarrow")
+    return arrow is not None and isinstance(records, arrow.RecordBatch)
 
 
 def validate(records: Records, limits: Limits, now: int) -> Validated:
@@ -97,8 +106,10 @@ def validate(records: Records, limits: Limits, now: int) -> Validated:
         if records.fits(limits):
             return records
         records = records.rows
-    if isinstance(records, pa.RecordBatch):
-        data, largest = _check_batch(records, limits, now)
+    if is_arrow(records):
+        from shardyard.model.arrow_limits import check_batch  # noqa: PLC0415 loads Arrow, which is loaded already
+
+        data, largest = check_batch(records, limits, now)
         size = data.nbytes
         return Validated(data, size, largest, size)
     return _check_records(records, limits)
@@ -110,16 +121,11 @@ def check_records(records: object, limits: Limits) -> tuple[tuple[Record, ...], 
     return cast("tuple[Record, ...]", validated.rows), validated.size
 
 
-def check_batch(data: pa.RecordBatch, limits: Limits, now: int) -> pa.RecordBatch:
-    """Refuse an Arrow batch that may not go into a log; set the timestamps that are 0."""
-    return _check_batch(data, limits, now)[0]
-
-
 def _check_records(records: object, limits: Limits) -> Validated:
     if not isinstance(records, Sequence):
         raise InvalidValue("batch", type(records).__name__, "a sequence of records or an Arrow record batch")
     records = tuple(records)
-    _check_count(len(records), limits)
+    check_count(len(records), limits)
     total = largest = 0
     for record in records:
         size = _record_size(record)
@@ -131,93 +137,6 @@ def _check_records(records: object, limits: Limits) -> Validated:
     if total > limits.batch_bytes:
         raise TooLarge("batch in bytes", total, limits.batch_bytes)
     return Validated(records, total, largest, total)
-
-
-def _check_batch(data: pa.RecordBatch, limits: Limits, now: int) -> tuple[pa.RecordBatch, int]:
-    """The batch, and the bytes of its largest record."""
-    _check_count(len(data), limits)
-    data = _conform(data)
-    sizes = _lengths(data.column(2))  # NumPy's functions take a tenth of the time of Arrow's for a few records
-    if data.column(1).null_count < len(data):
-        sizes = sizes + _lengths(data.column(1))
-    if data.column(3).null_count < len(data):
-        sizes = sizes + _header_sizes(data.column(3))
-    if (largest := int(sizes.max())) > limits.record_bytes:
-        raise TooLarge(f"record {data['id'][int(sizes.argmax())].as_py()!r} in bytes", largest, limits.record_bytes)
-    if data.nbytes > limits.batch_bytes:
-        raise TooLarge("batch in bytes", data.nbytes, limits.batch_bytes)
-    if not _lengths(data.column(0)).all():
-        raise InvalidValue("column 'id'", "", "no empty string")
-    earliest = int(data.column(4).to_numpy().min())
-    if earliest < 0:
-        raise InvalidValue("column 'timestamp'", earliest, "milliseconds since 1970, at least 0")
-    if earliest == 0:
-        timestamps = data["timestamp"]
-        data = data.set_column(4, SCHEMA.field(4), pc.if_else(pc.equal(timestamps, 0), now, timestamps))
-    return data, largest
-
-
-def _conform(data: pa.RecordBatch) -> pa.RecordBatch:
-    """The batch with exactly the types of `SCHEMA`; it is not copied if it has them already.
-
-    Its data may come from anybody, so nothing touches it before it is validated.
-    """
-    same = check_schema(data.schema)
-    try:
-        data.validate(full=True)  # a string that is not UTF-8 would be stored, and fail its readers
-        for name in ("id", "value", "timestamp"):
-            if data.column(name).null_count:
-                raise InvalidValue(f"column {name!r}", None, "no null")
-        if not same:
-            data = data.cast(SCHEMA)
-            data.validate(full=True)
-    except pa.ArrowException as error:
-        raise InvalidValue("columns of the batch", str(data.schema), f"the types of SCHEMA ({error})") from None
-    return data
-
-
-def check_schema(schema: pa.Schema) -> bool:
-    """Refuse other columns than those of `SCHEMA`. Returns whether they have exactly its types."""
-    if schema.equals(SCHEMA):
-        return True
-    if schema.names != SCHEMA.names:
-        raise InvalidValue("columns of the batch", schema.names, f"{SCHEMA.names}")
-    if not all(map(_is_near, schema.types, SCHEMA.types)):
-        raise InvalidValue("columns of the batch", str(schema), "the types of SCHEMA")
-    return False
-
-
-def _is_near(kind: pa.DataType, wanted: pa.DataType) -> bool:
-    """Whether a column may be cast to the wanted type: strings or bytes, with small or large offsets; integers and
-    timestamps; maps of these; nulls."""
-    if pa.types.is_null(kind):
-        return True
-    if pa.types.is_map(wanted):
-        near = pa.types.is_map(kind) and _is_near(kind.key_type, wanted.key_type)
-        return bool(near and _is_near(kind.item_type, wanted.item_type))
-    if pa.types.is_integer(wanted):
-        return bool(pa.types.is_integer(kind) or pa.types.is_timestamp(kind))
-    plain = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
-    return any(is_one(kind) for is_one in plain)
-
-
-def _lengths(column: pa.StringArray | pa.BinaryArray) -> npt.NDArray[np.int64]:
-    """The bytes of each value of a validated column; 0 for null."""
-    ends = np.frombuffer(column.buffers()[1], np.int32, len(column) + 1, 4 * column.offset)
-    lengths = np.diff(ends).astype(np.int64)
-    if column.null_count:
-        lengths[column.is_null().to_numpy(zero_copy_only=False)] = 0
-    return lengths
-
-
-def _header_sizes(headers: pa.MapArray) -> Any:
-    """The bytes of the headers of each record."""
-    offsets = headers.offsets.to_numpy()  # even those of a slice point into the keys and items of the whole array
-    if headers.items[offsets[0] : offsets[-1]].null_count:
-        raise InvalidValue("column 'headers'", None, "no null as value of a header")
-    lengths = pc.add(pc.binary_length(headers.keys), pc.fill_null(pc.binary_length(headers.items), 0))
-    ends = np.concatenate([[0], np.cumsum(lengths.to_numpy(zero_copy_only=False))])
-    return ends[offsets[1:]] - ends[offsets[:-1]]
 
 
 def _record_size(record: Record) -> int:
@@ -246,7 +165,7 @@ _KEYLESS = (str, type(None), bytes, tuple, int)
 _INT64 = 2**63
 
 
-def _check_count(count: int, limits: Limits) -> None:
+def check_count(count: int, limits: Limits) -> None:
     if count == 0:
         raise InvalidValue("batch", "empty", "at least one record")
     if count > limits.batch_records:

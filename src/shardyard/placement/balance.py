@@ -1,13 +1,16 @@
 """Measure how evenly load is spread over partitions."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any
 
 from shardyard.model import InvalidValue
+from shardyard.model.extras import require
+from shardyard.placement.chi_square import chi_square_tail
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy.typing as npt
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +32,10 @@ class Balance:
     """The Gini coefficient: 0 when all partitions are equal, near 1 when one partition has everything."""
 
 
-def balance(counts: Sequence[int] | npt.NDArray[Any]) -> Balance:
+def balance(counts: "Sequence[int] | npt.NDArray[Any]") -> Balance:
     """Measure how evenly `counts`, the records (or bytes) of each partition, are spread."""
-    from scipy.special import chdtrc  # noqa: PLC0415 takes 0.2 s, and most commands do not need it
+    require("server", "balance", "numpy")
+    import numpy as np  # noqa: PLC0415 most importers of the package need none
 
     try:
         load = np.asarray(counts, dtype=np.float64)
@@ -53,6 +57,6 @@ def balance(counts: Sequence[int] | npt.NDArray[Any]) -> Balance:
         max_deviation=float(deviation.max()),
         max_over_mean=float(load.max() / mean),
         chi2_per_df=chi2 / df if df else 0.0,
-        p_value=float(chdtrc(df, chi2)) if df else 1.0,
+        p_value=chi_square_tail(chi2, df) if df else 1.0,
         gini=float((ranks * np.sort(load)).sum() / (load.size * load.sum())),
     )

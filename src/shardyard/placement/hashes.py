@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from shardyard.model import InvalidValue, whole_number
-from shardyard.placement import kernels
+from shardyard.placement.kernels import kernels
 
 Key = bytes | str | int | None
 

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from shardyard.model import InvalidValue, whole_number
+from shardyard.placement.names import ID_KINDS
 
 CHUNK_IDS = 1_000_000
 MAX_IDS = 10**12
@@ -58,7 +59,6 @@ _GENERATORS: dict[str, Callable[[Numbers], pa.Array]] = {
     "snowflake": _snowflake,
     "text": _text,
 }
-ID_KINDS = tuple(_GENERATORS)
 
 
 def generate_ids(kind: str, count: int, chunk: int = CHUNK_IDS) -> Iterator[pa.Array]:

@@ -13,8 +13,9 @@ import numpy as np
 import pyarrow as pa
 
 from shardyard.model import InvalidValue, whole_number
-from shardyard.placement import kernels
 from shardyard.placement.hashes import Hash, Key, hash_named, key_bytes
+from shardyard.placement.kernels import kernels
+from shardyard.placement.names import DEFAULT_HASH, PARTITIONERS
 
 MAX_PARTITIONS = 2**31 - 1
 """Partition numbers are stored as int32 in arrays, as in Kafka."""
@@ -120,10 +121,6 @@ def jump(hash_: int, buckets: int) -> int:
     whole_number("buckets", buckets, at_least=1)
     bucket: int = kernels.jump_one(hash_ - 2**64 if hash_ >= 2**63 else hash_, buckets)
     return bucket
-
-
-DEFAULT_HASH: dict[str, str | None] = {"modulus": "fnv1a32", "jump": "xxh64", "round_robin": None}
-PARTITIONERS = tuple(DEFAULT_HASH)
 
 
 def partitioner_named(name: str, partitions: int, hash_: str | None = None) -> Partitioner:

@@ -5,6 +5,7 @@ Importing this package loads no engine: `open_registry` loads the one that the U
 
 from pathlib import Path
 
+from shardyard.model.extras import require
 from shardyard.model.url import parse_url
 from shardyard.registry.batcher import TransactionBatcher
 from shardyard.registry.change_signal import ChangeSignal
@@ -63,6 +64,9 @@ def open_registry(url: str, *, clock: Clock = _SYSTEM_CLOCK) -> Registry:
     is for engines whose time is the machine's, and replaces PostgreSQL's own if it is not the system's.
     """
     parsed = parse_url("registry", url)
+    require("server", "open_registry", "sqlalchemy")
+    if parsed.engine == "postgresql":
+        require("postgresql", "a registry at postgresql://")
     if parsed.engine == "memory":
         from shardyard.registry.memory import MemoryRegistry  # noqa: PLC0415 only the engine that is used is loaded
 

@@ -30,6 +30,11 @@ class Clock(Protocol):
         ...
 
 
+def now_ms() -> int:
+    """The machine's time in milliseconds since 1970."""
+    return time.time_ns() // 1_000_000
+
+
 class SystemClock:
     """The machine's clock."""
 

@@ -15,7 +15,7 @@ from shardyard.model import InvalidValue, Malformed, RetryLater, ShardyardError,
 from shardyard.runtime.metrics import ERRORS
 from shardyard.wire.codec import decode, encode
 from shardyard.wire.errors import ErrorBody, ErrorResponse, error_body, status_of
-from shardyard.wire.media import ARROW, JSON, MAX_BODY_BYTES, MEDIA_TYPES
+from shardyard.wire.media import ARROW, JSON, MAX_BODY_BYTES, MEDIA_TYPES, MSGPACK
 from shardyard.wire.validation import validation_error
 
 T = TypeVar("T")
@@ -73,8 +73,10 @@ def media_type_of(request: Request) -> str:
     return media
 
 
-def accepts_arrow(request: Request) -> bool:
-    return ARROW in request.headers.get("accept", "")
+def accepted_media(request: Request) -> str:
+    """The media type that the caller wants records in. JSON if it names neither of the others."""
+    accept = request.headers.get("accept", JSON)
+    return next((media for media in (MSGPACK, ARROW) if media in accept), JSON)
 
 
 def respond(content: object, status: int = 200) -> Response:

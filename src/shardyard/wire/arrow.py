@@ -1,4 +1,5 @@
-"""Arrow streams. What a caller sends is checked before anything of it is used."""
+"""Records in Arrow: streams, of which what a caller sends is checked before anything of it is used, and columns of
+MessagePack. Only brokers load this."""
 
 import struct
 from collections.abc import Sequence
@@ -6,8 +7,9 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from shardyard.model import InvalidValue, Malformed
-from shardyard.model.batch import SCHEMA
-from shardyard.model.limits import check_schema
+from shardyard.model.arrow_limits import check_schema
+from shardyard.model.batch import SCHEMA, Batch
+from shardyard.wire.columns import RecordColumns
 
 _END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 
@@ -21,6 +23,43 @@ def encode_arrow(batches: pa.RecordBatch | Sequence[pa.RecordBatch], schema: pa.
         batches = [batches]
     schema = batches[0].schema if schema is None else schema
     return b"".join([schema.serialize(), *(batch.serialize() for batch in batches), _END_OF_STREAM])
+
+
+def encode_arrow_batch(batch: Batch) -> bytes:
+    """A batch that was read. Epoch, first and end are metadata of the schema; offsets with gaps are a column of their
+    own."""
+    table = batch.data
+    metadata = {"epoch": str(batch.epoch), "first": str(batch.first), "end": str(batch.end)}
+    if batch.places is not None:
+        table = table.append_column("offset", pa.array(batch.places, pa.int64()))
+    return encode_arrow(table.to_batches(), table.schema.with_metadata(metadata))
+
+
+def columns_of(data: pa.Table) -> RecordColumns:
+    """Stored records as columns of MessagePack."""
+    ids, keys, values, headers, timestamps = data.columns
+    return RecordColumns(
+        ids.to_pylist(),
+        values.to_pylist(),
+        timestamps.to_pylist(),
+        None if keys.null_count == len(data) else keys.to_pylist(),
+        None if headers.null_count == len(data) else [tuple(pairs or ()) for pairs in headers.to_pylist()],
+    )
+
+
+def from_columns(columns: RecordColumns) -> pa.RecordBatch:
+    """Columns of MessagePack as an Arrow batch."""
+    count, (_, key, _, header, _) = len(columns), SCHEMA.types
+    arrays = [
+        pa.array(columns.ids, pa.string()),
+        pa.nulls(count, key) if columns.keys is None else pa.array(columns.keys, key),
+        pa.array(columns.values, pa.binary()),
+        pa.nulls(count, header)
+        if columns.headers is None
+        else pa.array([pairs or None for pairs in columns.headers], header),
+        pa.array(columns.timestamps, pa.int64()),
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
 
 
 def decode_arrow(body: bytes) -> pa.RecordBatch:

@@ -1,15 +1,18 @@
-"""The batches that consumers read: Arrow for the client, JSON for people and other programs."""
+"""The batches that consumers read: MessagePack for the client, Arrow for bulk, JSON for people and other programs."""
 
-import numpy as np
-import pyarrow as pa
+from typing import TYPE_CHECKING
+
 from msgspec import Struct
 
 from shardyard.model import Partition
-from shardyard.model.batch import Batch
-from shardyard.wire.arrow import encode_arrow
-from shardyard.wire.codec import encode
-from shardyard.wire.media import ARROW
+from shardyard.model.plain_batch import PlainBatch
+from shardyard.wire.codec import decode, encode
+from shardyard.wire.columns import RecordColumns
+from shardyard.wire.media import ARROW, MSGPACK
 from shardyard.wire.records import JsonRecord, json_record
+
+if TYPE_CHECKING:
+    from shardyard.model.batch import Batch
 
 
 class JsonBatch(Struct):
@@ -22,31 +25,32 @@ class JsonBatch(Struct):
     records: list[JsonRecord]
 
 
-def encode_batch(batch: Batch, media: str) -> bytes:
-    """The body of a response to a read, in Arrow or JSON."""
+class PackedBatch(Struct, omit_defaults=True):
+    """A batch in MessagePack."""
+
+    epoch: int
+    first: int
+    end: int
+    columns: RecordColumns
+    offsets: list[int] | None = None
+    """Of each record; None if they are consecutive from `first` on."""
+
+
+def encode_batch(batch: "Batch", media: str) -> bytes:
+    """The body of a response to a read, in Arrow, MessagePack or JSON."""
+    from shardyard.wire.arrow import columns_of, encode_arrow_batch  # noqa: PLC0415 only brokers encode batches
+
     if media == ARROW:
-        return _encode_arrow_batch(batch)
+        return encode_arrow_batch(batch)
+    if media == MSGPACK:
+        offsets = None if batch.places is None else batch.places.tolist()
+        return encode(PackedBatch(batch.epoch, batch.first, batch.end, columns_of(batch.data), offsets), MSGPACK)
     pairs = zip(batch.records(), batch.offsets(), strict=True)
     records = [json_record(record, batch.partition, offset) for record, offset in pairs]
     return encode(JsonBatch(str(batch.partition), batch.epoch, batch.first, batch.end, records))
 
 
-def _encode_arrow_batch(batch: Batch) -> bytes:
-    """Epoch, first and end are metadata of the schema. Offsets with gaps are a column of their own."""
-    table = batch.data
-    metadata = {"epoch": str(batch.epoch), "first": str(batch.first), "end": str(batch.end)}
-    if batch.places is not None:
-        table = table.append_column("offset", pa.array(batch.places, pa.int64()))
-    return encode_arrow(table.to_batches(), table.schema.with_metadata(metadata))
-
-
-def decode_batch(partition: Partition, body: bytes) -> Batch:
-    """A batch that a broker encoded with Arrow."""
-    table = pa.ipc.open_stream(body).read_all()
-    metadata = {name.decode(): int(value) for name, value in (table.schema.metadata or {}).items()}
-    places = None
-    if "offset" in table.column_names:
-        places = table["offset"].to_numpy().astype(np.int64)
-        table = table.drop_columns(["offset"])
-    bare = table.replace_schema_metadata(None)
-    return Batch(partition, metadata["epoch"], metadata["first"], bare, places, metadata["end"])
+def decode_batch(partition: Partition, body: bytes) -> PlainBatch:
+    """A batch that a broker encoded in MessagePack."""
+    packed = decode(body, PackedBatch, MSGPACK)
+    return PlainBatch(partition, packed.epoch, packed.first, packed.end, packed.columns.records(), packed.offsets)

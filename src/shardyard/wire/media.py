@@ -4,9 +4,11 @@ JSON = "application/json"
 MSGPACK = "application/msgpack"
 ARROW = "application/vnd.apache.arrow.stream"
 MEDIA_TYPES = (JSON, MSGPACK, ARROW)
-"""What records can be published in."""
+"""What records can be published in, and read by consumers."""
 
 MAX_BODY_BYTES = 32 * 1024 * 1024
 """A larger body is refused before it is read."""
+MAX_DELAY_MS = 90 * 24 * 3_600_000
+"""The longest delay of a record."""
 MAX_WAIT_SECONDS = 30.0
 """The longest time for which a request can wait for records or changes."""

@@ -3,15 +3,23 @@
 import base64
 import binascii
 import re
+from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
 from msgspec import Struct
+from msgspec.json import encode as encode_json
 
 from shardyard.model import TAG, TRACE, Headers, InvalidValue, Partition, Record
-from shardyard.wire.arrow import decode_arrow
+from shardyard.model.plain_batch import quick_record
 from shardyard.wire.codec import decode
+from shardyard.wire.columns import RecordColumns
 from shardyard.wire.media import ARROW, MSGPACK
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+ARROW_FROM_RECORDS = 100
+"""From this size on, a broker turns a batch of columns into Arrow at once. Below, single records are quicker, and the
+log stores them together with those of others."""
 _SEVERAL = re.compile(rb'\s*\{\s*"records"')
 
 
@@ -25,7 +33,8 @@ class Posted(Struct, frozen=True):
 class JsonRecord(Struct, omit_defaults=True, forbid_unknown_fields=True):
     """A record in JSON. Values, keys and headers that are not UTF-8 are in the fields with `_base64`."""
 
-    value: str | None = None
+    value: str | dict[str, Any] | list[Any] | None = None
+    """A string; an object or an array is stored as JSON. In responses always a string."""
     value_base64: str | None = None
     key: str | None = None
     key_base64: str | None = None
@@ -63,35 +72,61 @@ class PackedRecord(Struct, omit_defaults=True, forbid_unknown_fields=True):
     deliver_at: int | None = None
 
 
-class PackedRecords(Struct, forbid_unknown_fields=True):
-    """The body of a publish in MessagePack."""
+class PackedRecords(Struct, omit_defaults=True, forbid_unknown_fields=True):
+    """The body of a publish in MessagePack: either records, or their columns, which take less time."""
 
-    records: list[PackedRecord]
+    records: list[PackedRecord] | None = None
+    columns: RecordColumns | None = None
+
+    def __post_init__(self) -> None:
+        """Called by the decoder, too."""
+        if (self.records is None) == (self.columns is None):
+            raise ValueError("expected either `records` or `columns`")
 
 
-def decode_records(body: bytes, media: str, now: int) -> pa.RecordBatch | list[Posted]:
-    """The records of a publish: an Arrow batch as it is, others one by one. `now`: ms since 1970, for delays."""
+def decode_records(body: bytes, media: str, now: int) -> "pa.RecordBatch | list[Posted]":
+    """The records of a publish: an Arrow batch as it is, large columns as one, others one by one. `now`: ms since 1970,
+    for delays."""
     if media == ARROW:
+        from shardyard.wire.arrow import decode_arrow  # noqa: PLC0415 loads Arrow
+
         return decode_arrow(body)
     if media == MSGPACK:
-        return [_from_packed(packed) for packed in decode(body, PackedRecords, MSGPACK).records]
+        return _decode_packed(body)
     several = _SEVERAL.match(body) is not None
     records = decode(body, JsonRecords).records if several else [decode(body, JsonRecord)]
     return [_from_json(record, now) for record in records]
 
 
+def _decode_packed(body: bytes) -> "pa.RecordBatch | list[Posted]":
+    packed = decode(body, PackedRecords, MSGPACK)
+    columns = packed.columns
+    if columns is None:
+        return [_from_packed(record) for record in packed.records or ()]
+    if len(columns) < ARROW_FROM_RECORDS:
+        return [Posted(record) for record in columns.records()]
+    from shardyard.wire.arrow import from_columns  # noqa: PLC0415 loads Arrow
+
+    return from_columns(columns)
+
+
 def _from_packed(packed: PackedRecord) -> Posted:
-    headers = tuple(packed.headers)
-    record = Record.new(packed.value, packed.key, headers, packed.timestamp)
-    if packed.id is not None:
-        record = Record(packed.id, packed.key, packed.value, headers, packed.timestamp)
+    record = _record(packed.id, packed.key, packed.value, tuple(packed.headers), packed.timestamp)
     return Posted(record, packed.deliver_at)
 
 
+def _record(id_: str | None, key: bytes | None, value: bytes, headers: Headers, timestamp: int) -> Record:
+    """A record with this id, or with a new one."""
+    if id_ is None:
+        return Record.new(value, key, headers, timestamp)
+    return quick_record(id_, key, value, headers, timestamp)
+
+
 def _from_json(body: JsonRecord, now: int) -> Posted:
-    value, key = _bytes("value", body.value, body.value_base64), _bytes("key", body.key, body.key_base64)
+    text = body.value if isinstance(body.value, str | None) else encode_json(body.value).decode()
+    value, key = _bytes("value", text, body.value_base64), _bytes("key", body.key, body.key_base64)
     if value is None:
-        raise InvalidValue("value", None, "a string, or value_base64")
+        raise InvalidValue("value", None, "a string, an object or an array, or value_base64")
     if body.delay is not None and body.deliver_at is not None:
         raise InvalidValue("delay", body.delay, "either delay or deliver_at")
     if body.delay is not None and not 0 <= body.delay < 2**40:
@@ -99,9 +134,7 @@ def _from_json(body: JsonRecord, now: int) -> Posted:
     named = [(TAG, body.tag), (TRACE, body.trace), *body.headers.items()]
     raw = [(name, _bytes("headers", None, encoded) or b"") for name, encoded in body.headers_base64.items()]
     headers: Headers = (*((name, text.encode()) for name, text in named if text is not None), *raw)
-    record = Record.new(value, key, headers, body.timestamp)
-    if body.id is not None:
-        record = Record(body.id, key, value, headers, body.timestamp)
+    record = _record(body.id, key, value, headers, body.timestamp)
     return Posted(record, body.deliver_at if body.delay is None else now + round(body.delay * 1000))
 
 

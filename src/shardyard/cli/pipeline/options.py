@@ -1,7 +1,6 @@
 """What the pipeline's commands share: options, the Spark session, and reading the load to measure."""
 
 import contextlib
-import importlib.util
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -9,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from shardyard.model import InvalidCall, InvalidValue
+from shardyard.model.extras import require
 
 if TYPE_CHECKING:
     from shardyard.pipeline.session import DataFrame, SparkSession
@@ -48,8 +48,7 @@ PartitionColumn = Annotated[
 
 def require_spark() -> None:
     """Fail with instructions if PySpark, an optional dependency, is not installed."""
-    if importlib.util.find_spec("pyspark") is None:
-        raise InvalidCall("PySpark is missing: pip install 'shardyard[pipeline]'")
+    require("pipeline", "this command")
 
 
 @contextlib.contextmanager

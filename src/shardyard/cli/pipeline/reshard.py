@@ -10,7 +10,7 @@ from shardyard.cli.options import Json, integer_option
 from shardyard.cli.output import print_json, print_table
 from shardyard.cli.pipeline.options import LogUrl, Master, Memory, partition_counts, spark_session
 from shardyard.model import InvalidCall, whole_number
-from shardyard.placement import HASHES, PARTITIONERS
+from shardyard.placement.names import HASH_NAMES, PARTITIONERS
 
 
 def reshard(
@@ -30,7 +30,7 @@ def reshard(
         typer.Option(
             "--hash",
             metavar="NAME",
-            help=f"One of {', '.join(HASHES)}. Default: the topic's own, or that of a new partitioner.",
+            help=f"One of {', '.join(HASH_NAMES)}. Default: the topic's own, or that of a new partitioner.",
         ),
     ] = None,
     target: Annotated[

@@ -17,6 +17,8 @@ from shardyard.cli.output import print_json, print_message, print_table
 from shardyard.cli.queues.options import TIME, Brokers, Topic, check_name, format_time, parse_time
 from shardyard.cli.queues.session import Session, request
 from shardyard.model import TAG, TRACE, Appended, Headers, InvalidCall, InvalidValue, Record, ShardyardError, TooLarge
+from shardyard.runtime.clock import now_ms
+from shardyard.wire.media import MAX_DELAY_MS
 
 if TYPE_CHECKING:
     from shardyard.wire.records import Posted
@@ -209,9 +211,6 @@ class _Publisher:
 
 def _due_time(delay: float | None, deliver_at: str | None) -> Callable[[], int | None]:
     """A function that returns when a record published now is due, in ms since 1970, or None for at once."""
-    from shardyard.model.batch import now_ms  # noqa: PLC0415 slow to import
-    from shardyard.queues.delays import MAX_DELAY_MS  # noqa: PLC0415
-
     max_seconds = MAX_DELAY_MS // 1000
     if delay is not None and deliver_at is not None:
         raise InvalidCall("expected --delay or --deliver-at, not both")
@@ -278,8 +277,7 @@ def _to_records(
 
 
 def _parse_json(batches: Iterable[list[bytes]]) -> Iterator[list["Posted"]]:
-    from shardyard.model.batch import now_ms  # noqa: PLC0415 slow to import
-    from shardyard.wire.media import JSON  # noqa: PLC0415
+    from shardyard.wire.media import JSON  # noqa: PLC0415 slow to import
     from shardyard.wire.records import Posted, decode_records  # noqa: PLC0415
 
     line_number = 0

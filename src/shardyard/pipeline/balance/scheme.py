@@ -8,7 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from shardyard.model import InvalidValue
-from shardyard.placement import DEFAULT_HASH, hash_named, kernels, partitioner_named
+from shardyard.placement import DEFAULT_HASH, hash_named, partitioner_named
+from shardyard.placement.kernels import kernels
 
 MAX_PARTITIONS = 1_000_000
 """Limit of one scheme: each partition has a counter in memory."""

@@ -33,11 +33,12 @@ from shardyard.model import (
     Stamp,
     Topic,
 )
-from shardyard.model.batch import SCHEMA, now_ms
-from shardyard.model.limits import Limits, check_batch
+from shardyard.model.arrow_limits import check_batch
+from shardyard.model.batch import SCHEMA
+from shardyard.model.limits import Limits
 from shardyard.model.url import parse_url
 from shardyard.pipeline.atomic_files import fsync, write_json
-from shardyard.runtime.clock import SystemClock
+from shardyard.runtime.clock import SystemClock, now_ms
 
 APPEND_RECORDS = 20_000
 APPEND_BYTES = 4 * 1024 * 1024
@@ -105,7 +106,7 @@ class Staging:
                 sink = path.open("wb")
                 writer = pa.ipc.new_file(sink, _FILE_SCHEMA)
             order = np.argsort(partitions, kind="stable")
-            sorted_ = check_batch(data, _NO_LIMIT, now_ms()).take(pa.array(order))
+            sorted_ = check_batch(data, _NO_LIMIT, now_ms())[0].take(pa.array(order))
             columns = [*sorted_.columns, pa.array(partitions[order])]
             writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=_FILE_SCHEMA))
         if sink is None or writer is None:

@@ -6,7 +6,7 @@ longer than its remaining delay. When it has waited there, it moves to the next 
 """
 
 from shardyard.queues.delays.delayed import Delays
-from shardyard.queues.delays.ladder import LADDER_MS, MAX_DELAY_MS, RUNG
+from shardyard.queues.delays.ladder import LADDER_MS, RUNG
 from shardyard.queues.delays.scheduler import GROUP, UNDELIVERABLE, Scheduler
 
-__all__ = ["GROUP", "LADDER_MS", "MAX_DELAY_MS", "RUNG", "UNDELIVERABLE", "Delays", "Scheduler"]
+__all__ = ["GROUP", "LADDER_MS", "RUNG", "UNDELIVERABLE", "Delays", "Scheduler"]

@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from shardyard.log import Log
 from shardyard.model import InvalidValue, TopicExists, UnknownTopic, whole_number
+from shardyard.wire.media import MAX_DELAY_MS
 
 T = TypeVar("T")
 
@@ -15,7 +16,6 @@ LADDER_MS = (100, 1_000, 10_000, 60_000, 600_000, 3_600_000, 6 * 3_600_000)
 RUNG = "shardyard.delay."
 """The prefix of the rungs' topic names."""
 RUNG_PARTITIONS = 2
-MAX_DELAY_MS = 90 * 24 * 3_600_000
 
 
 class Ladder:

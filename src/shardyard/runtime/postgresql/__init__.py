@@ -1,12 +1,5 @@
 """What everything on PostgreSQL shares: connections, errors, schema versions and notifications."""
 
-from shardyard.model import InvalidCall
-
-try:
-    import psycopg  # noqa: F401 it is an extra: look for it here, once
-except ImportError as missing:
-    raise InvalidCall("PostgreSQL needs psycopg: pip install 'shardyard[postgresql]'") from missing
-
 from shardyard.runtime.postgresql.connection import RESPONSE_SECONDS, SCHEMA, Connection, connect
 from shardyard.runtime.postgresql.errors import Aborted, translated, translated_errors
 from shardyard.runtime.postgresql.listener import Listener

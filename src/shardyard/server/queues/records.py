@@ -6,10 +6,10 @@ from fastapi import APIRouter, Query, Request, Response
 
 from shardyard.groups.fence import ownership_fence
 from shardyard.model import Fence, InvalidValue, Partition, Stamp
-from shardyard.model.batch import now_ms
 from shardyard.queues.broker import Broker
 from shardyard.queues.read_at import newest_offset
 from shardyard.queues.search import search
+from shardyard.runtime.clock import now_ms
 from shardyard.runtime.metrics import PUBLISHED_BYTES, PUBLISHED_RECORDS
 from shardyard.server.auth import Authorised, AuthorisedPublisher
 from shardyard.server.http import media_type_of, read_bytes, read_query, request_body, respond
