@@ -12,9 +12,9 @@ from typing import Any
 import psycopg
 import pytest
 
-from shardyard.log import open_log
+from shardyard.log import database, merging, open_log, rules
 from shardyard.log.appending import Append
-from shardyard.log.postgresql import PostgresqlLog, appends, sessions, tail
+from shardyard.log.postgresql import PostgresqlLog, appends, maintenance, retention, sessions, tail
 from shardyard.model import (
     Damaged,
     DatabaseDenied,
@@ -34,7 +34,7 @@ from shardyard.model import (
 )
 from shardyard.model.url import parse_url
 from shardyard.runtime.clock import ManualClock
-from shardyard.runtime.postgresql import Connection
+from shardyard.runtime.postgresql import Aborted, Connection
 from tests.log.samples import HOLDER, PATIENCE, T0, T1, awaited, contents, records
 from tests.postgresql import PASSWORD, PostgresqlServer, free_port, postgresql_server
 
@@ -290,6 +290,133 @@ async def test_appends_changes_of_topics_and_maintenance_of_several_processes_do
                 tasks.create_task(change(log, name))
         for partition, expected in stored.items():
             assert sorted(r.id for r in await contents(one, partition)) == sorted(expected)
+
+
+# Maintenance -------------------------------------------------------------------------------------------------------
+
+
+def batches_of(url: str) -> list[int]:
+    """The number of stored batches of each partition that has some."""
+    return [n for (n,) in execute(url, "SELECT count(*) FROM log_batches GROUP BY partition ORDER BY partition")]
+
+
+async def append_small_batches(log: PostgresqlLog, number: int) -> None:
+    for i in range(number):
+        await asyncio.gather(*(log.append(partition, records(i)) for partition in PARTITIONS))
+
+
+@awaited
+async def test_merging_that_stops_early_continues_with_the_other_partitions_the_next_time(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database, "MERGE_SECONDS", -1.0)  # one step at a time
+    monkeypatch.setattr(merging, "MERGE_BATCHES", 4)
+    async with open_(url) as log:
+        await log.create_topic("t", len(PARTITIONS))
+        await append_small_batches(log, 5)
+        for _ in range(2 * len(PARTITIONS)):
+            await log._maintain(in_background=True)
+        assert max(batches_of(url)) < 5
+        for partition in PARTITIONS:
+            assert await contents(log, partition) == records(*range(5))
+
+
+@awaited
+async def test_a_step_that_the_database_aborts_is_taken_again(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(merging, "MERGE_BATCHES", 4)
+    monkeypatch.setattr(maintenance, "FORGET_FROM", 1)
+    commit, clock = sessions.Session.commit, ManualClock()
+    attempts = count()
+
+    def aborted_every_second_time(self: sessions.Session, connection: Connection, statements: Any) -> None:
+        if next(attempts) % 2 == 0:
+            raise Aborted("the database", "a deadlock")
+        commit(self, connection, statements)
+
+    async with open_(url, clock=clock) as log:
+        await log.create_topic("t", len(PARTITIONS))
+        await append_small_batches(log, 5)
+        await log.append(T0, records(5), stamp=Stamp("p", 0))
+        await clock.advance(maintenance.STAMP_MS / 1000 + 1)
+        monkeypatch.setattr(sessions.Session, "commit", aborted_every_second_time)
+        await log.maintain()
+        assert max(batches_of(url)) < 5
+        assert execute(url, "SELECT FROM log_stamps") == []
+
+
+@awaited
+async def test_retention_trims_the_same_in_steps_of_any_size(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = ManualClock()
+
+    async def spans(wanted: Retention) -> list[int]:
+        async with open_(url, clock=clock) as log:
+            topic = await log.create_topic("t", len(PARTITIONS), retention=wanted)
+            for i in range(20):
+                for partition in PARTITIONS[: 1 + i % 3]:
+                    await log.append(partition, [Record(f"{i}", None, b"x" * 100, timestamp=rules.milliseconds(clock))])
+                await clock.advance(1)
+            await log.maintain()
+            firsts = [(await log.span(partition)).first for partition in topic]
+            await log.delete_topic("t")
+            await log.maintain()
+            assert execute(url, "SELECT FROM log_partitions") == []
+            return firsts
+
+    for wanted in (Retention(age_ms=9500), Retention(bytes_per_partition=9000), Retention(9500, 9000), Retention(1)):
+        expected = await spans(wanted)
+        assert any(expected)
+        with monkeypatch.context() as patch:
+            patch.setattr(retention, "PARTITIONS_A_STEP", 2)
+            patch.setattr(retention, "BATCHES_A_STEP", 2)
+            assert await spans(wanted) == expected, wanted
+
+
+@awaited
+async def test_only_partitions_that_have_outgrown_their_size_are_added_up_again(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    walked: list[int] = []
+    walk = retention.SizeRetention._walk
+
+    def noted(self: Any, connection: Connection, walk_: Any) -> Any:
+        walked.append(walk_.partition)
+        return walk(self, connection, walk_)
+
+    monkeypatch.setattr(retention.SizeRetention, "_walk", noted)
+    async with open_(url) as log:
+        await log.create_topic("t", len(PARTITIONS), retention=Retention(bytes_per_partition=10_000))
+        await append_small_batches(log, 1)
+        await log.maintain()
+        assert len(walked) == len(PARTITIONS)
+        await log.maintain()
+        await log.append(T0, records(1))
+        await log.maintain()
+        assert len(walked) == len(PARTITIONS)
+        for i in range(2, 14):
+            await log.append(T0, [Record(f"{i}", None, b"x" * 1000, timestamp=1)])
+        await log.maintain()
+        assert len(walked) == len(PARTITIONS) + 1
+        assert 0 < (await log.span(T0)).first < 14
+
+
+@awaited
+async def test_old_producers_are_forgotten_in_small_steps_and_the_others_remembered(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(maintenance, "FORGET_FROM", 1)
+    monkeypatch.setattr(maintenance, "STAMPS_A_STEP", 4)
+    clock = ManualClock()
+    async with open_(url, clock=clock) as log:
+        await log.create_topic("t", len(PARTITIONS))
+        for producer, partition in product("abcd", PARTITIONS):
+            for i in range(2):
+                await log.append(partition, records(i), stamp=Stamp(producer, i))
+        await clock.advance(maintenance.STAMP_MS / 1000 + 1)
+        for partition in PARTITIONS:
+            await log.append(partition, records(2), stamp=Stamp("b", 2))
+        await log.maintain()
+        found = execute(url, "SELECT producer, sequence FROM log_stamps")
+        assert sorted(found) == sorted([("b", i) for i in range(3)] * len(PARTITIONS))
 
 
 # A server in trouble -----------------------------------------------------------------------------------------------

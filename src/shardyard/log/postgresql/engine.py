@@ -13,9 +13,10 @@ from shardyard.log.database import DatabaseLog
 from shardyard.log.port import READ_BYTES, READ_RECORDS
 from shardyard.log.postgresql import reading
 from shardyard.log.postgresql.catalog import PostgresqlCatalog
-from shardyard.log.postgresql.maintenance import Maintenance, Step, is_alone
+from shardyard.log.postgresql.maintenance import Maintenance, is_alone
 from shardyard.log.postgresql.schema import MIGRATIONS
 from shardyard.log.postgresql.sessions import Sessions
+from shardyard.log.postgresql.steps import Committed, Step
 from shardyard.log.postgresql.tail import Tail
 from shardyard.log.postgresql.writer import Writer
 from shardyard.log.waiting import wait_at_most
@@ -148,12 +149,12 @@ class PostgresqlLog(DatabaseLog):
         """Take a step of maintenance. Returns whether there is more to do."""
         now = self._given_now and self._given_now()
 
-        def work(connection: Connection) -> bool | None:
+        def work(connection: Connection) -> Committed | None:
             return step(connection, now) if is_alone(connection) else None
 
-        while (more := await self._change(work)) is None and not in_background:  # noqa: ASYNC110 no event comes
+        while (committed := await self._change(work)) is None and not in_background:  # noqa: ASYNC110 no event comes
             await asyncio.sleep(LOCK_SECONDS)
-        return bool(more)
+        return committed is not None and committed()
 
     # Threads
 
