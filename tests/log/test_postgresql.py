@@ -57,6 +57,12 @@ def execute(url: str, statement: str) -> list[Any]:
         return cursor.fetchall() if cursor.description else []
 
 
+async def waiting(log: PostgresqlLog, partitions: int = 1) -> None:
+    """Wait until readers wait for records of so many partitions."""
+    while len(log._tail._waiters._waiters) < partitions:  # noqa: ASYNC110 there is no event for it
+        await asyncio.sleep(0.001)
+
+
 # The database ------------------------------------------------------------------------------------------------------
 
 
@@ -197,12 +203,13 @@ async def test_a_reader_is_woken_by_records_and_deletions_of_other_processes(
         await log.create_topic("t", 2)
         for i in range(5):
             reading = asyncio.create_task(log.read(T0, i, wait=PATIENCE))
-            await asyncio.sleep(0.05 * (i % 2))
+            if i % 2:
+                await waiting(log)
             await other.append(T0, records(i))
             assert (await reading).records() == records(i)
         dropped = asyncio.create_task(log.read(T1, 0, wait=PATIENCE))
         deleted = asyncio.create_task(log.read(T0, 5, wait=PATIENCE))
-        await asyncio.sleep(0.05)
+        await waiting(log, 2)
         await other.contract_topic("t", 1)
         await other.drop_partitions("t", 1)
         with pytest.raises(PartitionOutOfRange):
@@ -219,22 +226,23 @@ async def test_a_reader_finds_records_whose_notification_was_lost(url: str, monk
     async with open_(url) as log, open_(url) as other:
         await log.create_topic("t", 1)
         reading = asyncio.create_task(log.read(T0, 0, wait=PATIENCE))
-        await asyncio.sleep(0.05)
+        await waiting(log)
         await other.append(T0, records(0))
         assert (await reading).records() == records(0)
 
 
 @awaited
 async def test_an_append_whose_notification_fails_is_stored_once_all_the_same(
-    url: str, monkeypatch: pytest.MonkeyPatch
+    url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(tail, "CHECK_SECONDS", 0.1)
-    monkeypatch.setattr(appends, "_NOTIFY", "SELECT 1 / (length(%s) - length(%s::text[]::text) * 0 - 13)")
+    monkeypatch.setattr(appends, "_NOTIFY", "SELECT 1/0 WHERE %s::text IS NOT NULL AND %s::text[] IS NOT NULL")
     async with open_(url) as log, open_(url) as other:
         await log.create_topic("t", 1)
         reading = asyncio.create_task(other.read(T0, 0, wait=PATIENCE))
         assert not (await log.append(T0, records(0))).duplicate
         assert (await reading).records() == records(0)
+        assert "waiting readers were not notified" in caplog.text
         assert (await log.append(T0, records(1))).first.offset == 1
         assert await contents(log, T0) == records(0, 1)
 
@@ -431,12 +439,50 @@ async def test_connections_that_were_cut_while_idle_are_replaced_unnoticed(
         for i in range(3):
             await log.append(T0, records(2 * i))
             reading = asyncio.create_task(log.read(T0, 2 * i + 1, wait=PATIENCE))
-            await asyncio.sleep(0.05)
+            await waiting(log)
             postgresql.cut_connections()
             await other.append(T0, records(2 * i + 1))
             assert (await reading).records() == records(2 * i + 1)
             assert await contents(log, T0) == records(*range(2 * i + 2))
             await log.set_fence(Fence("f", i))
+
+
+@awaited
+async def test_records_that_a_server_lost_are_not_served_from_memory(postgresql: PostgresqlServer, url: str) -> None:
+    async with open_(url) as log, open_(url) as other:
+        await log.create_topic("t", 1)
+        await log.append(T0, records(*range(10)))
+        assert (await log.read(T0, 0, max_records=2)).records() == records(0, 1)
+        execute(url, "DELETE FROM log_batches")  # as on a server that takes over and has not got them
+        execute(url, 'UPDATE log_partitions SET "end" = 0')
+        postgresql.cut_connections()
+        await other.append(T0, records(*range(10, 20)))
+        assert (await log.read(T0, 2, max_records=2)).records() == records(12, 13)
+
+
+@awaited
+async def test_readers_are_woken_although_an_unexpected_error_occurs_once(
+    url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(tail, "CHECK_SECONDS", 0.05)
+    monkeypatch.setattr(tail.Tail, "_on_notify", lambda *_: None)
+    async with open_(url) as log, open_(url) as other:
+        await log.create_topic("t", 1)
+        ends, failed = log._tail._ends, threading.Event()
+
+        def failing(partition_ids: list[int]) -> dict[int, int]:
+            if not failed.is_set():
+                failed.set()
+                raise psycopg.ProgrammingError("unexpected")
+            return ends(partition_ids)
+
+        monkeypatch.setattr(log._tail, "_ends", failing)
+        reading = asyncio.create_task(log.read(T0, 0, wait=PATIENCE))
+        assert await asyncio.to_thread(failed.wait, PATIENCE)
+        await other.append(T0, records(0))
+        async with asyncio.timeout(PATIENCE / 2):
+            assert (await reading).records() == records(0)
+    assert "looking for new records failed and will be retried" in caplog.text
 
 
 @awaited

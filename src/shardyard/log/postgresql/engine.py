@@ -65,7 +65,7 @@ class PostgresqlLog(DatabaseLog):
             migrate(connection, self._url, "log", MIGRATIONS)
         self._given_now = None if clock is None else self._now
         self._cache = BatchCache()
-        self._sessions = Sessions(self._url, THREADS)
+        self._sessions = Sessions(self._url, THREADS, self._cache.clear)
         self._tail = Tail(self._url, self._ends)
         self._writers = [Writer(self._url, self._given_now, self._tail.notify) for _ in range(WRITERS)]
         self._steps = Maintenance()
