@@ -262,6 +262,21 @@ async def test_a_fence_that_is_raised_in_another_process_refuses_appends_from_th
 
 
 @awaited
+async def test_a_new_retention_does_not_undo_what_an_append_changes_at_the_same_time(url: str) -> None:
+    async with open_(url) as log:
+        await log.create_topic("t", 1)
+        await log.seal_topic("t", HOLDER)
+        with psycopg.connect(url, options="-c search_path=shardyard") as appending:
+            appending.execute("SELECT FROM log_partitions FOR NO KEY UPDATE")
+            appending.execute("UPDATE log_topics SET sealed = false, sealed_by = NULL, sealed_since = 0")
+            changing = asyncio.create_task(log.set_retention("t", Retention(age_ms=1)))
+            while not execute(url, "SELECT 1 FROM pg_locks WHERE NOT granted"):
+                await asyncio.sleep(0.001)
+        assert (await changing).retention == Retention(age_ms=1)
+        assert execute(url, "SELECT sealed, sealed_by, age_ms FROM log_topics") == [(False, None, 1)]
+
+
+@awaited
 async def test_appends_changes_of_topics_and_maintenance_of_several_processes_do_not_disturb_each_other(
     url: str,
 ) -> None:
