@@ -512,7 +512,7 @@ async def test_a_process_that_is_stopped_during_an_append_delays_others_only_for
 
         def append(connection: Connection) -> None:
             with connection.pipeline() as pipeline:
-                appends.Stored(connection, pipeline, [Append(T0, records(0), 1, None, None, None)])
+                appends.PostgresqlLookup(connection, pipeline, [Append(T0, records(0), 1, None, None, None)])
                 ready.set()
                 resumed.wait(PATIENCE)
 

@@ -44,7 +44,7 @@ class PartitionState:
     sealed_until: int
 
 
-class Stored(Protocol):
+class AppendLookup(Protocol):
     """What is stored, as far as appends depend on it. Nobody else changes it until the changes are stored."""
 
     def partition(self, partition: Partition) -> PartitionState:
@@ -101,7 +101,7 @@ class Changes:
 class Appending:
     """Decides on appends in their order, for one transaction."""
 
-    def __init__(self, stored: Stored, now: int) -> None:
+    def __init__(self, stored: AppendLookup, now: int) -> None:
         """`now`: the time in milliseconds."""
         self._stored = stored
         self._now = now

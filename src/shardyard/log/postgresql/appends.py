@@ -70,7 +70,7 @@ SELECT set_config('synchronous_commit', 'off', true), pg_notify(%s, payload) FRO
 """
 
 
-class Stored:
+class PostgresqlLookup:
     """What the appends of a group depend on, locked until the transaction ends."""
 
     def __init__(self, connection: Connection, pipeline: psycopg.Pipeline, group: Sequence[Append]) -> None:

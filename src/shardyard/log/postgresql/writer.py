@@ -56,7 +56,7 @@ class Writer:
     def _write(self, connection: Connection, group: list[Append]) -> tuple[list[Outcome], dict[int, int]]:
         with ExitStack() as stack:
             pipeline = stack.enter_context(connection.pipeline())
-            stored = appends.Stored(connection, pipeline, group)
+            stored = appends.PostgresqlLookup(connection, pipeline, group)
             now = stored.now if self._now is None else self._now()
             appending = Appending(stored, now)
             outcomes = [_outcome(appending, request) for request in group]

@@ -102,7 +102,7 @@ class Writer:
             outcomes: list[Outcome] = []
             batches = 0
             for _, requests in groupby(group, type):
-                appending = Appending(store.Stored(db), now)
+                appending = Appending(store.SqliteLookup(db), now)
                 for request in requests:
                     if isinstance(request, Append):
                         outcomes.append(_outcome(appending.append, request))
