@@ -31,9 +31,6 @@ from shardyard.runtime.postgresql import Connection, connect, migrate
 T = TypeVar("T")
 
 MAINTAIN_SECONDS = 5.0
-WRITERS = 2
-"""Threads that write, each for some of the partitions and with a connection of its own: while one waits for its commit,
-the other uses the processor."""
 THREADS = 4
 """For reads, and for changes other than appends. Each has a connection of its own."""
 LOCK_SECONDS = 0.02
@@ -43,7 +40,7 @@ LOCK_SECONDS = 0.02
 class PostgresqlLog(DatabaseLog):
     """A log in a PostgreSQL database, which any number of processes on any machines may open.
 
-    A process has up to seven connections: two that write, four for everything else and one that listens for
+    A process has up to six connections: one that writes, four for everything else and one that listens for
     notifications while readers wait. Time is the database's, unless a clock is given.
     """
 
@@ -67,7 +64,7 @@ class PostgresqlLog(DatabaseLog):
         self._cache = BatchCache()
         self._sessions = Sessions(self._url, THREADS, self._cache.clear)
         self._tail = Tail(self._url, self._ends)
-        self._writers = [Writer(self._url, self._given_now, self._tail.notify) for _ in range(WRITERS)]
+        self._writer = Writer(self._url, self._given_now, self._tail.notify)
         self._steps = Maintenance()
 
     async def read(
@@ -159,8 +156,7 @@ class PostgresqlLog(DatabaseLog):
     # Threads
 
     def _stop(self) -> None:
-        for writer in self._writers:
-            writer.close()
+        self._writer.close()
         self._tail.close()
         self._sessions.close()
 
@@ -168,12 +164,11 @@ class PostgresqlLog(DatabaseLog):
         return rules.milliseconds(self._clock)
 
     async def _write(self, request: Append) -> Appended:
-        rules.check_partition(request.partition)
-        return await self._writers[hash(request.partition) % WRITERS].append(request)
+        return await self._writer.append(request)
 
     @property
     def _waiting_bytes(self) -> int:
-        return sum(writer.waiting_bytes for writer in self._writers)
+        return self._writer.waiting_bytes
 
     async def _change_catalog(self, work: Callable[[StoredCatalog], T]) -> T:
         now = self._given_now and self._given_now()
