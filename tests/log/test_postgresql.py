@@ -145,6 +145,20 @@ async def test_a_second_batch_at_an_offset_is_refused_as_damage(url: str) -> Non
 
 
 @awaited
+async def test_a_partition_whose_row_is_missing_is_damaged_and_the_others_are_not(url: str) -> None:
+    async with open_(url) as log:
+        await log.create_topic("t", 2)
+        execute(url, "DELETE FROM log_partitions WHERE number = 0")  # as a bad restore would
+        missing, there = await asyncio.gather(
+            log.append(T0, records(0)), log.append(T1, records(1)), return_exceptions=True
+        )
+        assert isinstance(missing, Damaged)
+        assert "the row of the partition is missing" in str(missing)
+        assert not isinstance(there, BaseException)
+        assert await contents(log, T1) == records(1)
+
+
+@awaited
 async def test_seals_go_by_the_time_of_the_database_unless_a_clock_is_given(url: str) -> None:
     clock = ManualClock()
     async with open_(url) as log, open_(url, clock=clock) as virtual:
@@ -270,7 +284,7 @@ async def test_a_new_retention_does_not_undo_what_an_append_changes_at_the_same_
             appending.execute("SELECT FROM log_partitions FOR NO KEY UPDATE")
             appending.execute("UPDATE log_topics SET sealed = false, sealed_by = NULL, sealed_since = 0")
             changing = asyncio.create_task(log.set_retention("t", Retention(age_ms=1)))
-            while not execute(url, "SELECT 1 FROM pg_locks WHERE NOT granted"):
+            while not execute(url, "SELECT 1 FROM pg_locks WHERE NOT granted"):  # noqa: ASYNC110 there is no event
                 await asyncio.sleep(0.001)
         assert (await changing).retention == Retention(age_ms=1)
         assert execute(url, "SELECT sealed, sealed_by, age_ms FROM log_topics") == [(False, None, 1)]
