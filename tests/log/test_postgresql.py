@@ -374,7 +374,7 @@ async def test_a_step_that_the_database_aborts_is_taken_again(url: str, monkeypa
         await log.create_topic("t", len(PARTITIONS))
         await append_small_batches(log, 5)
         await log.append(T0, records(5), stamp=Stamp("p", 0))
-        await clock.advance(maintenance.STAMP_MS / 1000 + 1)
+        await clock.advance(database.STAMP_MS / 1000 + 1)
         monkeypatch.setattr(sessions.Session, "commit", aborted_every_second_time)
         await log.maintain()
         assert max(batches_of(url)) < 5
@@ -448,7 +448,7 @@ async def test_old_producers_are_forgotten_in_small_steps_and_the_others_remembe
         for producer, partition in product("abcd", PARTITIONS):
             for i in range(2):
                 await log.append(partition, records(i), stamp=Stamp(producer, i))
-        await clock.advance(maintenance.STAMP_MS / 1000 + 1)
+        await clock.advance(database.STAMP_MS / 1000 + 1)
         for partition in PARTITIONS:
             await log.append(partition, records(2), stamp=Stamp("b", 2))
         await log.maintain()

@@ -51,7 +51,10 @@ class TopicRow(NamedTuple):
                 Retention(self.age_ms, self.bytes_per_partition),
                 self.epoch,
                 *rules.check_placement(self.partitioner, self.partitions, self.hash),
-                bool(self.sealed and (self.successor is not None or self.sealed_since <= now < self.sealed_until)),
+                bool(
+                    self.sealed
+                    and (self.successor is not None or rules.is_in_force(self.sealed_since, self.sealed_until, now))
+                ),
                 self.successor,
                 self.open_partitions,
                 self.generation,

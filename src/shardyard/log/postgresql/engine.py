@@ -9,7 +9,7 @@ from shardyard.log import rules
 from shardyard.log.appending import Append
 from shardyard.log.batch_cache import BatchCache
 from shardyard.log.catalog import StoredCatalog
-from shardyard.log.database import DatabaseLog
+from shardyard.log.database import LOCK_SECONDS, DatabaseLog
 from shardyard.log.port import READ_BYTES, READ_RECORDS
 from shardyard.log.postgresql import reading
 from shardyard.log.postgresql.catalog import PostgresqlCatalog
@@ -33,8 +33,6 @@ T = TypeVar("T")
 MAINTAIN_SECONDS = 5.0
 THREADS = 4
 """For reads, and for changes other than appends. Each has a connection of its own."""
-LOCK_SECONDS = 0.02
-"""How often `maintain` tries again while another process maintains the log."""
 
 
 class PostgresqlLog(DatabaseLog):

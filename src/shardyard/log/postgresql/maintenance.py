@@ -7,6 +7,7 @@ PostgreSQL frees the space by itself (autovacuum).
 import logging
 
 from shardyard.log import merging
+from shardyard.log.database import CLEAR_BATCHES, FORGET_FROM, STAMP_MS
 from shardyard.log.postgresql import retention
 from shardyard.log.postgresql.appends import PUT_BATCH, batch_row
 from shardyard.log.postgresql.catalog import NOW
@@ -17,12 +18,6 @@ from shardyard.runtime.postgresql import Connection
 
 _log = logging.getLogger(__name__)
 
-CLEAR_BATCHES = 256
-"""Batches deleted in one step."""
-FORGET_FROM = 100_000
-"""The number of stamps from which on old ones are forgotten."""
-STAMP_MS = 7 * 24 * 3600 * 1000
-"""How long a producer's stamps are remembered after its last append."""
 STAMPS_A_STEP = 10_000
 """Stamps examined or deleted in one step; more than one producer has."""
 PARTITIONS_A_STEP = 200

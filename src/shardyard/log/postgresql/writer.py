@@ -4,10 +4,11 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 
-from shardyard.log.appending import Append, Appending
+from shardyard.log.appending import Append, Appending, outcome_of
+from shardyard.log.database import LINGER_SECONDS
 from shardyard.log.postgresql import appends
 from shardyard.log.postgresql.sessions import Session
-from shardyard.model import Appended, ShardyardError
+from shardyard.model import Appended
 from shardyard.model.url import EngineUrl
 from shardyard.runtime.group_commit import GroupCommit, Outcome, after_commit
 from shardyard.runtime.postgresql import Aborted, Connection
@@ -15,9 +16,6 @@ from shardyard.runtime.postgresql import Aborted, Connection
 GROUP_BYTES = 16 * 1024 * 1024
 """The most that one commit writes."""
 GROUP_APPENDS = 4096
-LINGER_SECONDS = 0.001
-"""How long to wait for producers whose appends have just returned to append again."""
-
 MISSING_SECONDS = 0.5
 """How long partitions are looked for that their topic should have. Then appends to them are refused."""
 
@@ -68,15 +66,8 @@ class Writer:
                 raise Aborted(str(stored.missing[0]), "its topic was deleted and created again meanwhile")
             now = stored.now if self._now is None else self._now()
             appending = Appending(stored, now)
-            outcomes = [_outcome(appending, request) for request in group]
+            outcomes = [outcome_of(appending.append, request) for request in group]
             changes = appending.changes()
             leave_pipeline = stack.pop_all()
         self._session.commit(connection, lambda: appends.put(connection, leave_pipeline, changes, now))
         return outcomes, changes.ends
-
-
-def _outcome(appending: Appending, request: Append) -> Outcome:
-    try:
-        return appending.append(request)
-    except ShardyardError as error:  # refused: the others continue
-        return error
