@@ -1,10 +1,11 @@
 """`shardyard broker`: serve topics, records and groups over HTTP."""
 
+import contextlib
 import errno
 import os
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -59,7 +60,23 @@ def broker(
     require("server", "the broker")
     import uvloop  # noqa: PLC0415 only the broker needs it
 
-    uvloop.run(_serve(log, registry, host, port, os.environ.get("SHARDYARD_TOKEN") or None, trust_proxy or ()))
+    token = os.environ.get("SHARDYARD_TOKEN") or None
+    # Where they are installed, `placement` loads numba, and PyArrow pandas. That would double the memory of a broker,
+    # and make little difference to the speed: its batches are small.
+    with _without("numba", "pandas"):
+        uvloop.run(_serve(log, registry, host, port, token, trust_proxy or ()))
+
+
+@contextlib.contextmanager
+def _without(*packages: str) -> Iterator[None]:
+    """Within the block, these packages count as not installed, unless they are loaded already."""
+    hidden = [package for package in packages if package not in sys.modules]
+    sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]  # None: importing it raises ImportError
+    try:
+        yield
+    finally:
+        for package in hidden:
+            del sys.modules[package]
 
 
 async def _serve(
