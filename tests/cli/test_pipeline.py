@@ -10,7 +10,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from shardyard.groups import protocol
 from shardyard.pipeline.blocking import blocking
+from shardyard.registry import Transaction, open_registry
 from tests.cli.invocation import invoke
 from tests.pipeline.logs import contents, create, fill, url
 
@@ -49,8 +51,52 @@ def test_reshard_rewrites_a_topic_and_audit_finds_a_lost_record(
     deliveries = ("--parquet", str(tmp_path / "deliveries.parquet"), "--order", "n")
     assert invoke(monkeypatch, "pipeline", "audit", "--log", log, "--sent", "orders", *deliveries) == 1
     printed = capsys.readouterr()
-    assert printed.out.splitlines()[-1] == "200 sent, 199 delivered: 1 lost, 0 twice, 0 out of order: broken (lost)"
-    assert printed.err == ""
+    assert printed.out.startswith("# audit\nmetric\tvalue\nsent\t200\n")
+    assert "\n\n# examples: lost\n" in printed.out
+    assert printed.err == "200 sent, 199 delivered: 1 lost, 0 twice, 0 out of order: broken (lost)\n"
+
+
+@pytest.mark.usefixtures("spark")
+def test_balance_and_plan_use_the_topics_own_numbers_and_print_titled_tables_and_prose_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log, registry = url(tmp_path), f"sqlite:///{tmp_path / 'registry.db'}"
+    create(log, "orders", 8)
+    fill(log, "orders", 200, keys=11)
+
+    def join(tx: Transaction) -> None:
+        for member in ("m1", "m2", "m3"):
+            protocol.join(tx, "billing", member, topics=["orders"])
+        protocol.join(tx, "other", "m1", topics=["mails"])
+
+    with open_registry(registry) as opened:
+        opened.run(join)
+    source = ("--log", log, "--topic", "orders")
+
+    assert invoke(monkeypatch, "pipeline", "balance", *source) == 0
+    printed = capsys.readouterr()
+    titles = [line for line in printed.out.splitlines() if line.startswith("# ")]
+    assert titles == ["# orders: 200 records", "# orders: hot keys"]
+    header, actual, *schemes = printed.out.splitlines()[1:4]
+    assert header.startswith("scheme\trecords max/mean\t")
+    assert actual.startswith("actual\t")
+    assert [line.partition("\t")[0] for line in schemes] == ["fnv1a32 modulus 8"]
+    assert printed.err.startswith("orders: ")
+
+    assert invoke(monkeypatch, "pipeline", "plan", *source, "--registry", registry) == 0
+    printed = capsys.readouterr()
+    titles = [line for line in printed.out.splitlines() if line.startswith("# ")]
+    assert titles == ["# partitions", "# when members are added", "# when partitions are added"]
+    assert "ADR" not in printed.out + printed.err
+    assert printed.err.startswith("8 partitions for 3 members: ")
+    assert printed.err.endswith(
+        "The load has 11 different keys, which fill at most 11 partitions: more would stay empty.\n"
+    )
+    assert invoke(monkeypatch, "pipeline", "plan", *source, "--members", "2", "--json", "--fan-out-memory") == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert [count["partitions"] for count in plan["partition_counts"]] == [8, 16, 32]
+    assert plan["load"]["distinct_keys"] == 11
+    assert plan["worker_memory"]
 
 
 def test_plan_of_an_assumed_load_does_not_start_spark(tmp_path: Path) -> None:
@@ -88,6 +134,12 @@ INVALID = [
     (["plan", "--assume-records", "5", "--assume-bytes", "5", "-p", "0"], "--partitions is '0'"),
     (["plan", "--assume-records", "5", "--assume-bytes", "5", "--report", "no/p.html"], "--report is 'no/p.html'"),
     (["plan", "--assume-records", "-5", "--assume-bytes", "5"], "records is -5"),
+    (["plan", "--assume-records", "5", "--assume-bytes", "5"], "expected either --members, such as --members 4,8, or"),
+    (["plan", "--log", LOG, "--topic", "orders"], "expected either --members, such as --members 4,8, or --registry"),
+    (
+        ["plan", "--log", LOG, "--topic", "orders", "--registry", "sqlite:///nowhere.db"],
+        "--registry is 'sqlite:///nowhere.db': expected a registry that exists",
+    ),
     (["reshard", "orders", "--log", LOG, "--no-groups", "-p", "0"], "partitions is 0: expected a whole number"),
     (["reshard", "orders", "--log", LOG, "-p", "5"], "expected either --registry"),
     (["reshard", "refunds", "--log", LOG, "--no-groups", "-p", "5"], "topic 'refunds' does not exist"),

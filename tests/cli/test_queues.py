@@ -278,6 +278,29 @@ def terminal(*arguments: str) -> str:
     return output.decode()
 
 
+def test_control_characters_are_escaped_on_a_terminal_and_only_there(shell: Shell, topic: str, group: str) -> None:
+    value = "\x1b[31mred\x07 \x9b1mé\x7f\r"
+    shell("publish", topic, "--key", "k\x1b]0;title\x07", stdin=value.encode() + b"\n\xff\xfe\n")
+    escaped = "k\\x1b]0;title\\x07\t\\x1b[31mred\\x07 \\x9b1mé\\x7f\\x0d"
+    printed = terminal("consume", group, topic, "--count", "2")
+    assert {line.split("\t", 2)[2] for line in printed.splitlines() if "\t" in line} == {
+        escaped,
+        "k\\x1b]0;title\\x07\t\\xff\\xfe",
+    }
+    shell("groups", "reset", group, topic, "--to", "earliest")
+    lines = [
+        line for line in terminal("consume", group, topic, "--count", "2", "--json").splitlines() if line[0] == "{"
+    ]
+    assert "\x1b" not in "".join(lines)
+    assert "\x9b" not in "".join(lines)
+    assert value in {json.loads(line).get("value") for line in lines}
+    assert "\x1b" not in terminal("search", topic, "--key", "k\x1b]0;title\x07")
+    command = [SHARDYARD, "consume", f"{group}-2", topic, "--count", "2"]
+    piped = subprocess.run(command, capture_output=True, check=True).stdout
+    assert value.encode() in piped
+    assert b"\xff\xfe" in piped
+
+
 class ConsumeProcess:
     """`shardyard consume` in a process of its own."""
 
@@ -395,6 +418,67 @@ def test_an_interrupted_command_does_not_count_as_failed(shell: Shell, topic: st
     assert [row["value"] for row in shell.lines("consume", group, topic, "--count", "1")] == ["a"]
 
 
+# Topics
+
+
+def test_a_token_is_taken_away_or_replaced_only_by_those_who_know_it(
+    shell: Shell, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shell("topics", "set", topic, "token=open-sesame")
+    for change in ("token=none", "token=", "token=another-one", "token=open-sesame"):
+        assert shell.run("topics", "set", topic, change) == (1, "")
+        assert shell.err == (
+            f"error: changing the token of topic '{topic}' requires its current token, or that of the broker, and the "
+            "call has none or another one\n"
+        )
+    assert shell.json("topics", "set", topic, "records_per_second=500")["token"] is True
+    monkeypatch.setenv("SHARDYARD_TOKEN", "open-sesame")
+    assert shell.json("topics", "set", topic, "token=another-one")["token"] is True
+    assert shell.run("topics", "set", topic, "token=none")[0] == 1
+    monkeypatch.setenv("SHARDYARD_TOKEN", "another-one")
+    assert shell.json("topics", "set", topic, "token=none")["token"] is False
+
+
+@pytest.mark.parametrize("name", ["shardyard.mine", "orders.dead", "billing.orders.retry"])
+def test_names_of_internal_topics_are_refused(shell: Shell, name: str) -> None:
+    assert shell.run("topics", "create", name) == (2, "")
+    assert shell.err == (
+        f"error: topic name is '{name}': expected a name that neither begins with 'shardyard.' nor ends with '.retry' "
+        "or '.dead': those are reserved for Shardyard's own topics\n"
+    )
+
+
+@pytest.mark.parametrize("name", [".", "..", "..."])
+def test_names_of_dots_only_are_refused(shell: Shell, name: str) -> None:
+    assert shell.run("topics", "create", name) == (2, "")
+    assert shell.err == f"error: topic name is '{name}': expected not only dots, which have a meaning in paths\n"
+
+
+def test_deletions_are_reported_as_json(shell: Shell, topic: str, group: str) -> None:
+    shell("publish", topic, "a")
+    shell("consume", group, topic, "--count", "1")
+    deleted = shell.json("groups", "delete", group)
+    assert (deleted["group"], deleted["also_deleted"], deleted["kept"]) == (group, [f"{group}.{topic}.retry"], [])
+    assert shell.json("topics", "delete", topic) == {"topic": topic, "also_deleted": [], "kept": []}
+
+
+def test_a_time_without_a_zone_is_local_and_that_is_said(
+    shell: Shell, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TZ", "Etc/GMT-3")
+    time.tzset()
+    try:
+        local = datetime.fromtimestamp(time.time() + 3600).isoformat(timespec="seconds")  # noqa: DTZ006 as a user types it
+        published = shell.json("publish", topic, "a", "--deliver-at", local)
+        assert shell.err == f"--deliver-at has no zone, and is taken as local time: {local}+03:00\n"
+        assert published["later"][0]["deliver_at"] == datetime.fromisoformat(f"{local}+03:00").timestamp() * 1000
+        shell("publish", topic, "a", "--deliver-at", f"{local}+03:00", "--json")
+        assert shell.err == ""
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+
 # Groups
 
 
@@ -414,6 +498,22 @@ def test_settings_of_a_group_are_changed_one_by_one(shell: Shell, group: str) ->
         True,
     )
     assert "\nconcurrency\t3\n" in shell("groups", "show", group)
+
+
+def test_none_and_no_value_take_a_setting_away_whether_it_is_a_list_or_not(
+    shell: Shell, topic: str, group: str
+) -> None:
+    names = ("tags", "allow", "deny", "paused_partitions", "lag_alarm", "webhook", "max_active", "handler_seconds")
+    given = ("tags=eu", "allow=a", "deny=b", f"paused_partitions={topic}/0", "lag_alarm=5", "webhook=http://x")
+    for nothing in ("none", ""):
+        shell("groups", "set", group, *given, "max_active=2", "handler_seconds=3")
+        assert "\ntags\teu\n" in shell("groups", "show", group)
+        changed = shell.json("groups", "set", group, *(f"{name}={nothing}" for name in names))
+        assert [changed[name] for name in names] == [[], [], [], [], None, None, None, None]
+        assert "\ntags\tnone\n" in shell("groups", "show", group)
+    shell("topics", "set", topic, "records_per_second=5", "retention_ms=1000")
+    changed = shell.json("topics", "set", topic, "records_per_second=", "retention_ms=")
+    assert (changed["records_per_second"], changed["retention_ms"]) == (None, None)
 
 
 def test_a_group_can_be_configured_before_a_member_joins(shell: Shell, topic: str, group: str) -> None:
@@ -565,8 +665,8 @@ INVALID = [
     ("publish there a --delay 99999999", "--delay is 99999999.0: expected seconds, 0 to 7776000 (90 days)"),
     ("publish there a --delay nan", "--delay is nan: expected seconds, 0 to 7776000"),
     (
-        "publish there a --deliver-at 2999-01-01",
-        "--deliver-at is '2999-01-01': expected a time within the next 90 days",
+        "publish there a --deliver-at 2999-01-01T00:00Z",
+        "--deliver-at is '2999-01-01T00:00Z': expected a time within the next 90 days",
     ),
     ("publish there a --deliver-at soon", "--deliver-at is 'soon': expected a time such as"),
     ("publish there a --delay 1 --deliver-at 1", "expected --delay or --deliver-at, not both"),
@@ -601,7 +701,10 @@ INVALID = [
     ("dead show idle there x", "ID is 'x': expected the id of one of the newest"),
     ("dead redrive idle there", "expected either ids of dead letters, or --all"),
     ("search there", "expected at least one of --id, --key, --trace, --tag, --since, --until"),
-    ("search there --since 2026-01-02 --until 2026-01-01", "--until is '2026-01-01': expected a time after --since"),
+    (
+        "search there --since 2026-01-02T00:00Z --until 2026-01-01T00:00Z",
+        "--until is '2026-01-01T00:00Z': expected a time after --since",
+    ),
     ("search nope --key a", "topic 'nope' does not exist"),
     ("search there --key \udcff", "'\\udcff' cannot be encoded as UTF-8"),
     ("topics list --broker localhost", "broker is 'localhost': expected an address such as http://127.0.0.1:7400, or"),

@@ -574,7 +574,7 @@ def test_a_batch_is_committed_to_its_end_once_since_the_next_one_may_be_committe
             await clock.advance(1.0)  # so that each record is followed by a commit
 
         handling = Handling(cast(OwnedBatch, batch), fail, clock)
-        await handling.run(Caller(handle, lambda: None, clock), Slots(1))
+        await handling.run(Caller(handle, lambda: None, lambda: 1, clock), Slots(1))
         assert batch.commits == [11, 12, 13, 14, 15]
 
     asyncio.run(scenario())

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from shardyard.groups import GroupConfig, configure, copy
-from shardyard.log import Log
+from shardyard.log import Log, open_log
 from shardyard.log.copy import Checkpoint, LogCopy
 from shardyard.log.memory import MemoryLog
 from shardyard.log.sqlite import SqliteLog
@@ -73,22 +73,28 @@ Story = Callable[[Yard], Coroutine[Any, Any, None]]
 
 
 @asynccontextmanager
-async def a_yard(kind: str, folder: Path) -> AsyncIterator[Yard]:
-    target = MemoryLog() if kind == "memory" else SqliteLog(folder / "new")
-    url = "memory://" if kind == "memory" else f"sqlite:///{folder}/new.db"
-    with open_registry(f"sqlite:///{folder}/old.db") as old, open_registry(url) as new:
-        async with SqliteLog(folder / "old") as source, target:
+async def a_yard(log: str, registry: str, folder: Path) -> AsyncIterator[Yard]:
+    with open_registry(f"sqlite:///{folder}/old.db") as old, open_registry(registry) as new:
+        async with SqliteLog(folder / "old") as source, open_log(log) as target:
             await source.create_topic("orders", 2, retention=Retention(age_ms=10**15), partitioner="jump")
             yield Yard(source, target, old, new)
 
 
-@pytest.fixture(params=["memory", "sqlite"])
+@pytest.fixture(params=["memory", "sqlite", pytest.param("postgresql", marks=pytest.mark.server)])
 def on(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Story], None]:
     """Run a coroutine on a target engine."""
+    match request.param:
+        case "memory":
+            urls = ("memory://", "memory://")
+        case "sqlite":
+            urls = (f"sqlite:///{tmp_path}/new", f"sqlite:///{tmp_path}/new.db")
+        case _:
+            database = request.getfixturevalue("postgresql_url")
+            urls = (database, database)
 
     def run(story: Story) -> None:
         async def whole() -> None:
-            async with a_yard(request.param, tmp_path) as yard:
+            async with a_yard(*urls, tmp_path) as yard:
                 await story(yard)
 
         asyncio.run(whole())
@@ -171,6 +177,34 @@ def test_a_copy_that_was_killed_between_append_and_checkpoint_repeats_nothing(on
         await yard.target.append(P0, records("a", "b"))  # what the killed one had appended
         assert await yard.copy_all() == {"orders": 1}
         assert await yard.ids(yard.target, P0) == ["a", "b", "c"]
+
+    on(story)
+
+
+def test_a_copy_that_was_killed_after_the_source_was_trimmed_repeats_nothing(on: Callable[[Story], None]) -> None:
+    async def story(yard: Yard) -> None:
+        await yard.source.append(P0, records("a", "b"))
+        await yard.copy_all()
+        await yard.source.append(P0, records("c", "d", "e"))
+        await yard.source.trim(P0, 3)
+
+        class Killed(Exception):
+            pass
+
+        append = yard.target.append
+
+        async def append_and_die(partition: Partition, data: pa.RecordBatch, **options: Any) -> Any:
+            await append(partition, data.slice(0, 1), **options)
+            raise Killed
+
+        work = await yard.work()
+        topics = await yard.source.topics()
+        await work.create(topics)
+        with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
+            patch.setattr(yard.target, "append", append_and_die)
+            await work.copy(topics[0])
+        assert await yard.copy_all() == {"orders": 1}
+        assert await yard.ids(yard.target, P0) == ["a", "b", "d", "e"]
 
     on(story)
 

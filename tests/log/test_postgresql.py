@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from itertools import count, product
@@ -12,6 +13,7 @@ import psycopg
 import pytest
 
 from shardyard.log import open_log
+from shardyard.log.appending import Append
 from shardyard.log.postgresql import PostgresqlLog, appends, sessions, tail
 from shardyard.model import (
     Damaged,
@@ -30,7 +32,9 @@ from shardyard.model import (
     UnknownTopic,
     WrongSchemaVersion,
 )
+from shardyard.model.url import parse_url
 from shardyard.runtime.clock import ManualClock
+from shardyard.runtime.postgresql import Connection
 from tests.log.samples import HOLDER, PATIENCE, T0, T1, awaited, contents, records
 from tests.postgresql import PASSWORD, PostgresqlServer, free_port, postgresql_server
 
@@ -306,6 +310,33 @@ async def test_connections_that_were_cut_while_idle_are_replaced_unnoticed(
             assert (await reading).records() == records(2 * i + 1)
             assert await contents(log, T0) == records(*range(2 * i + 2))
             await log.set_fence(Fence("f", i))
+
+
+@awaited
+async def test_a_process_that_is_stopped_during_an_append_delays_others_only_for_a_moment(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sessions, "RESPONSE_SECONDS", 1.0)
+    async with open_(url) as log:
+        await log.create_topic("t", 1)
+        stopped = sessions.Session(parse_url("log", url), "stopped")
+        ready, resumed = threading.Event(), threading.Event()
+
+        def append(connection: Connection) -> None:
+            with connection.pipeline() as pipeline:
+                appends.Stored(connection, pipeline, [Append(T0, records(0), 1, None, None, None)])
+                ready.set()
+                resumed.wait(PATIENCE)
+
+        stalled = asyncio.create_task(asyncio.to_thread(stopped.run, append))
+        await asyncio.to_thread(ready.wait, PATIENCE)
+        started = time.monotonic()
+        await log.append(T0, records(1))
+        assert 0.5 < time.monotonic() - started < PATIENCE
+        resumed.set()
+        await asyncio.gather(stalled, return_exceptions=True)
+        stopped.close()
+        assert await contents(log, T0) == records(1)
 
 
 class Producers:

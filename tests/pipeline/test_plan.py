@@ -152,6 +152,7 @@ def test_json_is_plain_and_its_names_are_stable() -> None:
         "partition_records": [1, 3],
         "partition_bytes": [10, 90],
         "records_per_second": 2.0,
+        "distinct_keys": None,
         "sampled_keys": 4,
     }
     assert data["member_steps"] == [

@@ -44,8 +44,9 @@ class Page(HTMLParser):
         assert self.open.pop() == tag
 
 
-def planned(load: Load) -> PlanReport:
-    return make_plan(load, partitions=[64, 256], members=[16], assignors=["sticky", "contiguous"])
+def planned(load: Load, *, fan_out_memory: bool = True) -> PlanReport:
+    assignors = ["sticky", "contiguous"]
+    return make_plan(load, partitions=[64, 256], members=[16], assignors=assignors, fan_out_memory=fan_out_memory)
 
 
 @pytest.fixture(scope="module")
@@ -110,6 +111,14 @@ def test_there_are_four_plots_or_three_if_nothing_was_measured(page: str) -> Non
     assumed = render(planned(Load(0, 0)), "Nothing yet")
     assert assumed.count("<svg ") == 3
     assert Page(assumed).open == []
+
+
+def test_memory_of_fan_out_workers_is_shown_only_if_asked_for_and_no_page_names_internal_documents(page: str) -> None:
+    without = render(planned(Load(0, 0), fan_out_memory=False), "Nothing yet")
+    assert without.count("<svg ") == 2
+    assert "routing table" not in without
+    assert Page(without).open == []
+    assert "ADR" not in page + without
 
 
 def test_plots_take_their_colours_from_the_page(page: str) -> None:

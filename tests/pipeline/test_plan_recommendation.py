@@ -1,6 +1,7 @@
 """The recommendation, word for word."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -83,6 +84,28 @@ def test_the_smallest_good_count_is_recommended_whatever_the_order() -> None:
     assert recommend(counts, [16]).partitions == 256
     assert recommend(counts, [16, 64]).partitions == 1024
     assert recommend(counts, [1000]).partitions == 1024
+
+
+def test_no_more_partitions_are_recommended_than_the_keys_can_fill() -> None:
+    load = Load.measured([10] * 8, [1000] * 8)
+    eleven = replace(load, distinct_keys=11)
+    report = make_plan(eleven, partitions=[8, 16, 256], members=[16], assignors=["sticky"])
+    assert report.recommended_partitions == 8
+    assert report.recommendation == (
+        "8 partitions for 16 members: 8 of them idle, 1.0 kB per partition (the fullest has 1.00 times that); the"
+        " closest of the given counts that the keys can fill, none of which stays within 10 % of even with any number"
+        " of members from 16 to 32 (at worst 300.0 % above the mean, with 32). Adding a 17th moves none with sticky."
+        " The load has 11 different keys, which fill at most 11 partitions: more would stay empty."
+    )
+    assert make_plan(load, partitions=[8, 16, 256], members=[16]).recommended_partitions == 256
+    many = make_plan(replace(load, distinct_keys=256), partitions=[8, 16, 256], members=[16])
+    assert many.recommended_partitions == 256
+    assert "different keys" not in many.recommendation
+    one = make_plan(replace(load, distinct_keys=1), partitions=[16, 8], members=[2], assignors=["sticky"])
+    assert one.recommended_partitions == 8
+    assert one.recommendation.endswith(
+        "The load has 1 different key, which fills at most 1 partition: more would stay empty."
+    )
 
 
 def test_numbers_are_formatted_for_people() -> None:

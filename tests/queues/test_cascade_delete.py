@@ -129,8 +129,8 @@ def test_trimmed_dead_letter_topics_of_a_broadcast_group_are_deleted() -> None:
 def test_topics_that_a_user_created_or_that_have_another_name_are_kept(path: str, force: bool) -> None:
     async def scenario(cluster: Cluster) -> None:
         own = {"billing.orders.dead", "the.orders.dead", "shipping.orders.retry", "billing.walking.dead"}
-        for name in own:
-            await cluster.topic(name, partitions=1)
+        for name in own:  # by an earlier version, or through the library: brokers refuse to create them
+            await cluster.log.create_topic(name, 1)
         await cluster.publish("mine", topic="the.orders.dead")
         await cluster.publish("mine", topic="billing.walking.dead")
         await trim_all(cluster.log, Partition("the.orders.dead", 0))
@@ -143,6 +143,7 @@ def test_topics_that_a_user_created_or_that_have_another_name_are_kept(path: str
         assert await delete(cluster, path, force=force) == ([RETRY], [])
         assert await names(cluster) - {"orders"} == own | other
         assert (await cluster.get("/v1/topics/the.orders.dead"))["token"] is True
+        await cluster.do("DELETE", "/v1/topics/billing.walking.dead")
 
     run(scenario)
 

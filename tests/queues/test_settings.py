@@ -12,7 +12,7 @@ from shardyard.client import Message
 from shardyard.groups import GroupConfig, configure, protocol
 from shardyard.groups.broadcast import groups_of
 from shardyard.groups.config import config_of
-from shardyard.model import Headers, InvalidValue, NotAllowed, Partition
+from shardyard.model import Headers, InvalidValue, Partition
 from shardyard.queues.settings import (
     NAME,
     TopicSettings,
@@ -31,6 +31,7 @@ from tests.queues.setup import Cluster, Handled, run, running
 from tests.queues.stored import offsets
 
 RECORDS = "/v1/topics/orders/records"
+MEMBERS = "/v1/groups/billing/members"
 
 
 def set_group(registry: Registry, **changes: Any) -> GroupSettings:
@@ -256,22 +257,58 @@ def test_lists_refuse_members_and_evict_those_that_have_joined() -> None:
         async with cluster.consumer("good"), cluster.consumer("bad", session_timeout=1.0) as bad:
             await cluster.until_shared(1, 1)
             await cluster.set(deny=["bad*"])
-            with pytest.raises(NotAllowed, match="'bad' is not allowed"):
-                async with asyncio.timeout(10):
-                    await anext(aiter(bad))
             assert set((await cluster.until_shared(2)).values()) == {"good"}
-            with pytest.raises(NotAllowed):
-                async with cluster.consumer("bad-2"):
-                    pass
+            assert bad.owned == set()
+            assert (
+                await cluster.request("POST", MEMBERS, {"topics": ["orders"], "name": "bad-2"})
+            ).code == "not_allowed"
         await cluster.set(deny=[], allow=["127.0.0.*"])
         async with cluster.consumer("anybody"):
             pass
         await cluster.set(allow=["10.*", "web-?"])
-        with pytest.raises(NotAllowed):
-            async with cluster.consumer("m1"):
-                pass
+        assert (await cluster.request("POST", MEMBERS, {"topics": ["orders"], "name": "m1"})).code == "not_allowed"
         async with cluster.consumer("web-1"):
             await cluster.until_shared(2)
+
+    run(scenario)
+
+
+def test_a_worker_that_is_not_allowed_waits_says_so_and_works_again_when_it_is_allowed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.topic(partitions=2)
+        handled = Handled()
+        async with handled.at_work(cluster.consumer("running", session_timeout=1.0)):
+            await cluster.until_shared(2)
+            await cluster.set(allow=["nobody"])
+            await cluster.until(lambda: caplog.text.count("'running' is not allowed in group 'billing'") == 2)
+            starting = asyncio.create_task(cluster.consumer("starting").__aenter__())
+            await cluster.until(lambda: "'starting' is not allowed in group 'billing'" in caplog.text)
+            await cluster.publish("1", "2")
+            assert handled.values == []
+            await cluster.set(allow=None)
+            await cluster.until_shared(1, 1)
+            await (await starting).__aexit__(None, None, None)
+            await cluster.until_done()
+        assert sorted(handled.values) == ["1", "2"]
+        waits = [record.getMessage() for record in caplog.records if "waiting" in record.getMessage()]
+        assert len(waits) == 2, "each says it once"
+
+    run(scenario)
+
+
+def test_null_takes_a_list_away_as_it_does_any_other_setting() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        names = ("tags", "allow", "deny", "paused_partitions", "backoff", "lag_alarm", "max_active", "release_after")
+        await cluster.set(tags=["eu"], allow=["a"], deny=["b"], paused_partitions=["orders/0"], lag_alarm=5)
+        settings = await cluster.do("PATCH", "/v1/groups/billing", dict.fromkeys(names))
+        assert {name: settings[name] for name in names} == {
+            **{name: [] for name in names[:5]},
+            **dict.fromkeys(names[5:]),
+        }
+        refused = await cluster.request("PATCH", "/v1/groups/billing", {"concurrency": None})
+        assert refused.json["error"]["message"].startswith("concurrency is None: expected an integer")
 
     run(scenario)
 
@@ -507,7 +544,7 @@ def test_the_audit_log_has_every_change_and_no_secret() -> None:
         await cluster.topic(partitions=2)
         await cluster.do("POST", "/v1/topics/orders/expand", {"partitions": 4})
         await cluster.do("PATCH", "/v1/topics/orders", {"token": "open-sesame", "retention_ms": 1_000_000})
-        await cluster.do("PATCH", "/v1/topics/orders", {"token": None})
+        await cluster.do("PATCH", "/v1/topics/orders", {"token": None}, token="open-sesame")
         await cluster.set(paused=True, webhook="https://hooks.example/sesame")
         async with cluster.consumer("m1"):
             await cluster.do("POST", "/v1/groups/billing/reset", {"topic": "orders", "to": "latest"})
@@ -547,7 +584,7 @@ def test_each_change_of_settings_is_audited_once_with_the_new_values() -> None:
             {"records_per_second": 5, "retention_bytes": None},
             {"retention_bytes": 7_000},
         ):
-            await cluster.do("PATCH", "/v1/topics/orders", changes)
+            await cluster.do("PATCH", "/v1/topics/orders", changes, token="open-sesame")
         refused = await cluster.request("PATCH", "/v1/topics/orders", {"token": "short", "retention_ms": 5})
         assert refused.code == "invalid_value"
         assert (await cluster.get("/v1/topics/orders"))["retention_ms"] == 1_000_000, "a refused call changes nothing"

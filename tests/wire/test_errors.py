@@ -16,6 +16,7 @@ BRANCHES: dict[type[ShardyardError], tuple[int, int]] = {
 }
 """The status and the exit code of each branch."""
 MORE_PRECISE = {
+    "database_denied": 503,  # of the broker, not of its caller
     "not_allowed": 403,
     "unknown_topic": 404,
     "unknown_group": 404,

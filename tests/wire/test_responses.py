@@ -89,10 +89,10 @@ KEPT_JSON = b'"kept":[{"topic":"billing.orders.dead","records":3,"because":"dead
         (responses.GroupDeleted("billing", ["a"], [KEPT]), b'{"group":"billing","also_deleted":["a"],' + KEPT_JSON),
         (responses.GroupSummary("billing", 2, 9), b'{"group":"billing","members":2,"lag":9}'),
         (
-            responses.DeadLetterInfo(JsonRecord(value="x", id="a"), "bad luck", 3, "orders/1/9", None, 5),
+            responses.DeadLetterInfo("a", JsonRecord(value="x", id="a"), "bad luck", "in f", 3, "orders/1/9", None, 5),
             (
-                b'{"record":{"value":"x","id":"a"},"reason":"bad luck","attempts":3,"origin":"orders/1/9",'
-                b'"published":null,"died_at":5}'
+                b'{"id":"a","record":{"value":"x","id":"a"},"reason":"bad luck","traceback":"in f","attempts":3,'
+                b'"origin":"orders/1/9","published":null,"died_at":5}'
             ),
         ),
         (

@@ -46,7 +46,7 @@ def test_every_field_of_requests_and_settings_can_be_described(kind: type[Struct
         (
             requests.Failures,
             {"failures": [1]},
-            "failures is [1]: expected a list, each item an object with partition, epoch, offset, reason",
+            "failures is [1]: expected a list, each item an object with partition, epoch, offset, reason, traceback",
         ),
         (dict[str, Any], [1], "body is [1]: expected an object of names, each with any value"),
     ],

@@ -98,6 +98,7 @@ def count_ids(partitioner: "Partitioner", kind: str, keys: int) -> "npt.NDArray[
 
 def _check_plot_path(path: Path) -> None:
     """Fail before the ids are placed, rather than after, if the plot cannot be drawn or written."""
+    require("plot", "--plot")
     if path.suffix not in (".png", ".svg", ".pdf"):
         raise InvalidValue("--plot", str(path), "a file name that ends in .png, .svg or .pdf")
     if not path.parent.is_dir():
@@ -106,7 +107,6 @@ def _check_plot_path(path: Path) -> None:
         path.open("ab").close()
     except OSError:
         raise InvalidValue("--plot", str(path), "a file that can be written") from None
-    require("plot", "--plot")
 
 
 def draw_load(counts: "npt.NDArray[Any]", measured: Balance, title: str, path: Path) -> None:

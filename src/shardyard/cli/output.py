@@ -1,6 +1,7 @@
 """How commands print: a table on a terminal, tab-separated lines in a pipe, or JSON with --json."""
 
 import json
+import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
@@ -10,6 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 Row = Mapping[str, object]
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]")
+"""Characters that a terminal obeys instead of showing them."""
 dumps = partial(json.dumps, ensure_ascii=False)
 
 
@@ -23,6 +26,8 @@ def print_table(rows: Sequence[Row], title: str | None = None, *, header: bool =
         return
     columns = list(rows[0])
     cells = [[_format_cell(row[column]) for column in columns] for row in rows]
+    if sys.stdout.isatty():
+        cells = [[printable(cell) for cell in line] for line in cells]
     if not sys.stdout.isatty():
         sys.stdout.writelines("\t".join(line) + "\n" for line in ([columns, *cells] if header else cells))
         return
@@ -71,6 +76,11 @@ def print_list(rows: Sequence[Row], what: str, hidden: int = 0, *, json: bool) -
             print_message(f"no {what}")
     if hidden and sys.stderr.isatty():
         print_message(f"{hidden} internal {what} not shown; --all shows them")
+
+
+def printable(text: str, escape: str = "\\x{:02x}") -> str:
+    """The text with its control characters escaped, for a terminal. `escape`: how one is written."""
+    return _CONTROL.sub(lambda found: escape.format(ord(found[0])), text)
 
 
 def print_message(text: str) -> None:

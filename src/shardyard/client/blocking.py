@@ -5,10 +5,13 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from shardyard.client.consumer import Consumer, next_of
+from shardyard.client.failures import HandlerExit
 from shardyard.client.handling import Handler
 from shardyard.client.producer import Producer
+from shardyard.client.signals import sigterm_as_interrupt
 from shardyard.groups import OwnedBatch
-from shardyard.model import Appended, Record
+from shardyard.model import Appended, InvalidCall, Record
+from shardyard.model.given import GivenHeaders, GivenValue
 from shardyard.runtime.loop_thread import LoopThread
 
 if TYPE_CHECKING:
@@ -17,15 +20,35 @@ if TYPE_CHECKING:
 _THREAD = "shardyard-client"
 
 
-class BlockingProducer:
+class _Blocking:
+    """The event loop of a client, which runs from entering the block to leaving it."""
+
+    _running: LoopThread | None = None
+
+    @property
+    def _loop(self) -> LoopThread:
+        if self._running is None:
+            name = type(self).__name__
+            raise InvalidCall(f"the {name} is not open: use it inside a block, `with {name}(...) as ...:`")
+        return self._running
+
+    def _start(self) -> LoopThread:
+        self._running = LoopThread(_THREAD)
+        return self._running
+
+    def _close(self) -> None:
+        loop, self._running = self._loop, None
+        loop.close()
+
+
+class BlockingProducer(_Blocking):
     """`Producer`, blocking. May be used from several threads."""
 
     def __init__(self, brokers: str | Sequence[str], **options: Any) -> None:
         self._producer = Producer(brokers, **options)
 
     def __enter__(self) -> Self:
-        self._loop = LoopThread(_THREAD)
-        self._loop.run(self._producer.__aenter__())
+        self._start().run(self._producer.__aenter__())
         return self
 
     def __exit__(
@@ -34,15 +57,17 @@ class BlockingProducer:
         try:
             self._loop.run(self._producer.__aexit__(kind, error, trace))
         finally:
-            self._loop.close()
+            self._close()
 
-    def send(self, topic: str, value: bytes | str, **options: Any) -> str:
-        return self._loop.run(self._producer.send(topic, value, **options))
+    def send(self, topic: str, value: GivenValue, *, headers: GivenHeaders = (), **options: Any) -> str:
+        loop = self._loop
+        return loop.run(self._producer.send(topic, value, headers=headers, **options))
 
     def publish(
         self, topic: str, records: "Sequence[Record] | pa.RecordBatch", *, partition: int | None = None
     ) -> list[Appended]:
-        return self._loop.run(self._producer.publish(topic, records, partition=partition))
+        loop = self._loop
+        return loop.run(self._producer.publish(topic, records, partition=partition))
 
 
 class BlockingBatch:
@@ -58,18 +83,18 @@ class BlockingBatch:
         self._loop.run(self.batch.commit(upto))
 
 
-class BlockingConsumer:
+class BlockingConsumer(_Blocking):
     """`Consumer`, blocking."""
 
     def __init__(self, brokers: str | Sequence[str], group: str, topics: Sequence[str], **options: Any) -> None:
         self._arguments, self._options = (brokers, group, topics), options
 
     def __enter__(self) -> Self:
-        self._loop = LoopThread(_THREAD)
+        loop = self._start()
         try:
-            self._consumer = self._loop.run(self._open())
+            self._consumer = loop.run(self._open())
         except BaseException:
-            self._loop.close()
+            self._close()
             raise
         return self
 
@@ -83,17 +108,27 @@ class BlockingConsumer:
         try:
             self._loop.run(self._consumer.__aexit__(kind, error, trace))
         finally:
-            self._loop.close()
+            self._close()
 
     def __iter__(self) -> Iterator[BlockingBatch]:
+        loop = self._loop
         batches = self._consumer.__aiter__()
         while True:
-            yield BlockingBatch(self._loop, self._loop.run(next_of(batches)))
+            yield BlockingBatch(loop, loop.run(next_of(batches)))
 
     def run(self, handler: Handler, *, concurrency: int | None = None) -> None:
-        """Handle records until Ctrl-C, or an error. After Ctrl-C it returns: what is done is committed, and the next
-        owners of the partitions get the rest. (Iterating raises `KeyboardInterrupt` instead.)"""
+        """Handle records until Ctrl-C, SIGTERM (in the main thread, unless the program handles it itself), or an error.
+        After a signal it returns: what is done is committed, and the next owners of the partitions get the rest.
+        (Iterating raises `KeyboardInterrupt` at Ctrl-C instead.)
+
+        If the handler calls `sys.exit`, what is done is committed, too, and the `SystemExit` is raised here. The record
+        counts as not handled, and is delivered again.
+        """
+        loop = self._loop
         try:
-            self._loop.run(self._consumer.run(handler, concurrency=concurrency))
+            with sigterm_as_interrupt():
+                loop.run(self._consumer.run_until_exit(handler, concurrency))
         except KeyboardInterrupt:
-            self._loop.run(self._consumer.stop())
+            loop.run(self._consumer.stop())
+        except HandlerExit as exit_:
+            raise exit_.error from None

@@ -10,12 +10,15 @@ from types import TracebackType
 from typing import Any, Self
 
 from shardyard.client.brokers import Brokers
+from shardyard.client.failures import HandlerExit
 from shardyard.client.handling import Caller, Handler, Handling, Slots
 from shardyard.client.remote import RemoteHost
+from shardyard.client.signals import stop_signals
 from shardyard.groups import OwnedBatch, Reader
 from shardyard.groups.partition_reader import Start
 from shardyard.model import InvalidCall, Partition, RetryLater
 from shardyard.runtime.clock import Clock
+from shardyard.wire.requests import Failed
 from shardyard.wire.settings import GroupSettings
 
 _log = logging.getLogger(__name__)
@@ -66,6 +69,7 @@ class Consumer:
             start=start,
             max_records=max_records,
         )
+        self._is_manual = partitions is not None
         self._session_timeout = session_timeout
         self._stack = AsyncExitStack()
         self._work: set[asyncio.Task[None]] = set()
@@ -106,17 +110,42 @@ class Consumer:
     def __aiter__(self) -> AsyncIterator[OwnedBatch]:
         return self.member.__aiter__()
 
-    async def run(self, handler: Handler, *, concurrency: int | None = None) -> None:
+    async def run(self, handler: Handler, *, concurrency: int | None = None, stop_on_signals: bool = False) -> None:
         """Handle records until cancelled. `handler` is a coroutine function, or a plain one, which runs in threads.
 
-        `concurrency`: how many records are handled at once; by default the setting of the group.
+        `concurrency`: how many records are handled at once; by default the setting of the group. `stop_on_signals`:
+        SIGINT (Ctrl-C) and SIGTERM end it, too, and it returns. That is for programs that do nothing else, in their
+        main thread. In all cases, what is done is committed.
+
+        If the handler calls `sys.exit`, that ends it as well, and the `SystemExit` is raised here. The record counts as
+        not handled, and is delivered again.
         """
+        try:
+            if stop_on_signals:
+                await self._run_until_signal(handler, concurrency)
+            else:
+                await self.run_until_exit(handler, concurrency)
+        except HandlerExit as exit_:
+            raise exit_.error from None
+
+    async def _run_until_signal(self, handler: Handler, concurrency: int | None) -> None:
+        with stop_signals(lambda: work.cancel()) as stopped:  # noqa: PLW0108 there is no task yet
+            work = asyncio.create_task(self.run_until_exit(handler, concurrency), name="consuming")
+            try:
+                await work
+            except asyncio.CancelledError:
+                task = asyncio.current_task()
+                if not stopped() or (task is not None and task.cancelling()):
+                    raise
+
+    async def run_until_exit(self, handler: Handler, concurrency: int | None = None) -> None:
+        """`run`, but raises `HandlerExit` if the handler calls `sys.exit`."""
         if self._work:
             raise InvalidCall("the consumer is running already")
         slots = Slots(concurrency or self.settings.concurrency)
         if concurrency is None:
             self._host.coordinator.on_settings = lambda settings: slots.set(settings.concurrency)
-        caller = Caller(handler, lambda: self.settings.handler_seconds, self._clock)
+        caller = Caller(handler, lambda: self.settings.handler_seconds, self._attempts, self._clock)
         failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         try:
             batches = self.member.__aiter__()
@@ -142,7 +171,13 @@ class Consumer:
         if not task.cancelled() and (error := task.exception()) is not None and not failed.done():
             failed.set_exception(error)
 
-    async def _fail(self, failures: Sequence[tuple[Partition, int, int, str]]) -> None:
+    def _attempts(self) -> int:
+        """How often a record is handled before it becomes a dead letter. Retries come through the retry topic, which
+        neither members of broadcast groups nor those with partitions of their own choice read."""
+        has_retries = not self.settings.broadcast and not self._is_manual
+        return 1 + len(self.settings.backoff) if has_retries else 1
+
+    async def _fail(self, failures: Sequence[Failed]) -> None:
         await self._host.coordinator.fail(self.member.identity, failures)
 
 

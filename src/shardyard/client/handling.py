@@ -9,12 +9,14 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from shardyard.client.failures import HandlerExit, HandlerFailure, handler_exit
 from shardyard.client.threads import Threads
 from shardyard.groups import InFlight, OwnedBatch
 from shardyard.model import Fenced, Partition, PartitionOutOfRange, Record, RetryLater, ShardyardError, UnknownTopic
 from shardyard.runtime.clock import Clock, timeout
 from shardyard.runtime.retry import Backoff, retry
-from shardyard.wire.headers import ATTEMPT, ORIGIN, REASON_CHARACTERS
+from shardyard.wire.headers import ATTEMPT, ORIGIN
+from shardyard.wire.requests import Failed
 
 _log = logging.getLogger(__name__)
 
@@ -57,8 +59,8 @@ class Message:
 
 
 Handler = Callable[[Message], Awaitable[object] | object]
-Fail = Callable[[Sequence[tuple[Partition, int, int, str]]], Awaitable[None]]
-"""Reports failed records: (partition, epoch of the ownership, offset, reason)."""
+Fail = Callable[[Sequence[Failed]], Awaitable[None]]
+"""Reports failed records."""
 
 
 class Slots:
@@ -98,12 +100,17 @@ class Slots:
 
 
 class Caller:
-    """Calls a handler. A plain function runs in a thread, so that it does not block the event loop."""
+    """Calls a handler. A plain function runs in a thread, so that it does not block the event loop. Failures are logged
+    when they happen."""
 
-    def __init__(self, handler: Handler, seconds: Callable[[], float | None], clock: Clock) -> None:
-        """`seconds`: returns how long a call may take; None sets no limit."""
+    def __init__(
+        self, handler: Handler, seconds: Callable[[], float | None], attempts: Callable[[], int], clock: Clock
+    ) -> None:
+        """`seconds`: returns how long a call may take; None sets no limit. `attempts`: returns how often a record is
+        handled before it becomes a dead letter."""
         self._handler = handler
         self._seconds = seconds
+        self._attempts = attempts
         self._clock = clock
         self._threads = None if inspect.iscoroutinefunction(handler) else Threads()
 
@@ -112,8 +119,14 @@ class Caller:
         if self._threads is not None:
             self._threads.close()
 
-    async def call(self, message: Message) -> str | None:
-        """Why the handler failed; None if it did not."""
+    async def call(self, message: Message) -> HandlerFailure | None:
+        """Why the handler failed; None if it did not. `HandlerExit` if it wants to end the process."""
+        if (failure := await self._call(message)) is not None:
+            last = message.attempt >= self._attempts()
+            failure.log(message.origin, message.record.id, message.attempt, last=last)
+        return failure
+
+    async def _call(self, message: Message) -> HandlerFailure | None:
         seconds = self._seconds()
         try:
             async with timeout(self._clock, seconds) as limit:
@@ -125,19 +138,12 @@ class Caller:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
-            return "the handler was cancelled"
+            return HandlerFailure("the handler was cancelled")
+        except (SystemExit, KeyboardInterrupt) as error:
+            raise HandlerExit(error) from None
         except Exception as error:  # noqa: BLE001 whatever a handler raises, its record has failed
-            return f"not done after {seconds} s" if limit.expired() else _reason(error)
+            return HandlerFailure.of(error, f"not done after {seconds} s" if limit.expired() else None)
         return None
-
-
-def _reason(error: Exception) -> str:
-    """The error as a string that can be sent, whatever its `__str__` does."""
-    try:
-        text = f"{type(error).__name__}: {error}"
-    except Exception:  # noqa: BLE001 its __str__ is code of the handler too
-        text = f"{type(error).__name__}, whose message can't be shown"
-    return text[:REASON_CHARACTERS].encode(errors="replace").decode()
 
 
 class Handling:
@@ -152,24 +158,32 @@ class Handling:
         self._reported = 0
         """Failures before this index were reported."""
         self._committed: int | None = None
-        self._failed: dict[int, str] = {}
+        self._failed: dict[int, Failed] = {}
         self._committed_at = self._clock.monotonic()
         self._committing = asyncio.Lock()
         self._storing: asyncio.Task[None] | None = None
 
     async def run(self, caller: Caller, slots: Slots) -> None:
         """Handle all records. Returns when the batch is committed, or when the partition has another owner. If this is
-        cancelled, what is done so far is committed."""
+        cancelled, or a handler wants to end the process (`HandlerExit`), what is done so far is committed."""
         try:
             await self._run(caller, slots)
         except asyncio.CancelledError:
-            with contextlib.suppress(ShardyardError, TimeoutError):
-                async with timeout(self._clock, LEAVE_SECONDS):
-                    await self._store()
+            await self._store_what_is_done()
             raise
+        except ExceptionGroup as errors:
+            if (exit_ := handler_exit(errors)) is None:
+                raise
+            await self._store_what_is_done()
+            raise exit_ from None
         finally:
             if self._storing is not None:
                 self._storing.cancel()
+
+    async def _store_what_is_done(self) -> None:
+        with contextlib.suppress(ShardyardError, TimeoutError):
+            async with timeout(self._clock, LEAVE_SECONDS):
+                await self._store()
 
     async def _run(self, caller: Caller, slots: Slots) -> None:
         lanes: defaultdict[bytes | int, list[int]] = defaultdict(list)
@@ -197,8 +211,10 @@ class Handling:
         for index in lane:
             async with slots:
                 self._check()
-                if (why := await caller.call(messages[index])) is not None:
-                    self._failed[index] = why
+                if (failure := await caller.call(messages[index])) is not None:
+                    where, epoch = str(self._batch.partition), self._batch.epoch
+                    offset = self._offsets[index]
+                    self._failed[index] = Failed(where, epoch, offset, failure.reason, failure.traceback)
             self._in_flight.acknowledge(index)
             if self._clock.monotonic() - self._committed_at > COMMIT_SECONDS:
                 await self._commit(last=False)
@@ -217,9 +233,7 @@ class Handling:
         async with self._committing:
             prefix, upto = self._in_flight.prefix, self._in_flight.committable
             if failed := [index for index in sorted(self._failed) if self._reported <= index < prefix]:
-                where, epoch = self._batch.partition, self._batch.epoch
-                failures = [(where, epoch, self._offsets[index], self._failed[index]) for index in failed]
-                await self._retry(partial(self._fail, failures))
+                await self._retry(partial(self._fail, [self._failed[index] for index in failed]))
             self._reported = prefix
             self._committed_at = self._clock.monotonic()
             if upto is not None and upto != self._committed:

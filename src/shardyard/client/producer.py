@@ -16,6 +16,8 @@ from shardyard.client.bodies import encode_records
 from shardyard.client.brokers import Brokers, path
 from shardyard.log import SequenceWindow
 from shardyard.model import TAG, TRACE, Appended, Closed, Headers, InvalidValue, Record
+from shardyard.model.checks import check_int64
+from shardyard.model.given import GivenHeaders, GivenValue, encoded_headers, encoded_text
 from shardyard.model.limits import Limits, check_records, is_arrow
 from shardyard.runtime.clock import Clock
 from shardyard.wire import requests, responses
@@ -119,23 +121,24 @@ class Producer:
     async def send(
         self,
         topic: str,
-        value: bytes | str,
+        value: GivenValue,
         *,
         key: bytes | str | None = None,
         id: str | None = None,  # noqa: A002 as the record calls it
         tag: str | None = None,
         trace: str | None = None,
-        headers: Headers = (),
+        headers: GivenHeaders = (),
         delay: float | None = None,
         deliver_at: int | None = None,
     ) -> str:
-        """Send one record. Returns its id when it is durable. `delay`: seconds until it is delivered; `deliver_at`: the
-        same as a time, in milliseconds since 1970."""
+        """Send one record. Returns its id when it is durable. Strings are sent as UTF-8; a dict or a list as a value is
+        sent as JSON. `headers`: a mapping, or pairs. `delay`: seconds until it is delivered; `deliver_at`: the same as
+        a time, in milliseconds since 1970. A record that is sent twice with the same `id` is stored twice."""
         if self._closed:
             raise Closed("the producer")
         named = [(TAG, tag), (TRACE, trace)]
-        headers = (*((name, text.encode()) for name, text in named if text is not None), *headers)
-        record = Record.new(_bytes(value), None if key is None else _bytes(key), headers)
+        own: Headers = tuple((name, encoded_text(name, text, "a string")) for name, text in named if text is not None)
+        record = Record.new(value, key, (*own, *encoded_headers(headers)))
         if id is not None:
             record = Record(id, record.key, record.value, record.headers)
         check_records([record], _LIMITS)
@@ -186,9 +189,11 @@ class Producer:
 
     async def _delay(self, topic: str, record: Record, delay: float | None, deliver_at: int | None) -> None:
         if delay is not None:
-            if deliver_at is not None or not 0 <= delay < 2**40:
-                raise InvalidValue("delay", delay, "seconds, at least 0; or deliver_at instead")
+            is_number = isinstance(delay, int | float) and not isinstance(delay, bool)
+            if deliver_at is not None or not is_number or not 0 <= delay < 2**40:
+                raise InvalidValue("delay", delay, "a number of seconds, at least 0; or deliver_at instead")
             deliver_at = round((self._clock.now() + delay) * 1000)
+        check_int64("deliver_at", deliver_at, at_least=0)
         packed = PackedRecord(record.value, record.key, record.id, list(record.headers), 0, deliver_at)
         body = encode(PackedRecords([packed]), MSGPACK)
         await self._brokers.call("POST", path("topics", topic, "records"), body, {"Content-Type": MSGPACK})
@@ -226,7 +231,3 @@ def _fitting(waiting: Sequence[tuple[Record, "asyncio.Future[None]"]]) -> list[t
             break
         count += 1
     return list(waiting[:count])
-
-
-def _bytes(data: bytes | str) -> bytes:
-    return data.encode() if isinstance(data, str) else data

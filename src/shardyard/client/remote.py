@@ -16,7 +16,9 @@ from shardyard.groups.protocol import Grant, MemberAssignment
 from shardyard.model import (
     Appended,
     Fence,
+    Fenced,
     MemberExists,
+    NotAllowed,
     Partition,
     Position,
     Record,
@@ -47,6 +49,8 @@ MIN_HEARTBEAT_SECONDS = 0.5
 """A broker has at least this long to respond to a heartbeat, however short the session is."""
 NAME_BACKOFF = Backoff(first=0.5, longest=0.5)
 """Between two attempts to join with a name that is taken."""
+ADMISSION_BACKOFF = Backoff(first=0.5, longest=5.0)
+"""Between two attempts to join a group whose allow and deny lists keep the member out."""
 
 
 class RemoteCoordinator(GroupCoordinator):
@@ -87,26 +91,49 @@ class RemoteCoordinator(GroupCoordinator):
         async def post() -> Response:
             return await self._brokers.post(path("groups", request.group, "members"), body)
 
-        # A name that is taken may be ours: of an earlier process, or of a join whose response was lost. Retry until
-        # that session has expired.
+        async def post_until_name_is_free() -> Response:
+            # A name that is taken may be ours: of an earlier process, or of a join whose response was lost. Retry until
+            # that session has expired.
+            return await retry(
+                post,
+                clock=self._clock,
+                deadline=self._clock.monotonic() + timeout + NAME_BACKOFF.longest,
+                backoff=NAME_BACKOFF,
+                retry_on=MemberExists,
+                on_retry=lambda error: _log.warning("joining will be retried: %s", error),
+            )
+
+        refused = False
+
+        def log_refusal(error: NotAllowed) -> None:
+            nonlocal refused
+            if not refused:
+                _log.warning("%s; waiting until they let it in", error)
+            refused = True
+
         response = await retry(
-            post,
+            post_until_name_is_free,
             clock=self._clock,
-            deadline=self._clock.monotonic() + timeout + NAME_BACKOFF.longest,
-            backoff=NAME_BACKOFF,
-            retry_on=MemberExists,
-            on_retry=lambda error: _log.warning("joining will be retried: %s", error),
+            backoff=ADMISSION_BACKOFF,
+            retry_on=NotAllowed,
+            on_retry=log_refusal,
         )
         joined = response.decode(responses.Joined)
+        if refused:
+            _log.warning("member %r is allowed in group %r now, and has joined it", joined.member, request.group)
         self._update_settings(joined.settings)
         return MemberIdentity(joined.group, joined.member, joined.epoch)
 
     async def heartbeat(self, identity: MemberIdentity, progress: Iterable[Partition]) -> MemberAssignment:
         body = requests.Heartbeat(identity.epoch, [str(partition) for partition in progress])
         timeout = self._heartbeat_timeout
-        response = await self._brokers.post(
-            f"{_member_path(identity)}/heartbeat", body, timeout=timeout, retry_seconds=2 * timeout
-        )
+        try:
+            response = await self._brokers.post(
+                f"{_member_path(identity)}/heartbeat", body, timeout=timeout, retry_seconds=2 * timeout
+            )
+        except NotAllowed as error:
+            self._heartbeat_at = -math.inf  # it was not evicted because it hangs: it may join as soon as it is let in
+            raise Fenced(str(error)) from None  # so it stops working, and joins again
         self._heartbeat_at = self._clock.monotonic()
         heartbeat = response.decode(responses.HeartbeatResponse)
         self._update_settings(heartbeat.settings)
@@ -141,12 +168,9 @@ class RemoteCoordinator(GroupCoordinator):
             "DELETE", _member_path(identity), query={"epoch": identity.epoch}, retry_seconds=LEAVE_SECONDS
         )
 
-    async def fail(self, identity: MemberIdentity, failures: Sequence[tuple[Partition, int, int, str]]) -> None:
-        """Report records whose handlers failed: (partition, epoch of the ownership, offset, reason)."""
-        failed = [
-            requests.Failed(str(partition), epoch, offset, reason) for partition, epoch, offset, reason in failures
-        ]
-        await self._brokers.post(path("groups", identity.group, "failures"), requests.Failures(failed))
+    async def fail(self, identity: MemberIdentity, failures: Sequence[requests.Failed]) -> None:
+        """Report records whose handlers failed."""
+        await self._brokers.post(path("groups", identity.group, "failures"), requests.Failures(list(failures)))
 
     @contextlib.contextmanager
     def changes(self, identity: MemberIdentity) -> Iterator[Changes]:

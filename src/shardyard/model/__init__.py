@@ -50,13 +50,13 @@ from shardyard.model.errors import (
     WrongSchemaVersion,
     WrongToken,
 )
+from shardyard.model.given import Headers
 from shardyard.model.words import (
     SEQUENCE_WINDOW,
     TAG,
     TRACE,
     Appended,
     Fence,
-    Headers,
     Member,
     Move,
     Partition,

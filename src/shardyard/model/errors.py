@@ -334,8 +334,8 @@ class Malformed(InvalidCall):
 class WrongToken(Denied):
     """Raised when a call does not carry the token that is required."""
 
-    def __init__(self, what: str) -> None:
-        super().__init__(f"{what} requires a token, and the call has none or another one")
+    def __init__(self, what: str, which: str = "a token") -> None:
+        super().__init__(f"{what} requires {which}, and the call has none or another one")
         self.what = what
 
 

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 _TOPIC_NAME = re.compile(r"[A-Za-z0-9._-]+")
 _RESERVED = "__"
+INTERNAL_PREFIX = "shardyard."
+"""Of the names of Shardyard's own topics and groups."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,8 @@ class Limits:
 def check_topic_name(name: object, limits: Limits) -> str:
     if not isinstance(name, str) or not _TOPIC_NAME.fullmatch(name):
         raise InvalidValue("topic name", name, "letters, digits, '.', '_' and '-', at least one")
+    if not name.strip("."):
+        raise InvalidValue("topic name", name, "not only dots, which have a meaning in paths")
     if name.startswith(_RESERVED):
         raise InvalidValue("topic name", name, f"a name that does not begin with {_RESERVED!r}: those are reserved")
     if len(name) > limits.topic_name:

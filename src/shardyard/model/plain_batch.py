@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, cast
 
 from shardyard.model.extras import require
-from shardyard.model.words import Headers, Partition, Record
+from shardyard.model.given import Headers
+from shardyard.model.words import Partition, Record
 
 if TYPE_CHECKING:
     import pyarrow as pa

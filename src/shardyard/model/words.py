@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 from shardyard.model.checks import check_int64, check_text, settle_whole_number, whole_number
 from shardyard.model.errors import InvalidValue
+from shardyard.model.given import GivenHeaders, GivenValue, Headers, encoded_headers, encoded_text, encoded_value
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-Headers = tuple[tuple[str, bytes], ...]
 TAG = "tag"
 TRACE = "trace"
 SEQUENCE_WINDOW = 64
@@ -106,8 +106,17 @@ class Record:
     """Milliseconds since 1970, UTC. If it is 0, the log sets it when the record is appended."""
 
     @classmethod
-    def new(cls, value: bytes, key: bytes | None = None, headers: Headers = (), timestamp: int = 0) -> "Record":
-        """A record with a new, random id."""
+    def new(
+        cls, value: GivenValue, key: bytes | str | None = None, headers: GivenHeaders = (), timestamp: int = 0
+    ) -> "Record":
+        """A record with a new, random id. Strings are stored as UTF-8; a dict or a list as a value is stored as JSON.
+        `InvalidValue` for anything else that is not bytes."""
+        if type(value) is not bytes:
+            value = encoded_value(value)
+        if key is not None and type(key) is not bytes:
+            key = encoded_text("key", key)
+        if headers != ():
+            headers = encoded_headers(headers)
         return cls(uuid.uuid4().hex, key, value, headers, timestamp)
 
     def header(self, name: str) -> bytes | None:

@@ -71,6 +71,11 @@ class Broker:
         """Whether a caller with this token may do everything but publish to a topic with a token of its own."""
         return TopicSettings(token_hash=self._token_hash).admits(token)
 
+    @property
+    def has_token(self) -> bool:
+        """Whether it admits only callers with its token."""
+        return self._token_hash is not None
+
     def note_read(self, partition: Partition, end: Position) -> None:
         """Remember that there are records up to this position, because an owner has read them."""
         if len(self._read) >= MAX_CACHED:

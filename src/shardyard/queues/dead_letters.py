@@ -18,7 +18,7 @@ from shardyard.queues.retry_topics import (
     published_of,
     strip_headers,
 )
-from shardyard.wire.headers import ATTEMPT, DIED, ERROR, REDRIVEN
+from shardyard.wire.headers import ATTEMPT, DIED, ERROR, REDRIVEN, TRACEBACK
 
 CHUNK_RECORDS = 100
 CHUNK_BYTES = 4 * 1024 * 1024
@@ -34,6 +34,8 @@ class DeadLetter:
     record: Record
     """As it was published. If the time of publishing is not known, its timestamp is that of its death."""
     reason: str
+    traceback: str
+    """The end of the traceback of the handler's last error; empty if it is not known."""
     attempts: int
     origin: str | None
     """Where it was published, such as `orders/3/17`, if that is known."""
@@ -117,7 +119,9 @@ def _dead_letter(
     attempts = parse_number(record.header(ATTEMPT)) or 0
     published = published_of(record)
     bare = replace(strip_headers(record), timestamp=record.timestamp if published is None else published)
-    return DeadLetter(partition, offset, bare, reason, attempts, origin_of(record), published, died_at, order)
+    traceback = (record.header(TRACEBACK) or b"").decode(errors="replace")
+    origin = origin_of(record)
+    return DeadLetter(partition, offset, bare, reason, traceback, attempts, origin, published, died_at, order)
 
 
 async def records_backwards(log: Log, partition: Partition) -> AsyncGenerator[tuple[int, Record], None]:

@@ -35,7 +35,17 @@ from shardyard.queues.retry_topics import (
     strip_headers,
 )
 from shardyard.runtime.clock import Clock, SystemClock
-from shardyard.wire.headers import ATTEMPT, DIED, ERROR, ORIGIN, PUBLISHED, REASON_CHARACTERS
+from shardyard.wire.headers import (
+    ATTEMPT,
+    DIED,
+    ERROR,
+    ORIGIN,
+    PUBLISHED,
+    REASON_CHARACTERS,
+    TRACEBACK,
+    TRACEBACK_BYTES,
+    end_of,
+)
 from shardyard.wire.media import MAX_DELAY_MS
 from shardyard.wire.settings import GroupSettings
 
@@ -66,6 +76,7 @@ class Failure:
     """Of the ownership under which it was handled."""
     offset: int
     reason: str
+    traceback: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,9 +219,12 @@ class Failures:
         await ensure_companion(self._log, name, await self._log.topic(plans[0].failure.partition.topic))
         receiving = (await self._log.topic(name)).receiving
         letters: defaultdict[tuple[int, Fence], list[Record]] = defaultdict(list)
-        died: Headers = ((DIED, b"%d" % int(self._clock.now() * 1000)),)
+        died = b"%d" % int(self._clock.now() * 1000)
         for plan in plans:
-            letter = replace(plan.record, headers=plan.record.headers + died)
+            headers: Headers = ((DIED, died),)
+            if plan.failure.traceback:
+                headers = ((TRACEBACK, end_of(plan.failure.traceback, TRACEBACK_BYTES)), *headers)
+            letter = replace(plan.record, headers=plan.record.headers + headers)
             letters[plan.failure.partition.index % receiving, plan.fence].append(letter)
         for (index, fence), records in letters.items():
             append = partial(self._log.append, Partition(name, index), fence=fence)

@@ -6,6 +6,8 @@ from shardyard.groups.broadcast import is_departed
 from shardyard.log import Log
 from shardyard.model import Topic, UnknownTopic
 from shardyard.queues.draining import draining_partitions
+from shardyard.queues.dropped_unread import count_without_owner
+from shardyard.queues.settings import delete_settings, group_scope
 from shardyard.queues.topic_readers import topic_readers
 from shardyard.registry import Snapshot, Transaction
 from shardyard.registry.batcher import TransactionBatcher
@@ -20,14 +22,16 @@ LEASE_SECONDS = 30.0
 EVERY_SECONDS = 2.0
 DEPARTED_EVERY_SECONDS = 60.0
 """How often departed members are looked for."""
+DROPPED_EVERY_SECONDS = 10.0
+"""How often records are looked for that retention dropped before a group had read them."""
 KEPT_SECONDS = 7 * 24 * 3600.0
 """How long a member that left a broadcast group can come back and continue where it was. Draining partitions do not
 wait for it."""
 
 
 class Janitor:
-    """Drops draining partitions when every group has read them, and deletes the own groups of members that left a
-    broadcast group and did not come back."""
+    """Drops draining partitions when every group has read them, deletes the own groups of members that left a broadcast
+    group and did not come back, and counts what retention dropped before a group had read it."""
 
     def __init__(
         self,
@@ -44,6 +48,8 @@ class Janitor:
         self._clock = clock or SystemClock()
         self._departed_at = self._clock.monotonic()
         """When to look for departed members next."""
+        self._dropped_at = self._clock.monotonic()
+        """When to look for records next that were dropped before a group had read them."""
         self._leader = LeaderLoop(
             "cleaning up",
             RegistryLease(transactions, LEASE, holder, LEASE_SECONDS),
@@ -66,6 +72,9 @@ class Janitor:
         if self._clock.monotonic() >= self._departed_at:
             await self.delete_departed_members()
             self._departed_at = self._clock.monotonic() + DEPARTED_EVERY_SECONDS
+        if self._clock.monotonic() >= self._dropped_at:
+            await count_without_owner(self._log, self._transactions)
+            self._dropped_at = self._clock.monotonic() + DROPPED_EVERY_SECONDS
         await self.drop_drained_partitions()
 
     async def drop_drained_partitions(self) -> list[Topic]:
@@ -104,6 +113,7 @@ def _delete_departed_groups(tx: Transaction) -> list[str]:
     names = _departed_groups(tx)
     for name in names:
         tx.delete_group(name)
+        delete_settings(tx, group_scope(name))
         tx.audit("broker", "group deleted", name, {"because": "its member did not come back"})
     return names
 

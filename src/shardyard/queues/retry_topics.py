@@ -11,10 +11,11 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from shardyard.log import Log
-from shardyard.model import Record, Topic, TopicExists, TopicKind, UnknownTopic
-from shardyard.wire.headers import ATTEMPT, DIED, ERROR, ORIGIN, PUBLISHED, REDRIVEN, RESERVED
+from shardyard.model import InvalidValue, Record, Topic, TopicExists, TopicKind, UnknownTopic
+from shardyard.model.limits import INTERNAL_PREFIX
+from shardyard.wire.headers import ATTEMPT, DIED, ERROR, ORIGIN, PUBLISHED, REDRIVEN, RESERVED, TRACEBACK
 
-_OUR_HEADERS = frozenset({ATTEMPT, ORIGIN, PUBLISHED, ERROR, DIED, REDRIVEN}) | RESERVED
+_OUR_HEADERS = frozenset({ATTEMPT, ORIGIN, PUBLISHED, ERROR, TRACEBACK, DIED, REDRIVEN}) | RESERVED
 """If a publisher set one of these, it is dropped when the record fails."""
 
 MAX_PARTITIONS = 4
@@ -23,6 +24,13 @@ _NUMBER = re.compile(rb"[0-9]{1,15}")
 _TIME = re.compile(rb"[0-9]{1,19}")
 _RECORD_POSITION = re.compile(rb"[A-Za-z0-9._-]+/[0-9]{1,15}/[0-9]{1,15}")
 RETRY, DEAD = ".retry", ".dead"
+
+
+def check_not_reserved(name: str) -> None:
+    """Refuse a name that Shardyard needs for topics of its own, which `shardyard topics list` does not show."""
+    if name.startswith(INTERNAL_PREFIX) or name.endswith((RETRY, DEAD)):
+        expected = f"a name that neither begins with {INTERNAL_PREFIX!r} nor ends with {RETRY!r} or {DEAD!r}"
+        raise InvalidValue("topic name", name, f"{expected}: those are reserved for Shardyard's own topics")
 
 
 def retry_topic(group: str, topic: str) -> str:

@@ -18,9 +18,9 @@ from msgspec import Struct, structs
 from shardyard.groups import GroupConfig, configure
 from shardyard.groups.broadcast import groups_of, is_member_group, parent_group
 from shardyard.groups.config import config_of
-from shardyard.model import InvalidValue
+from shardyard.model import InvalidValue, WrongToken
 from shardyard.registry import Snapshot, Transaction
-from shardyard.wire.settings import Count, GroupSettings
+from shardyard.wire.settings import Count, GroupSettings, without_null_lists
 from shardyard.wire.validation import masked, validation_error
 
 NAME = "queue"
@@ -99,6 +99,13 @@ def check_topic(changes: Mapping[str, Any]) -> dict[str, Any]:
     return checked
 
 
+def check_token_change(tx: Snapshot, topic: str, changes: Mapping[str, Any], shown: str | None) -> None:
+    """`WrongToken` if the topic has a token, and these changes take it away or replace it although the caller has not
+    shown it. `shown`: the token of the call."""
+    if "token" in changes and not topic_settings(tx, topic).admits(shown):
+        raise WrongToken(f"changing the token of topic {topic!r}", "its current token, or that of the broker")
+
+
 def change_topic(
     tx: Transaction, topic: str, who: str, changes: Mapping[str, Any], limits: Mapping[str, Any] | None = None
 ) -> TopicSettings:
@@ -131,9 +138,10 @@ def change_group(tx: Transaction, group: str, who: str, changes: Mapping[str, An
 
 
 def delete_settings(tx: Transaction, scope: str) -> None:
-    """Delete the settings of a topic or group that was deleted: another one of the same name starts with none."""
-    if tx.setting(scope, NAME) is not None:
-        tx.delete_setting(scope, NAME)
+    """Delete the settings of a topic or group that was deleted, and what else is stored with it: another one of the
+    same name starts with none."""
+    for row in tx.settings(scope):
+        tx.delete_setting(scope, row.name)
 
 
 def _stored(tx: Snapshot, scope: str) -> dict[str, Any]:
@@ -142,6 +150,7 @@ def _stored(tx: Snapshot, scope: str) -> dict[str, Any]:
 
 
 def _apply(before: S, changes: Mapping[str, Any]) -> S:
+    changes = without_null_lists(type(before), changes)
     try:
         return msgspec.convert({**msgspec.to_builtins(before), **changes}, type(before))
     except msgspec.ValidationError:

@@ -203,6 +203,12 @@ RETRIES = counter(
 DEAD_LETTERS = counter(
     "shardyard_dead_letters_total", "records", "Records that became dead letters after their last retry."
 ).series()
+DROPPED_UNREAD_RECORDS = counter(
+    "shardyard_dropped_unread_records_total",
+    "records",
+    "Records that retention dropped before the group had read them, by group.",
+    "group",
+)
 
 # Groups
 

@@ -32,7 +32,7 @@ async def authorise_publish(request: Request) -> Broker:
 
 def _check(broker: Broker, request: Request, topic: str | None = None, settings: TopicSettings | None = None) -> None:
     """The one rule: a topic with a token of its own takes that one from publishers, everything else the broker's."""
-    token = _token_of(request)
+    token = token_of(request)
     if settings is not None and settings.token_hash is not None:
         if not settings.admits(token):
             raise WrongToken(f"topic {topic!r}")
@@ -40,7 +40,8 @@ def _check(broker: Broker, request: Request, topic: str | None = None, settings:
         raise WrongToken("this broker")
 
 
-def _token_of(request: Request) -> str | None:
+def token_of(request: Request) -> str | None:
+    """The token that the caller sent, if any."""
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
     return token if scheme.lower() == "bearer" else None
 

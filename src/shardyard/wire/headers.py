@@ -8,6 +8,8 @@ PUBLISHED = "shardyard-published"
 """When the record was published, in ms since 1970."""
 ERROR = "shardyard-error"
 """The last error of the handler."""
+TRACEBACK = "shardyard-traceback"
+"""Of a dead letter: the end of the traceback of that error."""
 DIED = "shardyard-died"
 """When the record became a dead letter, in ms since 1970."""
 REDRIVEN = "shardyard-redriven"
@@ -21,3 +23,11 @@ RESERVED = frozenset({DUE, TARGET, PARTITION, REASON})
 
 REASON_CHARACTERS = 1000
 """How much of the error message of a failure is kept."""
+TRACEBACK_BYTES = 4096
+"""How much of the end of a traceback is kept."""
+
+
+def end_of(text: str, size: int) -> bytes:
+    """The end of a text in UTF-8, at most `size` bytes, without half a character."""
+    encoded = text[-size:].encode(errors="replace")
+    return encoded if len(encoded) <= size else encoded[-size:].decode(errors="ignore").encode()

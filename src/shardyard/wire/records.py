@@ -3,9 +3,10 @@
 import base64
 import binascii
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
+from msgspec.json import encode as encode_json
 
 from shardyard.model import TAG, TRACE, Headers, InvalidValue, Partition, Record
 from shardyard.model.plain_batch import quick_record
@@ -32,7 +33,8 @@ class Posted(Struct, frozen=True):
 class JsonRecord(Struct, omit_defaults=True, forbid_unknown_fields=True):
     """A record in JSON. Values, keys and headers that are not UTF-8 are in the fields with `_base64`."""
 
-    value: str | None = None
+    value: str | dict[str, Any] | list[Any] | None = None
+    """A string; an object or an array is stored as JSON. In responses always a string."""
     value_base64: str | None = None
     key: str | None = None
     key_base64: str | None = None
@@ -121,9 +123,10 @@ def _record(id_: str | None, key: bytes | None, value: bytes, headers: Headers, 
 
 
 def _from_json(body: JsonRecord, now: int) -> Posted:
-    value, key = _bytes("value", body.value, body.value_base64), _bytes("key", body.key, body.key_base64)
+    text = body.value if isinstance(body.value, str | None) else encode_json(body.value).decode()
+    value, key = _bytes("value", text, body.value_base64), _bytes("key", body.key, body.key_base64)
     if value is None:
-        raise InvalidValue("value", None, "a string, or value_base64")
+        raise InvalidValue("value", None, "a string, an object or an array, or value_base64")
     if body.delay is not None and body.deliver_at is not None:
         raise InvalidValue("delay", body.delay, "either delay or deliver_at")
     if body.delay is not None and not 0 <= body.delay < 2**40:

@@ -116,6 +116,8 @@ class Failed(Struct, forbid_unknown_fields=True):
     """Of the ownership."""
     offset: Whole
     reason: str
+    traceback: str = ""
+    """Of the handler's error; the end of it is kept with the dead letter."""
 
 
 class Failures(Struct, forbid_unknown_fields=True):

@@ -275,6 +275,8 @@ class PartitionInfo(Struct):
     lag: int
     stuck_for: float
     """Seconds without progress, although there are records."""
+    dropped_unread: int
+    """Records that retention dropped before the group had read them; at most that many, where offsets have gaps."""
 
 
 class MemberInfo(Struct):
@@ -316,9 +318,13 @@ ResetOffsets = dict[str, int]
 class DeadLetterInfo(Struct):
     """A dead letter."""
 
+    id: str
+    """Of the record."""
     record: JsonRecord
     reason: str
     """The last error of its handler."""
+    traceback: str
+    """The end of its traceback; empty if it is not known."""
     attempts: int
     origin: str | None
     """Where it was published, such as `orders/3/17`."""

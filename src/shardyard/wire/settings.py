@@ -1,9 +1,10 @@
 """The settings of a group, in requests and responses."""
 
 import fnmatch
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, structs
 
 from shardyard.model import Partition
 
@@ -52,6 +53,12 @@ class GroupSettings(Struct, frozen=True, forbid_unknown_fields=True):
     def admits(self, member: str, host: str) -> bool:
         """Whether a member of this name may join, or stay, from this host."""
         return not _any(self.deny, member, host) and (not self.allow or _any(self.allow, member, host))
+
+
+def without_null_lists(kind: type[Struct], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Changes of settings in which null takes a list away, as it does any other setting that need not have a value."""
+    lists = {field.name for field in structs.fields(kind) if isinstance(field.default, tuple)}
+    return {name: () if value is None and name in lists else value for name, value in changes.items()}
 
 
 def _any(patterns: tuple[str, ...], *names: str) -> bool:

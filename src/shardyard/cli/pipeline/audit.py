@@ -1,13 +1,12 @@
 """`shardyard pipeline audit`: compare what was sent with what was delivered."""
 
-import sys
 from datetime import UTC, datetime
 from typing import Annotated
 
 import typer
 
 from shardyard.cli.options import Json, integer_option
-from shardyard.cli.output import Row, print_json, print_table
+from shardyard.cli.output import Row, print_json, print_message, print_tables
 from shardyard.cli.pipeline.options import LogUrl, Master, Memory, Parquet, partition_counts, spark_session
 from shardyard.model import InvalidCall, InvalidValue
 
@@ -91,10 +90,11 @@ def audit(
         rows: list[Row] = [{"metric": name, "value": metrics[name]} for name in _PRINTED]
         latency = metrics["latency"] or {}
         rows += [{"metric": f"latency {name}", "value": value} for name, value in latency.items() if name != "records"]
-        print_table(rows)
-        for problem, found in metrics["examples"].items():  # from JSON, in which keys are text
-            print_table(found, f"examples: {problem.replace('_', ' ')}")
-        sys.stdout.write(f"{report.sentence()}\n")
+        examples_of = {
+            f"examples: {problem.replace('_', ' ')}": found for problem, found in metrics["examples"].items()
+        }
+        print_tables({"audit": rows, **examples_of})
+        print_message(report.sentence())
     if not report.ok:
         raise typer.Exit(1)
 

@@ -1,12 +1,11 @@
 """`shardyard pipeline balance`: how evenly load is spread, and what would help."""
 
-import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from shardyard.cli.options import Json, integer_option
-from shardyard.cli.output import Row, print_json, print_table
+from shardyard.cli.output import Row, print_json, print_message, print_tables
 from shardyard.cli.pipeline.options import (
     BytesColumn,
     KeyColumn,
@@ -44,8 +43,14 @@ def balance(
         ),
     ] = None,
     partitions: Annotated[
-        str, typer.Option("--partitions", "-p", metavar="N,...", help="Partition counts to try, such as 12,24,256.")
-    ] = "12",
+        str | None,
+        typer.Option(
+            "--partitions",
+            "-p",
+            metavar="N,...",
+            help="Partition counts to try, such as 12,24,256. Default: those of the topics; with --parquet, 12.",
+        ),
+    ] = None,
     partitioners: Annotated[
         str, typer.Option("--partitioner", metavar="NAME,...", help="Partitioners to try.")
     ] = "modulus,jump",
@@ -71,7 +76,8 @@ def balance(
 ) -> None:
     """Measure load per partition, find hot keys, try other hashes and partition counts, and recommend what would help.
 
-    Load is measured in records and bytes. It works on topics and on any Parquet files.
+    Load is measured in records and bytes. It works on topics and on any Parquet files. The recommendation is printed to
+    standard error.
 
     Examples:
 
@@ -81,12 +87,14 @@ def balance(
 
       shardyard pipeline balance --parquet visits/ --key user_id --bytes body --timestamp at --window '1 hour' --json
     """
-    counts = parse_counts("--partitions", partitions)
+    counts = None if partitions is None else parse_counts("--partitions", partitions)
     member_counts = parse_counts("--members", members) if members is not None else []
     check_source(log, topic, parquet)
     from shardyard.pipeline.balance.report import balance_report, window_us  # noqa: PLC0415 Spark is slow to import
     from shardyard.pipeline.balance.scheme import every_scheme  # noqa: PLC0415
 
+    own = partition_counts(log, topic or []) if log is not None else None
+    counts = counts or sorted(set((own or {"": 12}).values()))
     schemes = every_scheme(parse_names(partitioners), parse_names(hashes) or None, counts)
     if window is not None:
         window_us(window)
@@ -98,7 +106,7 @@ def balance(
             assignors=parse_names(assignors),
             members=member_counts,
             hot=hot,
-            partitions=partition_counts(log, topic or []) if log is not None else None,
+            partitions=own,
         )
     if json:
         print_json(report.to_json())
@@ -107,13 +115,16 @@ def balance(
 
 
 def print_report(report: "BalanceReport") -> None:
-    """Print the report's tables, each topic's followed by its recommendation."""
+    """Print the report's tables, followed by the recommendation for each topic on standard error."""
+    tables: dict[str, list[Row]] = {}
     for topic in report.topics:
-        print_table([_scheme_row(load) for load in topic.schemes], f"{topic.topic}: {topic.records:,} records")
-        print_table(_window_rows(topic), f"{topic.topic}: by time window")
-        print_table(_member_rows(topic), f"{topic.topic}: by member")
-        print_table(_key_rows(topic), f"{topic.topic}: hot keys")
-        sys.stdout.write(f"{topic.topic}: {topic.sentence}\n")
+        tables[f"{topic.topic}: {topic.records:,} records"] = [_scheme_row(load) for load in topic.schemes]
+        tables[f"{topic.topic}: by time window"] = _window_rows(topic)
+        tables[f"{topic.topic}: by member"] = _member_rows(topic)
+        tables[f"{topic.topic}: hot keys"] = _key_rows(topic)
+    print_tables(tables)
+    for topic in report.topics:
+        print_message(f"{topic.topic}: {topic.sentence}")
 
 
 def _scheme_row(load: "SchemeLoad") -> Row:

@@ -13,7 +13,7 @@ import msgspec
 import typer
 
 from shardyard.cli.options import integer_option, value_option
-from shardyard.cli.output import print_message
+from shardyard.cli.output import print_message, printable
 from shardyard.cli.queues.options import Brokers, Group, check_name
 from shardyard.cli.queues.session import addresses, explain_errors, request, token
 from shardyard.model import Fenced, InvalidCall, InvalidValue, Partition, Record, Unreachable, whole_number
@@ -61,6 +61,7 @@ def consume(
     """Join a group and print its records as they arrive. Printed records are committed. Ctrl-C leaves the group.
 
     Prints partition, offset, key and value, separated by tabs, and finally, on standard error, the number of records.
+    On a terminal, control characters are escaped; a pipe gets keys and values as they are, except tabs and newlines.
 
     With --exec, a record is done when the command exits with 0. If the command fails, the record is retried after the
     group's backoff, and becomes a dead letter after the last attempt. The command's environment has SHARDYARD_TOPIC,
@@ -167,7 +168,11 @@ async def _consume(
 
     stop.start()
     max_records = min(BATCH_RECORDS, stop.left or BATCH_RECORDS)
-    async with Consumer(urls, group, topics, token=token(), max_records=max_records, **options) as consumer:
+    consumer = Consumer(urls, group, topics, token=token(), max_records=max_records, **options)
+    if await stop.run(consumer.__aenter__()) is None:  # joining may have to wait, for a broker or to be allowed
+        return
+    async with contextlib.AsyncExitStack() as stack:
+        stack.push_async_exit(consumer)
         if sys.stderr.isatty():
             print_message(f"joined group {group!r} as {consumer.member.name!r}; waiting for records")
         if command is None:
@@ -184,11 +189,13 @@ async def _print_records(consumer: "Consumer", stop: _Stop, *, json: bool) -> in
     from shardyard.client.consumer import next_of  # noqa: PLC0415 slow to import
 
     format_record = _format_json if json else _format_tabs
+    is_terminal = sys.stdout.isatty()
     batches = consumer.__aiter__()
     printed = 0
     while stop.left != 0 and (batch := await stop.run(next_of(batches))) is not None:
         rows = list(zip(batch.offsets(), batch.records(), strict=True))[: stop.left]
-        lines = b"".join(format_record(record, batch.partition, offset) for offset, record in rows)
+        records = [format_record(record, batch.partition, offset) for offset, record in rows]
+        lines = b"".join(_escaped(line, json=json) + b"\n" if is_terminal else line + b"\n" for line in records)
         await asyncio.to_thread(_write, lines)
         is_whole_batch = len(rows) == len(batch)
         with contextlib.suppress(Fenced):  # the partition has another owner, which prints these records again
@@ -207,13 +214,20 @@ def _write(lines: bytes) -> None:
 
 def _format_tabs(record: Record, partition: Partition, offset: int) -> bytes:
     cells = (str(partition).encode(), b"%d" % offset, record.key or b"", record.value)
-    return b"\t".join(cell.replace(b"\t", b"\\t").replace(b"\n", b"\\n") for cell in cells) + b"\n"
+    return b"\t".join(cell.replace(b"\t", b"\\t").replace(b"\n", b"\\n") for cell in cells)
 
 
 def _format_json(record: Record, partition: Partition, offset: int) -> bytes:
     from shardyard.wire.records import json_record  # noqa: PLC0415 slow to import
 
-    return msgspec.json.encode(json_record(record, partition, offset)) + b"\n"
+    return msgspec.json.encode(json_record(record, partition, offset))
+
+
+def _escaped(line: bytes, *, json: bool) -> bytes:
+    """The line for a terminal: what it would obey, or can't show, is escaped, all but the tabs between columns."""
+    cells = line.decode(errors="backslashreplace").split("\t")
+    escape = "\\u{:04x}" if json else "\\x{:02x}"
+    return "\t".join(printable(cell, escape) for cell in cells).encode()
 
 
 class CommandFailed(Exception):
@@ -236,9 +250,8 @@ class _CommandRunner:
         try:
             await self._run(message)
             self.done += 1
-        except CommandFailed as error:
+        except CommandFailed:
             self.failed += 1
-            print_message(f"{message.origin}, attempt {message.attempt}: {error}")
             raise
         finally:
             if self.done + self.failed == self._limit:

@@ -1,11 +1,12 @@
 """`shardyard dead`: inspect and redrive dead letters."""
 
+import sys
 from typing import Annotated, Any
 
 import typer
 
 from shardyard.cli.options import Json, integer_option
-from shardyard.cli.output import print_json, print_list, print_table
+from shardyard.cli.output import print_json, print_list, print_table, printable
 from shardyard.cli.queues.options import Brokers, Group, Topic, check_name, format_time
 from shardyard.cli.queues.session import request
 from shardyard.model import InvalidCall, InvalidValue
@@ -31,7 +32,7 @@ def list_dead(
     brokers: Brokers = None,
     json: Json = False,
 ) -> None:
-    """List a group's dead letters from a topic, newest first. `dead show` prints one in full.
+    """List a group's dead letters from a topic, newest first. `dead show` prints one in full, and so does --json.
 
     Examples:
 
@@ -51,7 +52,7 @@ def show(
     brokers: Brokers = None,
     json: Json = False,
 ) -> None:
-    """Show one dead letter: the record, why it failed, and where it was published.
+    """Show one dead letter: the record, why it failed (with the end of the traceback), and where it was published.
 
     Examples:
 
@@ -68,7 +69,11 @@ def show(
         return
     record = {name: value for name, value in letter["record"].items() if name != "timestamp"}
     fields = _row(letter) | record
-    print_table([{"field": name, "value": value} for name, value in fields.items() if value != {}])
+    if not sys.stdout.isatty():
+        fields["traceback"] = letter["traceback"]
+    print_table([{"field": name, "value": value} for name, value in fields.items() if value not in ({}, "")])
+    if sys.stdout.isatty() and letter["traceback"]:
+        sys.stdout.write("".join(f"{printable(line)}\n" for line in letter["traceback"].splitlines()))
 
 
 @app.command("redrive")

@@ -10,11 +10,12 @@ import typer
 from shardyard.cli.help import Command, Rows
 from shardyard.cli.options import Json, integer_option, value_option
 from shardyard.cli.output import Row, print_json, print_list, print_message, print_table, print_tables
-from shardyard.cli.queues.options import INTERNAL_PREFIX, TIME, Brokers, Group, Settings, Topic, check_name, parse_time
+from shardyard.cli.queues.options import TIME, Brokers, Group, Settings, Topic, check_name, parse_time
 from shardyard.cli.queues.session import Session, request
 from shardyard.cli.queues.settings import format_setting, parse_settings, settings_help
 from shardyard.cli.queues.topics import print_deleted
 from shardyard.model import InvalidCall, InvalidValue
+from shardyard.model.limits import INTERNAL_PREFIX
 from shardyard.wire.requests import Reset
 
 app = typer.Typer(
@@ -60,7 +61,8 @@ def show(group: Group, brokers: Brokers = None, json: Json = False) -> None:
     """Show a group: its partitions with owner, epoch, committed offset, end and lag; its members; its settings.
 
     For a partition that is moving, next_owner is the member it moves to. stuck_for is the number of seconds for which
-    an owner has made no progress. On a terminal, columns in which every row has the default value are hidden.
+    an owner has made no progress. dropped_unread counts records that retention dropped before the group had read them:
+    they are not in the lag. On a terminal, columns in which every row has the default value are hidden.
 
     A group that no member has joined yet has only settings (with --json, joined is false).
 
@@ -219,6 +221,7 @@ def delete(
         bool, typer.Option("--force", help="Also delete dead letters, and records that wait for a retry.")
     ] = False,
     brokers: Brokers = None,
+    json: Json = False,
 ) -> None:
     """Delete a group that has no members, with its positions and settings.
 
@@ -232,7 +235,7 @@ def delete(
       shardyard groups delete billing --force
     """
     deleted = request(brokers, "DELETE", _path(group), force=str(force).lower())
-    print_deleted(f"group {group!r}", deleted)
+    print_deleted(f"group {group!r}", deleted, json=json)
 
 
 def _path(group: str) -> str:
@@ -251,6 +254,7 @@ def _partition_row(row: dict[str, Any], group: str) -> dict[str, object]:
         "end": row["end"],
         "lag": row["lag"],
         "stuck_for": row["stuck_for"] if row["stuck_for"] >= STUCK_SECONDS else None,
+        "dropped_unread": row["dropped_unread"],
     }
 
 
@@ -271,6 +275,7 @@ def _member_row(member: dict[str, Any]) -> dict[str, object]:
 _COLUMN_DEFAULTS: dict[str, object] = {
     "next_owner": None,
     "stuck_for": None,
+    "dropped_unread": 0,
     "weight": 1,
     "static": False,
     "session_timeout": 10.0,

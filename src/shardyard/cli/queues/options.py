@@ -6,11 +6,10 @@ from typing import Annotated
 
 import typer
 
+from shardyard.cli.output import print_message
 from shardyard.cli.queues.session import DEFAULT_BROKER
 from shardyard.model import InvalidValue
 
-INTERNAL_PREFIX = "shardyard."
-"""Of the names of Shardyard's own topics and groups."""
 _NAME = re.compile(r"(?!\.+$)[A-Za-z0-9._~-]+")
 
 Brokers = Annotated[
@@ -30,11 +29,11 @@ Settings = Annotated[
     list[str],
     typer.Argument(
         metavar="NAME=VALUE...",
-        help="The settings to change. Write a list as a,b; the value none removes a setting.",
+        help="The settings to change. Write a list as a,b; the value none, or no value, takes a setting away.",
         show_default=False,
     ),
 ]
-TIME = "2026-01-31T12:00:00Z, or ms since 1970"
+TIME = "2026-01-31T12:00:00Z (without a zone: local time), or ms since 1970"
 
 
 def check_name(name: str) -> str:
@@ -45,7 +44,7 @@ def check_name(name: str) -> str:
 
 
 def parse_time(option: str, text: str | None) -> int | None:
-    """The time in milliseconds since 1970."""
+    """The time in milliseconds since 1970. One without a zone is local time, which is said on standard error."""
     if text is None or text.isdecimal():
         return None if text is None else int(text)
     try:
@@ -53,7 +52,10 @@ def parse_time(option: str, text: str | None) -> int | None:
     except ValueError:
         expected = "a time such as 2026-01-31T12:00:00Z, or milliseconds since 1970"
         raise InvalidValue(option, text, expected) from None
-    return int((time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp() * 1000)
+    if time.tzinfo is None:
+        time = time.astimezone()
+        print_message(f"{option} has no zone, and is taken as local time: {time.isoformat()}")
+    return int(time.timestamp() * 1000)
 
 
 def format_time(ms: float) -> str:

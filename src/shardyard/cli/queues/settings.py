@@ -1,4 +1,5 @@
-"""Settings of topics and groups as the command line writes them: NAME=VALUE, lists as 1,5,30, null as none."""
+"""Settings of topics and groups as the command line writes them: NAME=VALUE, lists as 1,5,30. `none`, and no value at
+all, take a setting away."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,10 +9,13 @@ import msgspec
 from shardyard.cli.help import Rows
 from shardyard.model import InvalidValue
 
+_NONE = "none"
+
 
 def parse_settings(kind: type[msgspec.Struct], pairs: Sequence[str]) -> dict[str, Any]:
     """The settings in `pairs`, written as NAME=VALUE, with the types that they have in `kind`."""
-    from shardyard.wire.validation import in_words, masked, unknown  # noqa: PLC0415 slow to import
+    from shardyard.wire.settings import without_null_lists  # noqa: PLC0415 slow to import
+    from shardyard.wire.validation import in_words, masked, unknown  # noqa: PLC0415
 
     fields = {field.name: field for field in msgspec.structs.fields(kind)}
     settings = {}
@@ -21,9 +25,10 @@ def parse_settings(kind: type[msgspec.Struct], pairs: Sequence[str]) -> dict[str
             raise InvalidValue("setting", pair, f"NAME=VALUE, with a name of {', '.join(fields)}")
         if name not in fields:
             raise unknown("setting", name, fields)
-        value: object = None if text == "none" else text
-        if isinstance(fields[name].default, tuple):
+        value: object = None if text in ("", _NONE) else text
+        if value is not None and isinstance(fields[name].default, tuple):
             value = [part for part in text.split(",") if part]
+        value = without_null_lists(kind, {name: value})[name]
         try:
             settings[name] = msgspec.to_builtins(msgspec.convert(value, fields[name].type, strict=False))
         except msgspec.ValidationError:
@@ -34,10 +39,10 @@ def parse_settings(kind: type[msgspec.Struct], pairs: Sequence[str]) -> dict[str
 def format_setting(value: object) -> str:
     """A setting as `parse_settings` takes it."""
     if isinstance(value, list | tuple):
-        return ",".join(map(format_setting, value))
+        return ",".join(map(format_setting, value)) or _NONE
     if isinstance(value, float):
         return f"{value:g}"
-    return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    return _NONE if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def settings_help(kind: type[msgspec.Struct]) -> Rows:
@@ -53,4 +58,4 @@ def settings_help(kind: type[msgspec.Struct]) -> Rows:
 def _default(value: object) -> str:
     if value is msgspec.UNSET:
         return ""
-    return f" [default: {format_setting(value) or 'empty'}]"
+    return f" [default: {format_setting(value)}]"

@@ -9,10 +9,11 @@ import typer
 from shardyard.cli.help import Command, Rows
 from shardyard.cli.options import Json, Partitions, integer_option, value_option
 from shardyard.cli.output import print_json, print_list, print_message, print_table, print_tables
-from shardyard.cli.queues.options import INTERNAL_PREFIX, Brokers, Settings, Topic, check_name
+from shardyard.cli.queues.options import Brokers, Settings, Topic, check_name
 from shardyard.cli.queues.session import request
 from shardyard.cli.queues.settings import format_setting, parse_settings, settings_help
 from shardyard.model import InvalidValue, TopicInUse, whole_number
+from shardyard.model.limits import INTERNAL_PREFIX
 from shardyard.wire.requests import NewTopic, Resize, TopicChanges
 
 app = typer.Typer(name="topics", help="Create, show, resize, configure and delete topics.", no_args_is_help=True)
@@ -160,6 +161,7 @@ def delete(
         bool, typer.Option("--force", help="Delete it even while members subscribe to it, and delete dead letters.")
     ] = False,
     brokers: Brokers = None,
+    json: Json = False,
 ) -> None:
     """Delete a topic and all of its records. Refused while members subscribe to it, unless forced.
 
@@ -178,11 +180,14 @@ def delete(
         groups = ", ".join(error.groups)
         error.args = (f"topic {topic!r} is subscribed to by {groups}: stop their members, or use --force",)
         raise
-    print_deleted(f"topic {topic!r}", deleted)
+    print_deleted(f"topic {topic!r}", deleted, json=json)
 
 
-def print_deleted(what: str, deleted: dict[str, Any]) -> None:
+def print_deleted(what: str, deleted: dict[str, Any], *, json: bool) -> None:
     """Print what was deleted, which companion topics were deleted with it, and which were kept."""
+    if json:
+        print_json(deleted)
+        return
     print_message(f"{what} is deleted")
     for name in deleted["also_deleted"]:
         print_message(f"topic {name!r} went with it")

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import psycopg
@@ -15,7 +16,7 @@ from shardyard.runtime.postgresql import Aborted, Connection
 
 _log = logging.getLogger(__name__)
 
-PAYLOAD_PARTITIONS = 200
+PAYLOAD_PARTITIONS = 150
 """In one notification, whose payload must be below 8000 bytes."""
 
 # The order by id, and fences after partitions, are the same in all transactions, so that nobody waits in a circle.
@@ -72,7 +73,9 @@ SELECT set_config('synchronous_commit', 'off', true), pg_notify(%s, payload) FRO
 class Stored:
     """What the appends of a group depend on, locked until the transaction ends."""
 
-    def __init__(self, connection: Connection, group: Sequence[Append]) -> None:
+    def __init__(self, connection: Connection, pipeline: psycopg.Pipeline, group: Sequence[Append]) -> None:
+        """One round trip. The pipeline stays open: leaving it sends the server a message after which it would no longer
+        end the transaction of a process that was stopped (`idle_in_transaction_session_timeout`)."""
         group = [append for append in group if _may_exist(append.partition)]
         places = {(append.partition.topic, number_of(append.partition)) for append in group}
         fences = sorted({append.fence.name for append in group if append.fence is not None})
@@ -82,14 +85,14 @@ class Stored:
             if append.stamp is not None and (append.partition.topic, append.partition.index) in places
         ]
         no_rows: list[tuple[Any, ...]] = []
-        with connection.pipeline():
-            connection.execute("BEGIN")
-            partitions = connection.execute(_LOCK_PARTITIONS, _columns(places, 2), binary=True)
-            topics = connection.execute(_TOPICS, [list({topic for topic, _ in places})], binary=True)
-            if fences:
-                connection.execute(_ADD_FENCES, [fences])
-            epochs = connection.execute(_LOCK_FENCES, [fences], binary=True) if fences else no_rows
-            known = connection.execute(_STAMPS, _columns(stamps, 4), binary=True) if stamps else no_rows
+        connection.execute("BEGIN")
+        partitions = connection.execute(_LOCK_PARTITIONS, _columns(places, 2), binary=True)
+        topics = connection.execute(_TOPICS, [list({topic for topic, _ in places})], binary=True)
+        if fences:
+            connection.execute(_ADD_FENCES, [fences])
+        epochs = connection.execute(_LOCK_FENCES, [fences], binary=True) if fences else no_rows
+        known = connection.execute(_STAMPS, _columns(stamps, 4), binary=True) if stamps else no_rows
+        pipeline.sync()
         self._partitions = {(topic, number): rest for topic, number, *rest in partitions}
         self._topics: dict[str, Sequence[Any]] = {}
         self.now = 0
@@ -130,12 +133,13 @@ class Stored:
         return self._last[partition_id, producer]
 
 
-def put(connection: Connection, changes: Changes, now: int) -> None:
-    """Store the changes, commit, and tell those who wait for records. The notification is a transaction of its own:
-    in the same one, PostgreSQL would let commits of all processes sync to disk one after the other."""
+def put(connection: Connection, leave_pipeline: ExitStack, changes: Changes, now: int) -> None:
+    """Store the changes, commit, and tell those who wait for records, in the round trip that leaves the pipeline. The
+    notification is a transaction of its own: in the same one, PostgreSQL would let commits of all processes sync to
+    disk one after the other."""
     commit = connection.cursor()
     try:
-        with connection.pipeline():
+        with leave_pipeline:
             _store(connection, changes, now)
             commit.execute("COMMIT")
             if changes.ends:

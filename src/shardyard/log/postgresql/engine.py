@@ -29,7 +29,7 @@ from shardyard.runtime.postgresql import Connection, connect, migrate
 
 T = TypeVar("T")
 
-MAINTAIN_SECONDS = 2.0
+MAINTAIN_SECONDS = 5.0
 WRITERS = 2
 """Threads that write, each for some of the partitions and with a connection of its own: while one waits for its commit,
 the other uses the processor."""

@@ -183,9 +183,8 @@ def _merge_run(connection: Connection, partition: int, firsts: list[int]) -> Non
     )
     parts = [decode(data, checksum, partition, first, count, where) for first, count, checksum, data in rows]
     batch = encode(partition, parts[0].first, merging.merged(parts, where))
-    with connection.pipeline():
-        connection.execute("SET LOCAL synchronous_commit = off")
-        connection.execute(
-            "DELETE FROM log_batches WHERE partition = %s AND first = ANY(%s::bigint[])", (partition, firsts)
-        )
-        connection.execute(PUT_BATCH, batch_row(partition, batch))
+    connection.execute("SET LOCAL synchronous_commit = off")
+    connection.execute(
+        "DELETE FROM log_batches WHERE partition = %s AND first = ANY(%s::bigint[])", (partition, firsts)
+    )
+    connection.execute(PUT_BATCH, batch_row(partition, batch))

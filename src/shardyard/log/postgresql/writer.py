@@ -1,13 +1,14 @@
 """Group commit: a thread writes for all producers of the process, everything that is waiting in one commit."""
 
 from collections.abc import Callable
+from contextlib import ExitStack
 
 from shardyard.log.appending import Append, Appending
 from shardyard.log.postgresql import appends
 from shardyard.log.postgresql.sessions import Session
 from shardyard.model import Appended, ShardyardError
 from shardyard.model.url import EngineUrl
-from shardyard.runtime.group_commit import GroupCommit, Outcome
+from shardyard.runtime.group_commit import GroupCommit, Outcome, after_commit
 from shardyard.runtime.postgresql import Connection
 
 GROUP_BYTES = 16 * 1024 * 1024
@@ -49,16 +50,19 @@ class Writer:
     def _carry_out(self, group: list[Append]) -> list[Outcome]:
         outcomes, ends = self._session.run(lambda connection: self._write(connection, group))
         if ends:
-            self._on_commit(ends)
+            after_commit(lambda: self._on_commit(ends))
         return outcomes
 
     def _write(self, connection: Connection, group: list[Append]) -> tuple[list[Outcome], dict[int, int]]:
-        stored = appends.Stored(connection, group)
-        now = stored.now if self._now is None else self._now()
-        appending = Appending(stored, now)
-        outcomes = [_outcome(appending, request) for request in group]
-        changes = appending.changes()
-        self._session.commit(connection, lambda: appends.put(connection, changes, now))
+        with ExitStack() as stack:
+            pipeline = stack.enter_context(connection.pipeline())
+            stored = appends.Stored(connection, pipeline, group)
+            now = stored.now if self._now is None else self._now()
+            appending = Appending(stored, now)
+            outcomes = [_outcome(appending, request) for request in group]
+            changes = appending.changes()
+            leave_pipeline = stack.pop_all()
+        self._session.commit(connection, lambda: appends.put(connection, leave_pipeline, changes, now))
         return outcomes, changes.ends
 
 

@@ -71,7 +71,9 @@ def render(report: PlanReport, title: str) -> str:
             "moves": _svg("moves", _moves(report), "Partitions that move when members are added, for each assignor"),
             "bytes": _svg("bytes", _bytes(report), "Bytes of each partition") if report.load.partition_bytes else "",
             "partitions": _svg("keys", _keys(report), "Keys that move when partitions are added, for each partitioner"),
-            "memory": _svg("memory", _memory(report), "Memory of a routing table in each worker"),
+            "memory": _svg("memory", _memory(report), "Memory of a routing table in each worker")
+            if report.tables
+            else "",
         }
     return template.render(
         title=title,
@@ -83,7 +85,7 @@ def render(report: PlanReport, title: str) -> str:
         member_rows=_grouped(report.member_steps, "partitions", "before", "after"),
         partition_rows=_grouped(report.partition_steps, "before", "after"),
         worker_rows=_grouped(report.worker_memory, "scale", "mode"),
-        adr={
+        design={
             "users": ACTIVATE_USERS,
             "bytes": ACTIVATE_BYTES,
             "channels": CHANNELS_PER_USER,
@@ -198,13 +200,13 @@ def _memory(report: PlanReport) -> Figure:
         for mode, dashes in (("replicated", "-"), ("partitioned", "--")):
             of_mode = [row for row in rows if row.mode == mode]
             at = range(len(of_mode))
-            for colour, name, label in ((1, "formula_bytes", "ADR-009's formula"), (0, "measured_bytes", "ours")):
+            for colour, name, label in ((1, "formula_bytes", "by formula"), (0, "measured_bytes", "ours")):
                 sizes = [getattr(row, name) / GB for row in of_mode]
                 axes.plot(
                     at, sizes, dashes, color=_SERIES[colour], marker="o", markersize=3.5, label=f"{label}, {mode}"
                 )
             axes.set_xticks(at, [str(row.workers) for row in of_mode])
-        axes.plot([0], [size.stated_bytes / GB], "x", color=_MEAN, markersize=7, label="stated in ADR-009")
+        axes.plot([0], [size.stated_bytes / GB], "x", color=_MEAN, markersize=7, label="stated in the design")
         axes.set(yscale="log", xlabel="workers", title=f"{size.scale}: {size.users:,} users")
         axes.minorticks_off()
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")

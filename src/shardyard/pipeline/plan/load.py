@@ -54,6 +54,8 @@ class Load:
     partition_bytes: tuple[int, ...] = ()
     records_per_second: float | None = None
     keys: KeySample | None = None
+    distinct_keys: int | None = None
+    """How many different keys there are, about; None if that is not known, or if some records have none."""
 
     def __post_init__(self) -> None:
         for name in ("records", "bytes"):
@@ -140,13 +142,17 @@ def load_of(loads: DataFrame, sample: int, *, partitions: int | None = None) -> 
     count = partitions or count if parts else 0
     per = {name: tuple(parts[i][name] if i in parts else 0 for i in range(count)) for name in ("records", "bytes")}
     keys = None
+    distinct = total["keys"] or None
     if total["keys"]:
-        sampled = loads.transform(sample_keys, -(-total["keys"] // sample)).toArrow()
+        one_in = -(-total["keys"] // sample)
+        sampled = loads.transform(sample_keys, one_in).toArrow()
+        distinct = len(sampled) if one_in == 1 else distinct  # all of them, whereas Spark's count is approximate
         if len(sampled):
             arrays = sampled.combine_chunks()
             keys = KeySample.scaled(arrays["key"].chunk(0), arrays["bytes"].to_numpy(), total["keyed_bytes"])
     rate = total["records"] / total["seconds"] if total["seconds"] else None
-    return Load(total["records"], total["bytes"], per["records"], per["bytes"], rate, keys)
+    distinct = distinct if total["keyed_bytes"] == total["bytes"] else None
+    return Load(total["records"], total["bytes"], per["records"], per["bytes"], rate, keys, distinct)
 
 
 def _one_topic(rows: Sequence[Row]) -> tuple[Row, dict[int, Row]]:

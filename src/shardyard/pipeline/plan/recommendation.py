@@ -25,30 +25,43 @@ class PartitionCount:
     records_per_second: float | None
 
 
-def recommend(counts: Sequence[PartitionCount], members: Sequence[int]) -> PartitionCount:
+def recommend(counts: Sequence[PartitionCount], members: Sequence[int], keys: int | None = None) -> PartitionCount:
     """The smallest number of partitions with which no member owns more than `MAX_EXCESS` above the mean.
 
     That must hold for every number of members from the lowest given one to twice the highest. If it holds for no number
-    of partitions, the one that comes closest is recommended.
+    of partitions, the one that comes closest is recommended. `keys`: how many different keys the load has, if all
+    records have one; more partitions than that are not recommended, because some would stay empty.
     """
+    counts = _supported(counts, keys)
     worst = {count: _worst(count.partitions, members)[0] for count in counts}
     good = [count for count in counts if worst[count] <= MAX_EXCESS]
     return min(good or counts, key=lambda count: (0 if good else worst[count], count.partitions))
 
 
-def recommendation(counts: Sequence[PartitionCount], members: Sequence[int], steps: Sequence[MemberStep]) -> str:
-    """The recommendation in two sentences, with the numbers that it is based on.
+def _supported(counts: Sequence[PartitionCount], keys: int | None) -> list[PartitionCount]:
+    """The numbers of partitions that so many keys can fill; the smallest one if they can fill none."""
+    smallest = min(count.partitions for count in counts)
+    return [
+        count for count in counts if keys is None or count.partitions in (keys, smallest) or count.partitions < keys
+    ]
+
+
+def recommendation(
+    counts: Sequence[PartitionCount], members: Sequence[int], steps: Sequence[MemberStep], keys: int | None = None
+) -> str:
+    """The recommendation in two or three sentences, with the numbers that it is based on, and what the load supports.
 
     The recommended assignor is the one that moves the fewest partitions among those that spread them most evenly.
     """
-    now, chosen = members[0], recommend(counts, members)
+    now, chosen = members[0], recommend(counts, members, keys)
     above, at = _worst(chosen.partitions, members)
     any_number = f"any number of members from {min(members)} to {2 * max(members)}"
     within = f"within {100 * MAX_EXCESS:.0f} % of even with {any_number}"
     at_worst = f" (at worst {format_percent(above)} above the mean, with {at})" if above else ""
-    why = "the smallest of the given counts that stays "
+    given = "given counts" if len(_supported(counts, keys)) == len(counts) else "given counts that the keys can fill"
+    why = f"the smallest of the {given} that stays "
     if above > MAX_EXCESS:
-        why = "the closest of the given counts, none of which stays "
+        why = f"the closest of the {given}, none of which stays "
     size = f"{format_bytes(chosen.bytes_mean)} per partition"
     if chosen.max_over_mean is not None:
         size += f" (the fullest has {chosen.max_over_mean:.2f} times that)"
@@ -58,7 +71,11 @@ def recommendation(counts: Sequence[PartitionCount], members: Sequence[int], ste
     next_steps.sort(key=lambda s: (max(s.most_partitions - s.fewest_partitions, 1), s.moves))
     moves = ", ".join(_moves(step, noun=step is next_steps[0]) for step in next_steps)
     use = f": use {next_steps[0].assignor}" if len(next_steps) > 1 else ""
-    return f"{first} Adding a {ordinal(now + 1)} moves {moves}{use}."
+    few_keys = ""
+    if keys is not None and keys < max(count.partitions for count in counts):
+        fill = f"{_plural(keys, 'different key')}, which {'fills' if keys == 1 else 'fill'}"
+        few_keys = f" The load has {fill} at most {_plural(keys, 'partition')}: more would stay empty."
+    return f"{first} Adding a {ordinal(now + 1)} moves {moves}{use}.{few_keys}"
 
 
 def _worst(partitions: int, members: Sequence[int]) -> tuple[float, int]:

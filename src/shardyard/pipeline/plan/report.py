@@ -46,7 +46,7 @@ class PlanReport:
     member_steps: tuple[MemberStep, ...]
     partition_steps: tuple[PartitionStep, ...]
     tables: tuple[TableSize, ...]
-    """ADR-009's routing tables."""
+    """The routing tables of fan-out, at three scales, if they were asked for."""
     worker_memory: tuple[WorkerMemory, ...]
 
     def to_json(self) -> dict[str, Any]:
@@ -72,8 +72,10 @@ def make_plan(
     assignors: Sequence[str] = tuple(ASSIGNORS),
     partitioners: Sequence[str] = tuple(BY_KEY),
     hash_: str | None = None,
+    fan_out_memory: bool = False,
 ) -> PlanReport:
     """A plan for all combinations of `partitions` and `members`, with the steps from N to N+1 and to 2N members.
+    `fan_out_memory` adds the memory of fan-out workers, which does not depend on the load.
 
     The first number of members is today's. The first partitioner places the sample of keys. With `hash_`, all
     partitioners use that hash, except that jump keeps its default if the hash does not have 64 bits.
@@ -86,10 +88,10 @@ def make_plan(
         counts.append(_partition_count(load, partition_bytes, basis))
         for n in members:
             steps += [step for name in assignors for step in member_steps(partition_bytes, n, name)]
-    tables = tuple(map(table_size, ADR_009))
+    tables = tuple(map(table_size, ADR_009)) if fan_out_memory else ()
     return PlanReport(
-        recommended_partitions=recommend(counts, members).partitions,
-        recommendation=recommendation(counts, members, steps),
+        recommended_partitions=recommend(counts, members, load.distinct_keys).partitions,
+        recommendation=recommendation(counts, members, steps, load.distinct_keys),
         load=load,
         partition_counts=tuple(counts),
         shares=tuple(_share(count, n) for count in partitions for n in members),

@@ -1,5 +1,6 @@
 """Groups over HTTP: partitions and their owners, settings, resets, dead letters, audit log."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
@@ -10,6 +11,7 @@ from shardyard.model import GroupInUse, InvalidCall, Partition, Position, Unknow
 from shardyard.queues import cascade_delete
 from shardyard.queues.broker import Broker
 from shardyard.queues.dead_letters import find_dead_topic, list_dead_letters
+from shardyard.queues.dropped_unread import dropped_unread
 from shardyard.queues.redrive import redrive as redrive_letters
 from shardyard.queues.settings import change_group, delete_settings, group_scope, group_settings, is_joined
 from shardyard.queues.topic_readers import topic_readers
@@ -55,7 +57,8 @@ async def show_group(group: str, broker: Authorised) -> Response:
     parts = await _parts(broker, group)
     if not parts:
         raise UnknownGroup(group)
-    rows = [_partition(part, row) for part in parts for row in await _status(broker, part)]
+    dropped = await broker.node.transactions.read(lambda tx: {part: dropped_unread(tx, part) for part in parts})
+    rows = [_partition(part, row, dropped[part]) for part in parts for row in await _status(broker, part)]
     members, joined = await broker.node.transactions.read(
         lambda tx: ([m for part in parts for m in tx.members(part)], is_joined(tx, group))
     )
@@ -77,7 +80,7 @@ async def _status(broker: Broker, group: str) -> list[PartitionStatus]:
         return []
 
 
-def _partition(group: str, row: PartitionStatus) -> responses.PartitionInfo:
+def _partition(group: str, row: PartitionStatus, dropped: Mapping[str, int]) -> responses.PartitionInfo:
     return responses.PartitionInfo(
         group=group,
         topic=row.partition.topic,
@@ -89,6 +92,7 @@ def _partition(group: str, row: PartitionStatus) -> responses.PartitionInfo:
         end=row.end,
         lag=row.lag,
         stuck_for=round(row.stuck_for, 3),
+        dropped_unread=dropped.get(str(row.partition), 0),
     )
 
 
@@ -144,6 +148,7 @@ def _delete(tx: Transaction, group: str, who: str, *, has_topics: bool) -> None:
         raise GroupInUse(group, member.name)
     for part in parts:
         tx.delete_group(part)
+        delete_settings(tx, group_scope(part))
     delete_settings(tx, group_scope(group))
     tx.audit(who, "group deleted", group)
 
@@ -179,8 +184,10 @@ async def show_dead_letters(group: str, topic: str, broker: Authorised, limit: L
     return respond(
         [
             responses.DeadLetterInfo(
+                id=letter.record.id,
                 record=json_record(letter.record, letter.partition, letter.offset),
                 reason=letter.reason,
+                traceback=letter.traceback,
                 attempts=letter.attempts,
                 origin=letter.origin,
                 published=letter.published,

@@ -16,6 +16,7 @@ from shardyard.model import (
     CommitBeyond,
     InvalidValue,
     NotAllowed,
+    OffsetTrimmed,
     Partition,
     PartitionOutOfRange,
     Position,
@@ -25,6 +26,7 @@ from shardyard.model import (
 from shardyard.model.batch import Batch
 from shardyard.model.limits import Limits, check_topic_name
 from shardyard.queues.broker import SETTINGS_SECONDS, Broker
+from shardyard.queues.dropped_unread import count_dropped_unread
 from shardyard.queues.failures import Disposition, Failure, Outcome
 from shardyard.queues.filtering import only_tagged, without_header
 from shardyard.queues.retry_topics import ensure_retry_topics, original_topic, with_retry_topics
@@ -205,7 +207,7 @@ async def fail(group: str, request: Request, broker: Authorised) -> Response:
     """Report records whose handlers failed. They will be retried, or become dead letters; commit past them then."""
     body = await read_body(request, requests.Failures)
     settings = await broker.group_settings(parent_group(group))
-    failures = [Failure(parse_partition(f.partition), f.epoch, f.offset, f.reason) for f in body.failures]
+    failures = [Failure(parse_partition(f.partition), f.epoch, f.offset, f.reason, f.traceback) for f in body.failures]
     for failure in failures:
         await broker.check_owner(group, failure.partition, failure.epoch)
     subscribed = await broker.node.transactions.read(
@@ -277,7 +279,12 @@ async def read(group: str, topic: str, index: Index, request: Request, broker: A
     partition = Partition(topic, index)
     await broker.check_owner(group, partition, query.owner)
     poll = LongPoll(drain_of(request), broker.clock, min(query.wait_seconds, MAX_WAIT_SECONDS))
-    batch = await _OwnerRead(broker, group, partition, query).next(poll)
+    try:
+        batch = await _OwnerRead(broker, group, partition, query).next(poll)
+    except OffsetTrimmed as error:
+        position = Position((await broker.log.span(partition)).epoch, query.offset)
+        await count_dropped_unread(broker.node.transactions, group, {partition: (position, error.first)})
+        raise
     broker.note_read(partition, Position(batch.epoch, batch.end))
     media = accepted_media(request)
     body = encode_batch(batch, media)

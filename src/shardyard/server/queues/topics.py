@@ -12,10 +12,11 @@ from shardyard.queues import cascade_delete
 from shardyard.queues.broker import Broker
 from shardyard.queues.draining import draining_partitions
 from shardyard.queues.partition_spans import spans
-from shardyard.queues.settings import change_topic, check_topic, delete_settings, topic_scope
+from shardyard.queues.retry_topics import check_not_reserved
+from shardyard.queues.settings import change_topic, check_token_change, check_topic, delete_settings, topic_scope
 from shardyard.queues.topic_readers import topic_readers, with_predecessors
-from shardyard.registry import Transaction
-from shardyard.server.auth import Authorised
+from shardyard.registry import Snapshot, Transaction
+from shardyard.server.auth import Authorised, token_of
 from shardyard.server.http import Index, caller_of, read_body, request_body, respond
 from shardyard.wire import requests, responses
 
@@ -30,8 +31,10 @@ async def list_topics(broker: Authorised) -> Response:
 
 @router.post("", status_code=201, openapi_extra=request_body(requests.NewTopic))
 async def create_topic(request: Request, broker: Authorised) -> Response:
-    """Create a topic."""
+    """Create a topic. Names that Shardyard needs for topics of its own are refused: those that begin with `shardyard.`,
+    or end with `.retry` or `.dead`."""
     body = await read_body(request, requests.NewTopic)
+    check_not_reserved(body.name)
     retention = Retention(body.retention_ms, body.retention_bytes)
     topic = await broker.log.create_topic(
         body.name, body.partitions, retention=retention, partitioner=body.partitioner, hash_=body.hash
@@ -100,7 +103,10 @@ async def contract_topic(name: str, request: Request, broker: Authorised) -> Res
 
 @router.patch("/{name}", openapi_extra=request_body(requests.TopicChanges))
 async def set_topic(name: str, request: Request, broker: Authorised) -> Response:
-    """Change settings. Those that are not named stay as they are; null removes one."""
+    """Change settings. Those that are not named stay as they are; null removes one.
+
+    Taking the topic's token away, or replacing it, takes this token, or that of the broker.
+    """
     topic = await broker.log.topic(name)
     body = structs.asdict(await read_body(request, requests.TopicChanges))
     changes = {setting: value for setting, value in body.items() if value is not UNSET}
@@ -110,10 +116,20 @@ async def set_topic(name: str, request: Request, broker: Authorised) -> Response
         limits.get("retention_ms", current.age_ms), limits.get("retention_bytes", current.bytes_per_partition)
     )
     check_topic(changes)  # before anything is changed
+
+    def check_token(tx: Snapshot) -> None:
+        if not broker.has_token:  # otherwise the caller has shown that one
+            check_token_change(tx, name, changes, token_of(request))
+
+    def change(tx: Transaction) -> None:
+        check_token(tx)
+        change_topic(tx, name, caller_of(request), changes, limits)
+
+    await broker.node.transactions.read(check_token)
     if retention != current:
         await broker.log.set_retention(name, retention)
     if changes or retention != current:
-        await broker.node.transactions.run(lambda tx: change_topic(tx, name, caller_of(request), changes, limits))
+        await broker.node.transactions.run(change)
         broker.forget_settings()
     return await describe_topic(name, broker)
 

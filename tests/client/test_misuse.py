@@ -1,0 +1,109 @@
+"""Calls that are wrong, or not quite right: each works, or fails at once with an error that says what to do."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from shardyard.client import BlockingConsumer, BlockingProducer
+from shardyard.model import InvalidCall, InvalidValue, Record
+from tests.queues.setup import Cluster, run
+
+URL = "http://127.0.0.1:1"
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: BlockingProducer(URL).send("orders", "a"),
+        lambda: BlockingProducer(URL).publish("orders", [Record.new(b"a")]),
+    ],
+)
+def test_a_blocking_producer_outside_its_block_says_how_to_open_it(call: Callable[[], object]) -> None:
+    with pytest.raises(InvalidCall, match=r"the BlockingProducer is not open: use it inside a block, `with Blocking"):
+        call()
+
+
+def test_a_blocking_consumer_outside_its_block_says_how_to_open_it() -> None:
+    consumer = BlockingConsumer(URL, "billing", ["orders"])
+    with pytest.raises(InvalidCall, match="the BlockingConsumer is not open"):
+        consumer.run(print)
+    with pytest.raises(InvalidCall, match="the BlockingConsumer is not open"):
+        next(iter(consumer))
+
+
+def test_a_blocking_producer_after_its_block_is_not_open() -> None:
+    with BlockingProducer(URL) as producer:
+        pass
+    with pytest.raises(InvalidCall, match="is not open"):
+        producer.send("orders", "a")
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"tag": 5}, "tag is 5: expected a string"),
+    ({"trace": 5}, "trace is 5: expected a string"),
+    ({"delay": "3"}, "delay is '3': expected a number of seconds"),
+    ({"delay": True}, "delay is True: expected a number of seconds"),
+    ({"deliver_at": "noon"}, "deliver_at is 'noon': expected a whole number"),
+    ({"key": 5}, "key is 5: expected bytes, or a string"),
+    ({"value": 5}, "value is 5: expected bytes, a string, or a dict or list"),
+    ({"value": None}, "value is None: expected bytes, a string"),
+    ({"value": {"a": {1, 2}}}, "value is 'a dict': expected what JSON can express"),
+    ({"value": "\ud800"}, "value is '\\ud800': expected a string without lone surrogates"),
+    ({"headers": {"a": 5}}, "header 'a' is 5: expected bytes, or a string"),
+    ({"headers": {5: b"a"}}, "header is (5, b'a'): expected a mapping, or pairs"),
+    ({"headers": "a=b"}, "headers is 'a=b': expected a mapping, or pairs"),
+    ({"headers": [("a",)]}, "header is ('a',): expected a mapping, or pairs"),
+    ({"headers": 5}, "headers is 5: expected a mapping, or pairs"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), WRONG, ids=[message for _, message in WRONG])
+def test_a_wrong_argument_of_send_is_refused_at_once(options: dict[str, Any], message: str) -> None:
+    with BlockingProducer(URL, retry_seconds=60) as producer, pytest.raises(InvalidValue) as refused:
+        producer.send("orders", **{"value": "a", **options})
+    assert str(refused.value).startswith(message)
+
+
+def test_what_can_only_mean_one_thing_is_stored() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.topic(partitions=1)
+        async with cluster.producer() as producer:
+            headers: dict[str, bytes | str] = {"a": b"\xff", "b": "é"}
+            await producer.send("orders", "é", key="k", headers=headers, tag="eu")
+            await producer.send("orders", {"customer": "é", "items": [1, 2.5, None]})
+            await producer.publish("orders", [Record.new("text", "key", {"a": "b"}), Record.new([1])])
+        first, second, third, fourth = (await cluster.records())[0]
+        assert (first.value, first.key) == ("é".encode(), b"k")
+        assert first.headers == (("tag", b"eu"), ("a", b"\xff"), ("b", "é".encode()))
+        assert second.value == '{"customer":"é","items":[1,2.5,null]}'.encode()
+        assert (third.value, third.key, third.headers) == (b"text", b"key", (("a", b"b"),))
+        assert fourth.value == b"[1]"
+
+    run(scenario)
+
+
+def test_an_object_or_an_array_as_value_is_stored_as_json_and_other_values_are_refused() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.topic(partitions=1)
+        path = "/v1/topics/orders/records"
+        await cluster.do("POST", path, {"value": {"customer": "é", "items": [1, {"n": None}]}})
+        await cluster.do("POST", path, {"records": [{"value": []}, {"value": "[]"}, {"value": {}}]})
+        values = [record.value for record in (await cluster.records())[0]]
+        assert json.loads(values[0]) == {"customer": "é", "items": [1, {"n": None}]}
+        assert values[1:] == [b"[]", b"[]", b"{}"]
+        for wrong in (5, True):
+            refused = await cluster.request("POST", path, {"value": wrong})
+            assert refused.status == 400
+            assert "Expected `str | object | array | null`" in refused.json["error"]["message"]
+        both = await cluster.request("POST", path, {"value": {}, "value_base64": "YQ=="})
+        assert both.code == "invalid_value"
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("wrong", [5, None, bytearray(b"a"), {"a": object()}])
+def test_a_record_is_made_of_bytes_strings_or_json(wrong: Any) -> None:
+    with pytest.raises(InvalidValue, match=r"^value is "):
+        Record.new(wrong)

@@ -1,0 +1,146 @@
+"""Consumers that are stopped from outside or from inside: by a signal, or by `sys.exit` in a handler."""
+
+import asyncio
+import contextlib
+import signal
+import sys
+from collections.abc import AsyncIterator
+
+import pytest
+
+from shardyard.client import Consumer
+from shardyard.client.signals import sigterm_as_interrupt
+from shardyard.model import InvalidCall
+from tests.queues.setup import Cluster, run
+
+RECORDS = "/v1/topics/orders/records"
+
+BLOCKING = """
+import sys
+from shardyard.client import BlockingConsumer
+
+with BlockingConsumer(sys.argv[1], "billing", ["orders"]) as consumer:
+    consumer.run(lambda message: print(message.value.decode(), flush=True))
+print("over", flush=True)
+"""
+ASYNC = """
+import asyncio, sys
+from shardyard.client import Consumer
+
+async def handle(message):
+    print(message.value.decode(), flush=True)
+
+async def main():
+    async with Consumer(sys.argv[1], "billing", ["orders"]) as consumer:
+        await consumer.run(handle, stop_on_signals=True)
+    print("over", flush=True)
+
+asyncio.run(main())
+"""
+EXIT_IN_THREAD = """
+import sys
+from shardyard.client import BlockingConsumer
+
+def handle(message):
+    if message.value == b"b":
+        sys.exit(3)
+
+with BlockingConsumer(sys.argv[1], "billing", ["orders"]) as consumer:
+    consumer.run(handle)
+"""
+EXIT_IN_COROUTINE = """
+import asyncio, sys
+from shardyard.client import Consumer
+
+async def handle(message):
+    if message.value == b"b":
+        sys.exit(3)
+
+async def main():
+    async with Consumer(sys.argv[1], "billing", ["orders"]) as consumer:
+        await consumer.run(handle)
+
+asyncio.run(main())
+"""
+
+
+async def publish(cluster: Cluster) -> None:
+    await cluster.topic(partitions=1)
+    await cluster.do("POST", RECORDS, {"records": [{"value": value, "key": "k"} for value in "ab"]})
+
+
+@contextlib.asynccontextmanager
+async def start(program: str, url: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    """Run a Python program with the broker's address as its argument; it is killed at the end of the block."""
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", program, url, stdout=pipe, stderr=pipe)
+    try:
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
+@pytest.mark.parametrize("program", [BLOCKING, ASYNC], ids=["blocking", "async"])
+def test_a_signal_ends_a_consumer_without_a_traceback_and_it_leaves_its_group(
+    program: str, number: signal.Signals
+) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await publish(cluster)
+        async with start(program, cluster.urls[0]) as process:
+            assert process.stdout is not None
+            assert await process.stdout.readline() == b"a\n"
+            assert await process.stdout.readline() == b"b\n"  # the first one is done by now
+            process.send_signal(number)
+            async with asyncio.timeout(15):
+                assert await process.communicate() == (b"over\n", b"")
+            assert process.returncode == 0
+        assert (await cluster.rows())[0]["committed"] in (1, 2)
+        assert (await cluster.get("/v1/groups/billing"))["members"] == []
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("program", [EXIT_IN_THREAD, EXIT_IN_COROUTINE], ids=["thread", "coroutine"])
+def test_sys_exit_in_a_handler_ends_the_program_with_its_code_and_commits_what_is_done(program: str) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await publish(cluster)
+        async with start(program, cluster.urls[0]) as process:
+            async with asyncio.timeout(15):
+                assert await process.communicate() == (b"", b"")
+            assert process.returncode == 3
+        row = (await cluster.rows())[0]
+        assert (row["committed"], row["lag"]) == (1, 1), "the record that ended the program is delivered again"
+        assert (await cluster.get("/v1/groups/billing"))["members"] == []
+        assert await cluster.get("/v1/groups/billing/dead", topic="orders") == []
+
+    run(scenario)
+
+
+def test_signals_are_refused_outside_of_the_main_thread() -> None:
+    async def consume(url: str) -> None:
+        async with Consumer(url, "billing", ["orders"]) as consumer:
+            with pytest.raises(InvalidCall, match="signals reach the main thread only"):
+                await consumer.run(print, stop_on_signals=True)
+
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.topic(partitions=1)
+        await asyncio.to_thread(asyncio.run, consume(cluster.urls[0]))
+
+    run(scenario)
+
+
+def test_a_handler_of_sigterm_that_the_program_has_set_stays_in_place() -> None:
+    before = signal.signal(signal.SIGTERM, lambda *_: None)
+    try:
+        own = signal.getsignal(signal.SIGTERM)
+        with sigterm_as_interrupt():
+            assert signal.getsignal(signal.SIGTERM) is own
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        with pytest.raises(KeyboardInterrupt), sigterm_as_interrupt():
+            signal.raise_signal(signal.SIGTERM)
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGTERM, before)
