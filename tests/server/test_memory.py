@@ -36,16 +36,9 @@ def request(broker: BrokerProcess, method: str, path: str, body: bytes | None = 
         return connection.getresponse().status
 
 
-def resident_bytes(broker: BrokerProcess) -> int:
-    for line in Path(f"/proc/{broker.process.pid}/status").read_text().splitlines():
-        if line.startswith("VmRSS:"):
-            return int(line.split()[1]) * 1024
-    raise AssertionError("the process has ended")
-
-
 def test_a_broker_takes_little_memory_before_its_first_record(broker: BrokerProcess) -> None:
     # 137 MB when this was written; the room is for other versions of Python and of the packages.
-    assert resident_bytes(broker) < 165 * MB
+    assert broker.resident_bytes < 165 * MB
     loaded = Path(f"/proc/{broker.process.pid}/maps").read_text()
     assert "pyarrow" in loaded
     for package in ("llvmlite", "matplotlib", "numba", "pandas", "scipy/"):
@@ -53,7 +46,7 @@ def test_a_broker_takes_little_memory_before_its_first_record(broker: BrokerProc
 
 
 def test_callers_that_stop_in_the_middle_of_a_body_do_not_fill_the_memory(broker: BrokerProcess) -> None:
-    before = resident_bytes(broker)
+    before = broker.resident_bytes
     head = f"POST /v1/topics/orders/records HTTP/1.1\r\nHost: broker\r\nContent-Length: {DECLARED}\r\n\r\n".encode()
     with contextlib.ExitStack() as stack:
         refused = 0
@@ -63,7 +56,7 @@ def test_callers_that_stop_in_the_middle_of_a_body_do_not_fill_the_memory(broker
             caller.sendall(head)
             refused += send_until_refused(caller)
         assert refused > CALLERS // 2
-        assert resident_bytes(broker) - before < 250 * MB
+        assert broker.resident_bytes - before < 250 * MB
         assert request(broker, "POST", "/v1/topics/orders/records", b'{"value": "x"}') == 200
         assert request(broker, "GET", "/readyz") == 200
 

@@ -73,8 +73,12 @@ class Connection(HttpToolsProtocol):
 
     def _await_head(self) -> None:
         """Close the connection unless the headers of a request are complete in time."""
+        now = self.loop.time()
         if self._head_until is None:
-            self._head_until = self.loop.time() + self._limits.head_seconds
+            self._head_until = now + self._limits.head_seconds
+        elif now >= self._head_until:  # data has come before the timer each time, and stopped it
+            self.transport.close()
+            return
         self.timeout_keep_alive_task = self.loop.call_at(self._head_until, self.timeout_keep_alive_handler)
 
     def _refuse(self, error: ShardyardError) -> None:
