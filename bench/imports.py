@@ -1,4 +1,5 @@
-"""How long it takes to import the client and to show a command's help, and how much each extra installs.
+"""How long it takes to import the client and to show a command's help, how much memory a broker takes after its start,
+and how much each extra installs.
 
 Run it with `make bench` or `python -m bench.imports`; `bench/README.md` explains how each figure is measured. The
 sizes, for which packages are downloaded, are measured only with `--sizes`.
@@ -14,8 +15,11 @@ import time
 from pathlib import Path
 
 from bench.figures import table
+from tests.queues.brokers import BrokerProcess
 
 ROUNDS = 9
+SETTLE_SECONDS = 5.0
+"""After which the background tasks of a broker have run once."""
 ROOT = Path(__file__).parent.parent
 PROGRAMS = {
     "Python alone": ["-c", ""],
@@ -35,6 +39,14 @@ def seconds(program: list[str]) -> list[float]:
         subprocess.run([sys.executable, *program], check=True, stdout=subprocess.DEVNULL)
         taken.append(time.perf_counter() - start)
     return taken[1:]
+
+
+def broker_memory() -> int:
+    """The bytes that a broker takes when all of it is running, before its first record."""
+    with tempfile.TemporaryDirectory(prefix="shardyard-bench-") as folder, BrokerProcess(Path(folder)) as broker:
+        broker.listens()
+        time.sleep(SETTLE_SECONDS)
+        return broker.resident_bytes
 
 
 def megabytes(folder: Path) -> float:
@@ -69,6 +81,7 @@ if __name__ == "__main__":
         ("program", "best", "median"),
         [(name, f"{min(taken):.2f} s", f"{statistics.median(taken):.2f} s") for name, taken in measured.items()],
     )
+    print(f"a broker before its first record: {broker_memory() / 1e6:.0f} MB")
     if options.sizes:
         for extra in EXTRAS:
             print(f"pip install shardyard{extra}: {installed_size(extra):.0f} MB", flush=True)

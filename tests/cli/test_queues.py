@@ -641,6 +641,7 @@ def test_an_nginx_configuration_names_the_brokers(shell: Shell) -> None:
 
 COUNT = "an integer from 1 to 2147483647"
 INVALID = [
+    ("broker --max-connections 0", "--max-connections is 0: expected at least 1"),
     ("topics show nope", "topic 'nope' does not exist"),
     ("topics show a/b", "name is 'a/b': expected letters, digits"),
     ("topics show ..", "name is '..': expected letters, digits"),

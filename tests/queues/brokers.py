@@ -43,6 +43,12 @@ class BrokerProcess:
         """What it has written to stderr."""
         return self._errors.read_text()
 
+    @property
+    def resident_bytes(self) -> int:
+        """The memory that it takes now, as Linux counts it."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        return int(status.partition("VmRSS:")[2].split()[0]) * 1024
+
     def listens(self) -> None:
         """Wait until it listens."""
         assert self.process.stdout is not None

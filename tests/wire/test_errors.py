@@ -20,6 +20,7 @@ MORE_PRECISE = {
     "not_allowed": 403,
     "unknown_topic": 404,
     "unknown_group": 404,
+    "body_stalled": 408,
     "offset_trimmed": 410,
     "too_large": 413,
     "offset_beyond_end": 416,

@@ -1,10 +1,11 @@
 """`shardyard broker`: serve topics, records and groups over HTTP."""
 
+import contextlib
 import errno
 import os
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -15,6 +16,7 @@ from shardyard.cli.options import integer_option
 from shardyard.model import InvalidValue, ShardyardError
 from shardyard.model.extras import require
 from shardyard.model.url import parse_url
+from shardyard.server.limits import DEFAULT_LIMITS, ServerLimits, raise_open_files
 
 LogUrl = Annotated[str, typer.Option("--log", help="Where records are stored.", metavar="URL")]
 RegistryUrl = Annotated[str, typer.Option("--registry", help="Where groups and settings are stored.", metavar="URL")]
@@ -33,6 +35,9 @@ def broker(
             metavar="ADDRESS",
         ),
     ] = None,
+    max_connections: Annotated[
+        int, integer_option("--max-connections", help="Connections that may be open at a time; others get status 503.")
+    ] = DEFAULT_LIMITS.connections,
 ) -> None:
     """Run a broker, which serves topics, records and groups over HTTP until it is interrupted.
 
@@ -52,6 +57,8 @@ def broker(
     """
     if not 0 <= port < 65536:
         raise InvalidValue("--port", port, "0 to 65535")
+    if max_connections < 1:
+        raise InvalidValue("--max-connections", max_connections, "at least 1")
     if "memory://" in (log, registry):
         raise InvalidValue(
             "--log and --registry", "memory://", "storage that outlives the broker, such as sqlite:///data/log"
@@ -59,20 +66,53 @@ def broker(
     require("server", "the broker")
     import uvloop  # noqa: PLC0415 only the broker needs it
 
-    uvloop.run(_serve(log, registry, host, port, os.environ.get("SHARDYARD_TOKEN") or None, trust_proxy or ()))
+    token = os.environ.get("SHARDYARD_TOKEN") or None
+    # Where they are installed, `placement` loads numba, and PyArrow pandas. That would double the memory of a broker,
+    # and make little difference to the speed: its batches are small.
+    with _without("numba", "pandas"):
+        uvloop.run(
+            _serve(
+                log,
+                registry,
+                host,
+                port,
+                token,
+                trust_proxy or (),
+                replace(DEFAULT_LIMITS, connections=max_connections),
+            )
+        )
+
+
+@contextlib.contextmanager
+def _without(*packages: str) -> Iterator[None]:
+    """Within the block, these packages count as not installed, unless they are loaded already."""
+    hidden = [package for package in packages if package not in sys.modules]
+    sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]  # None: importing it raises ImportError
+    try:
+        yield
+    finally:
+        for package in hidden:
+            del sys.modules[package]
 
 
 async def _serve(
-    log_url: str, registry_url: str, host: str, port: int, token: str | None, trusted: Sequence[str]
+    log_url: str,
+    registry_url: str,
+    host: str,
+    port: int,
+    token: str | None,
+    trusted: Sequence[str],
+    limits: ServerLimits,
 ) -> None:
     from shardyard.log import open_log  # noqa: PLC0415 slow to import
     from shardyard.registry import open_registry  # noqa: PLC0415
     from shardyard.server.app import BACKLOG, serving  # noqa: PLC0415
 
+    raise_open_files(limits.connections)
     with _listening_socket(host, port, BACKLOG) as listener, open_registry(registry_url) as registry:
         async with (
             open_log(log_url) as log,
-            serving(log, registry, host=host, port=port, token=token, trusted_proxies=trusted) as server,
+            serving(log, registry, host=host, port=port, token=token, trusted_proxies=trusted, limits=limits) as server,
         ):
             address, bound_port = listener.getsockname()[:2]
             sys.stdout.write(f"listening on http://{f'[{address}]' if ':' in address else address}:{bound_port}\n")

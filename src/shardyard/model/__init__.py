@@ -2,6 +2,7 @@
 
 from shardyard.model.checks import check_int64, check_text, whole_number
 from shardyard.model.errors import (
+    BodyStalled,
     Busy,
     Closed,
     Closing,
@@ -28,6 +29,7 @@ from shardyard.model.errors import (
     OffsetTrimmed,
     OutcomeUnknown,
     Outdated,
+    Overloaded,
     OverQuota,
     PartitionOutOfRange,
     PartitionTaken,
@@ -72,6 +74,7 @@ __all__ = [
     "TAG",
     "TRACE",
     "Appended",
+    "BodyStalled",
     "Busy",
     "Closed",
     "Closing",
@@ -103,6 +106,7 @@ __all__ = [
     "OutcomeUnknown",
     "Outdated",
     "OverQuota",
+    "Overloaded",
     "Partition",
     "PartitionOutOfRange",
     "PartitionTaken",

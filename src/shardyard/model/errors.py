@@ -408,6 +408,24 @@ class OverQuota(RetryLater):
         self.wait = wait
 
 
+class Overloaded(RetryLater):
+    """Raised when a server has as many connections, or holds as much of requests, as its limit allows."""
+
+    def __init__(self, what: str, limit: int) -> None:
+        super().__init__(f"this broker is at its limit of {limit} {what}: try again in a moment, or use another one")
+        self.what = what
+        self.limit = limit
+
+
+class BodyStalled(RetryLater):
+    """Raised when a caller has stopped sending the body of its request."""
+
+    def __init__(self, received: int, seconds: float) -> None:
+        super().__init__(f"after {received} bytes, no more of the body came for {seconds:g} s: send all of it again")
+        self.received = received
+        self.seconds = seconds
+
+
 class DatabaseUnavailable(RetryLater):
     """Raised when a database can't be reached, or can't be written to for now. Nothing was changed."""
 

@@ -1,14 +1,12 @@
 """Alarms when a group falls behind: logged, and posted to the group's webhook."""
 
-import asyncio
 import contextlib
 import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-import aiohttp
 import msgspec
 
 from shardyard.groups import status
@@ -31,8 +29,7 @@ CLEARED_BELOW = 0.8
 """The fraction of the threshold below which an alarm is cleared, so that a lag around the threshold raises one alarm,
 not many."""
 POST_SECONDS = 5.0
-POSTS_PER_HOST = 8
-"""Concurrent posts to one host."""
+"""How long posting an alarm may take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,18 +166,6 @@ async def _announce(alarms: Iterable[Alarm], settings: Mapping[str, _AlarmSettin
         if (webhook := settings[alarm.group].webhook) is not None:
             posts.append((webhook, alarm))
     if posts:
-        connector = aiohttp.TCPConnector(limit=0, limit_per_host=POSTS_PER_HOST)
-        timeout = aiohttp.ClientTimeout(total=POST_SECONDS)
-        async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
-            await asyncio.gather(*(_post(session, webhook, alarm) for webhook, alarm in posts))
+        from shardyard.queues.webhooks import post_all  # noqa: PLC0415 loads aiohttp, and few groups have a webhook
 
-
-async def _post(session: aiohttp.ClientSession, webhook: str, alarm: Alarm) -> None:
-    """Neither the URL nor the text of an error is logged: each may contain a password or a secret path."""
-    try:
-        async with session.post(webhook, json=asdict(alarm), allow_redirects=False) as response:
-            failure = None if response.status < 300 else f"it answered {response.status}"
-    except (aiohttp.ClientError, OSError, ValueError) as error:
-        failure = type(error).__name__
-    if failure is not None:
-        _log.warning("the webhook of group %r did not accept the alarm on %r: %s", alarm.group, alarm.topic, failure)
+        await post_all(posts, POST_SECONDS)

@@ -176,6 +176,10 @@ REQUESTS_IN_FLIGHT = gauge(
 LONG_POLLS_WAITING = gauge(
     "shardyard_long_polls_waiting", "requests", "Long polls that wait for records or for a change in their group."
 ).series()
+CONNECTIONS = gauge("shardyard_connections", "connections", "Open HTTP connections.").series()
+BODY_BYTES = gauge(
+    "shardyard_body_bytes", "bytes", "Request bodies of more than 64 KiB that are being received and handled."
+).series()
 ERRORS = counter(
     "shardyard_errors_total",
     "responses",

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 
@@ -15,8 +16,11 @@ from shardyard.queues.broker import Broker
 from shardyard.registry import Registry
 from shardyard.runtime.clock import Clock
 from shardyard.server import health
+from shardyard.server.bodies import limit_bodies
+from shardyard.server.connections import Connection
 from shardyard.server.drain import Drain
 from shardyard.server.http import ERROR_HANDLERS
+from shardyard.server.limits import DEFAULT_LIMITS, ServerLimits
 from shardyard.server.queues import groups, members, records, topics
 from shardyard.server.routing import dispatch
 from shardyard.wire import requests, responses
@@ -110,16 +114,17 @@ async def serving(
     token: str | None = None,
     trusted_proxies: Sequence[str] = (),
     drain_seconds: float = DRAIN_SECONDS,
+    limits: ServerLimits = DEFAULT_LIMITS,
     clock: Clock | None = None,
 ) -> AsyncIterator[uvicorn.Server]:
     """A server, ready to `serve()`. Port 0 takes a free one.
 
-    `trusted_proxies`: addresses of proxies whose `X-Forwarded-For` header is believed. `clock`: of the broker, for
-    long polls, leases and everything that it does in the background.
+    `trusted_proxies`: addresses of proxies whose `X-Forwarded-For` header is believed. `limits`: on what callers
+    can take. `clock`: of the broker, for long polls, leases and everything that it does in the background.
     """
     async with Broker(log, registry, token=token, clock=clock) as broker:
         drain = Drain()
-        yield _Server(_config(broker, drain, host, port, trusted_proxies, drain_seconds), drain)
+        yield _Server(_config(broker, drain, host, port, trusted_proxies, drain_seconds, limits), drain)
 
 
 def _config(
@@ -129,11 +134,15 @@ def _config(
     port: int,
     trusted_proxies: Sequence[str] = (),
     drain_seconds: float = DRAIN_SECONDS,
+    limits: ServerLimits = DEFAULT_LIMITS,
 ) -> uvicorn.Config:
+    limits = limits.within_open_files()
     return uvicorn.Config(
-        dispatch(create_app(broker, drain), ROUTERS),
+        limit_bodies(dispatch(create_app(broker, drain), ROUTERS), limits),
         host=host,
         port=port,
+        http=functools.partial(Connection, limits=limits),  # type: ignore[arg-type]  # it is only called
+        ws="none",
         access_log=False,
         log_level="warning",
         lifespan="off",

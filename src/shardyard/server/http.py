@@ -11,7 +11,7 @@ from msgspec import Struct
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from shardyard.model import InvalidValue, Malformed, RetryLater, ShardyardError, TooLarge, WrongToken
+from shardyard.model import BodyStalled, InvalidValue, Malformed, RetryLater, ShardyardError, TooLarge, WrongToken
 from shardyard.runtime.metrics import ERRORS
 from shardyard.wire.codec import decode, encode
 from shardyard.wire.errors import ErrorBody, ErrorResponse, error_body, status_of
@@ -84,25 +84,32 @@ def respond(content: object, status: int = 200) -> Response:
     return Response(encode(content), status, media_type=JSON)
 
 
-async def on_error(_: Request, error: Exception) -> Response:
+def error_response(error: ShardyardError) -> Response:
     """The response to an error of Shardyard's own: its status, code and message."""
-    if not isinstance(error, ShardyardError):
-        raise error
     headers = {"Retry-After": "1"} if isinstance(error, RetryLater) else {}
     if isinstance(error, WrongToken):
         headers["WWW-Authenticate"] = "Bearer"
+    if isinstance(error, BodyStalled):
+        headers["Connection"] = "close"  # nobody waits for the rest of the body
     body = error_body(error)
     ERRORS.series(body.code).add()
     return _error_response(body, status_of(error), headers)
 
 
-async def on_invalid_parameter(request: Request, error: Exception) -> Response:
+async def on_error(_: Request, error: Exception) -> Response:
+    """The response to an error of Shardyard's own."""
+    if not isinstance(error, ShardyardError):
+        raise error
+    return error_response(error)
+
+
+async def on_invalid_parameter(_: Request, error: Exception) -> Response:
     """The response to a path or query parameter that FastAPI could not convert."""
     if not isinstance(error, RequestValidationError):
         raise error
     wrong = error.errors()[0]
     expected = wrong["msg"].removeprefix("Input should be ")
-    return await on_error(request, InvalidValue(str(wrong["loc"][-1]), wrong.get("input"), expected))
+    return error_response(InvalidValue(str(wrong["loc"][-1]), wrong.get("input"), expected))
 
 
 async def on_no_route(request: Request, error: Exception) -> Response:

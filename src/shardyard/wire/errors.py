@@ -8,6 +8,7 @@ from msgspec import Struct
 
 from shardyard import model
 from shardyard.model import (
+    BodyStalled,
     Conflict,
     Damaged,
     DatabaseDenied,
@@ -39,6 +40,7 @@ STATUS: dict[type[ShardyardError], int] = {
     NotAllowed: 403,
     UnknownTopic: 404,
     UnknownGroup: 404,
+    BodyStalled: 408,
     OffsetTrimmed: 410,
     TooLarge: 413,
     OffsetBeyondEnd: 416,
