@@ -57,7 +57,7 @@ def translated(error: psycopg.Error, url: EngineUrl) -> ShardyardError | None:
     The server does not say the code of an error that ends an attempt to connect, and its words may be in any language:
     then those in English are recognised, and all others mean that the database is unavailable.
     """
-    where, why = str(url), _first_line(error)
+    where, why = str(url), first_line(error)
     code = error.sqlstate or _code_in(why)
     if code is None:
         return DatabaseUnavailable(where, why) if isinstance(error, psycopg.OperationalError) else None
@@ -65,7 +65,8 @@ def translated(error: psycopg.Error, url: EngineUrl) -> ShardyardError | None:
     return None if make is None else make(where, why)
 
 
-def _first_line(error: psycopg.Error) -> str:
+def first_line(error: BaseException) -> str:
+    """What an error says, without the details that libpq adds in further lines."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return lines[0].strip().removesuffix(".")
 
