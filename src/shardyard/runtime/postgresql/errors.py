@@ -1,6 +1,6 @@
 """PostgreSQL's errors as ours. Each message names the database without its password, and says what helps."""
 
-import logging
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -29,13 +29,6 @@ class Aborted(RetryLater):
         super().__init__(f"{where} aborted a transaction ({why}): run it again")
         self.where = where
         self.why = why
-
-
-def _is_no_echo(record: logging.LogRecord) -> bool:
-    return not record.getMessage().startswith("error ignored terminating")
-
-
-logging.getLogger("psycopg").addFilter(_is_no_echo)  # it logs the end of a pipeline besides the error that ended it
 
 
 @contextmanager
@@ -72,23 +65,23 @@ def first_line(error: BaseException) -> str:
 
 
 _MESSAGES = {
+    "too many clients": "53300",
+    "too many connections": "53300",  # for a role or a database, whose name follows
+    "connection slots are reserved": "53300",
     "password authentication failed": "28P01",
     "no password supplied": "28P01",
     "authentication failed": "28000",
-    "no pg_hba.conf entry": "28000",
+    r"no pg_hba\.conf entry": "28000",
     "is not permitted to log in": "28000",
-    'role "': "28000",
-    'database "': "3D000",
+    'role ".*" does not exist': "28000",
+    'database ".*" does not exist': "3D000",
     "permission denied for database": "42501",
-    "too many clients": "53300",
-    "too many connections": "53300",
-    "connection slots are reserved": "53300",
 }
-"""What the errors of an attempt to connect contain, most specific first, and their codes."""
+"""What the errors of an attempt to connect contain, as regular expressions, most specific first, and their codes."""
 
 
 def _code_in(message: str) -> str | None:
-    return next((code for words, code in _MESSAGES.items() if words in message), None)
+    return next((code for words, code in _MESSAGES.items() if re.search(words, message)), None)
 
 
 def _wrong_credentials(where: str, why: str) -> ShardyardError:
