@@ -22,6 +22,7 @@ from shardyard.model import (
     Fence,
     Fenced,
     InvalidValue,
+    OutcomeUnknown,
     Partition,
     PartitionOutOfRange,
     Record,
@@ -457,6 +458,17 @@ async def test_old_producers_are_forgotten_in_small_steps_and_the_others_remembe
 
 
 # A server in trouble -----------------------------------------------------------------------------------------------
+
+
+def test_a_commit_whose_response_is_lost_is_reported_in_one_line(url: str) -> None:
+    def lose_response() -> None:
+        raise psycopg.OperationalError("server closed the connection unexpectedly\n\tThis probably means\n\tmore.")
+
+    session = sessions.Session(parse_url("log", url), "test")
+    with pytest.raises(OutcomeUnknown, match=r"lost during a commit \(server closed the connection") as unknown:
+        session.run(lambda connection: session.commit(connection, lose_response))
+    session.close()
+    assert "\n" not in str(unknown.value)
 
 
 @awaited

@@ -12,7 +12,7 @@ import psycopg
 
 from shardyard.model import Busy, Damaged, DatabaseUnavailable, OutcomeUnknown
 from shardyard.model.url import EngineUrl
-from shardyard.runtime.postgresql import RESPONSE_SECONDS, Aborted, Connection, connect, translated_errors
+from shardyard.runtime.postgresql import RESPONSE_SECONDS, Aborted, Connection, connect, first_line, translated_errors
 from shardyard.runtime.retry import Backoff
 
 T = TypeVar("T")
@@ -71,7 +71,7 @@ class Session:
         except psycopg.OperationalError as error:
             if connection.closed or error.sqlstate is None or error.sqlstate.startswith(_CUT):
                 connection.close()
-                raise OutcomeUnknown(str(self._url), str(error).strip()) from error
+                raise OutcomeUnknown(str(self._url), first_line(error)) from error
             raise
 
     def close(self) -> None:
@@ -98,7 +98,7 @@ class Session:
                 if not used_before or time.monotonic() - started > IDLE_LOSS_SECONDS:
                     raise
             except psycopg.IntegrityError as error:  # our statements are right, so what is stored is not
-                raise Damaged(str(self._url), str(error).strip()) from error
+                raise Damaged(str(self._url), first_line(error)) from error
             finally:
                 self._leave()
 
