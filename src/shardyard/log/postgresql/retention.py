@@ -7,9 +7,9 @@ from shardyard.log.postgresql.catalog import NOW
 from shardyard.log.postgresql.steps import Committed, Step
 from shardyard.runtime.postgresql import Connection
 
-PARTITIONS_A_STEP = 50
+PARTITIONS_A_STEP = 200
 """Partitions examined in one step."""
-BATCHES_A_STEP = 5000
+BATCHES_A_STEP = 2000
 """Batches of a partition examined in one step."""
 
 _WITH_AGE = """
@@ -74,9 +74,10 @@ def by_age() -> Step:
         found = connection.execute(_FIRST_YOUNG, parameters).fetchall() if some else []
         unfinished = []
         for partition, first, end, is_young, keep in sorted(found):  # locked in the same order as everywhere
-            _trim(connection, partition, keep)
-            if not is_young and first < keep < end:
-                unfinished.append(partition)
+            if keep > first:
+                _trim(connection, partition, keep)
+                if not is_young and keep < end:
+                    unfinished.append(partition)
 
         def committed() -> bool:
             nonlocal left
