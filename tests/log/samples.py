@@ -9,7 +9,8 @@ from typing import Any
 import pyarrow as pa
 
 from shardyard.log import Log
-from shardyard.model import Partition, Record, Span, Topic
+from shardyard.log.memory import MemoryLog
+from shardyard.model import OutcomeUnknown, Partition, Record, Span, Topic
 from shardyard.model.batch import SCHEMA
 from tests.log.sparse import offset_of
 
@@ -113,3 +114,18 @@ def spanned(log: Log, epoch: int, first: int, count: int) -> Span:
 def state(topic: Topic) -> Topic:
     """A topic without its generation, which every change raises."""
     return replace(topic, generation=0)
+
+
+class LostResponses(MemoryLog):
+    """Stores each batch, but says once that it does not know."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._losses = 1
+
+    async def append(self, partition: Partition, records: Any, **options: Any) -> Any:
+        appended = await super().append(partition, records, **options)
+        if self._losses:
+            self._losses -= 1
+            raise OutcomeUnknown("the database", "the connection is lost")
+        return appended

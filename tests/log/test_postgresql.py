@@ -12,9 +12,9 @@ from typing import Any
 import psycopg
 import pytest
 
-from shardyard.log import open_log
+from shardyard.log import database, merging, open_log, rules
 from shardyard.log.appending import Append
-from shardyard.log.postgresql import PostgresqlLog, appends, sessions, tail
+from shardyard.log.postgresql import PostgresqlLog, appends, maintenance, retention, sessions, tail
 from shardyard.model import (
     Damaged,
     DatabaseDenied,
@@ -22,6 +22,7 @@ from shardyard.model import (
     Fence,
     Fenced,
     InvalidValue,
+    OutcomeUnknown,
     Partition,
     PartitionOutOfRange,
     Record,
@@ -34,7 +35,7 @@ from shardyard.model import (
 )
 from shardyard.model.url import parse_url
 from shardyard.runtime.clock import ManualClock
-from shardyard.runtime.postgresql import Connection
+from shardyard.runtime.postgresql import Aborted, Connection
 from tests.log.samples import HOLDER, PATIENCE, T0, T1, awaited, contents, records
 from tests.postgresql import PASSWORD, PostgresqlServer, free_port, postgresql_server
 
@@ -55,6 +56,12 @@ def execute(url: str, statement: str) -> list[Any]:
     with psycopg.connect(url, autocommit=True, options="-c search_path=shardyard") as connection:
         cursor = connection.execute(statement.encode())
         return cursor.fetchall() if cursor.description else []
+
+
+async def waiting(log: PostgresqlLog, partitions: int = 1) -> None:
+    """Wait until readers wait for records of so many partitions."""
+    while len(log._tail._waiters._waiters) < partitions:  # noqa: ASYNC110 there is no event for it
+        await asyncio.sleep(0.001)
 
 
 # The database ------------------------------------------------------------------------------------------------------
@@ -139,6 +146,20 @@ async def test_a_second_batch_at_an_offset_is_refused_as_damage(url: str) -> Non
 
 
 @awaited
+async def test_a_partition_whose_row_is_missing_is_damaged_and_the_others_are_not(url: str) -> None:
+    async with open_(url) as log:
+        await log.create_topic("t", 2)
+        execute(url, "DELETE FROM log_partitions WHERE number = 0")  # as a bad restore would
+        missing, there = await asyncio.gather(
+            log.append(T0, records(0)), log.append(T1, records(1)), return_exceptions=True
+        )
+        assert isinstance(missing, Damaged)
+        assert "the row of the partition is missing" in str(missing)
+        assert not isinstance(there, BaseException)
+        assert await contents(log, T1) == records(1)
+
+
+@awaited
 async def test_seals_go_by_the_time_of_the_database_unless_a_clock_is_given(url: str) -> None:
     clock = ManualClock()
     async with open_(url) as log, open_(url, clock=clock) as virtual:
@@ -197,12 +218,13 @@ async def test_a_reader_is_woken_by_records_and_deletions_of_other_processes(
         await log.create_topic("t", 2)
         for i in range(5):
             reading = asyncio.create_task(log.read(T0, i, wait=PATIENCE))
-            await asyncio.sleep(0.05 * (i % 2))
+            if i % 2:
+                await waiting(log)
             await other.append(T0, records(i))
             assert (await reading).records() == records(i)
         dropped = asyncio.create_task(log.read(T1, 0, wait=PATIENCE))
         deleted = asyncio.create_task(log.read(T0, 5, wait=PATIENCE))
-        await asyncio.sleep(0.05)
+        await waiting(log, 2)
         await other.contract_topic("t", 1)
         await other.drop_partitions("t", 1)
         with pytest.raises(PartitionOutOfRange):
@@ -219,22 +241,23 @@ async def test_a_reader_finds_records_whose_notification_was_lost(url: str, monk
     async with open_(url) as log, open_(url) as other:
         await log.create_topic("t", 1)
         reading = asyncio.create_task(log.read(T0, 0, wait=PATIENCE))
-        await asyncio.sleep(0.05)
+        await waiting(log)
         await other.append(T0, records(0))
         assert (await reading).records() == records(0)
 
 
 @awaited
 async def test_an_append_whose_notification_fails_is_stored_once_all_the_same(
-    url: str, monkeypatch: pytest.MonkeyPatch
+    url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(tail, "CHECK_SECONDS", 0.1)
-    monkeypatch.setattr(appends, "_NOTIFY", "SELECT 1 / (length(%s) - length(%s::text[]::text) * 0 - 13)")
+    monkeypatch.setattr(appends, "_NOTIFY", "SELECT 1/0 WHERE %s::text IS NOT NULL AND %s::text[] IS NOT NULL")
     async with open_(url) as log, open_(url) as other:
         await log.create_topic("t", 1)
         reading = asyncio.create_task(other.read(T0, 0, wait=PATIENCE))
         assert not (await log.append(T0, records(0))).duplicate
         assert (await reading).records() == records(0)
+        assert "waiting readers were not notified" in caplog.text
         assert (await log.append(T0, records(1))).first.offset == 1
         assert await contents(log, T0) == records(0, 1)
 
@@ -251,6 +274,21 @@ async def test_a_fence_that_is_raised_in_another_process_refuses_appends_from_th
             with pytest.raises(Fenced):
                 await log.append(T0, records(epoch), fence=Fence("f", epoch))
             assert (await other.span(T0)).end == end
+
+
+@awaited
+async def test_a_new_retention_does_not_undo_what_an_append_changes_at_the_same_time(url: str) -> None:
+    async with open_(url) as log:
+        await log.create_topic("t", 1)
+        await log.seal_topic("t", HOLDER)
+        with psycopg.connect(url, options="-c search_path=shardyard") as appending:
+            appending.execute("SELECT FROM log_partitions FOR NO KEY UPDATE")
+            appending.execute("UPDATE log_topics SET sealed = false, sealed_by = NULL, sealed_since = 0")
+            changing = asyncio.create_task(log.set_retention("t", Retention(age_ms=1)))
+            while not execute(url, "SELECT 1 FROM pg_locks WHERE NOT granted"):  # noqa: ASYNC110 there is no event
+                await asyncio.sleep(0.001)
+        assert (await changing).retention == Retention(age_ms=1)
+        assert execute(url, "SELECT sealed, sealed_by, age_ms FROM log_topics") == [(False, None, 1)]
 
 
 @awaited
@@ -292,7 +330,145 @@ async def test_appends_changes_of_topics_and_maintenance_of_several_processes_do
             assert sorted(r.id for r in await contents(one, partition)) == sorted(expected)
 
 
+# Maintenance -------------------------------------------------------------------------------------------------------
+
+
+def batches_of(url: str) -> list[int]:
+    """The number of stored batches of each partition that has some."""
+    return [n for (n,) in execute(url, "SELECT count(*) FROM log_batches GROUP BY partition ORDER BY partition")]
+
+
+async def append_small_batches(log: PostgresqlLog, number: int) -> None:
+    for i in range(number):
+        await asyncio.gather(*(log.append(partition, records(i)) for partition in PARTITIONS))
+
+
+@awaited
+async def test_merging_that_stops_early_continues_with_the_other_partitions_the_next_time(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database, "MERGE_SECONDS", -1.0)  # one step at a time
+    monkeypatch.setattr(merging, "MERGE_BATCHES", 4)
+    async with open_(url) as log:
+        await log.create_topic("t", len(PARTITIONS))
+        await append_small_batches(log, 5)
+        for _ in range(2 * len(PARTITIONS)):
+            await log._maintain(in_background=True)
+        assert max(batches_of(url)) < 5
+        for partition in PARTITIONS:
+            assert await contents(log, partition) == records(*range(5))
+
+
+@awaited
+async def test_a_step_that_the_database_aborts_is_taken_again(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(merging, "MERGE_BATCHES", 4)
+    monkeypatch.setattr(maintenance, "FORGET_FROM", 1)
+    commit, clock = sessions.Session.commit, ManualClock()
+    attempts = count()
+
+    def aborted_every_second_time(self: sessions.Session, connection: Connection, statements: Any) -> None:
+        if next(attempts) % 2 == 0:
+            raise Aborted("the database", "a deadlock")
+        commit(self, connection, statements)
+
+    async with open_(url, clock=clock) as log:
+        await log.create_topic("t", len(PARTITIONS))
+        await append_small_batches(log, 5)
+        await log.append(T0, records(5), stamp=Stamp("p", 0))
+        await clock.advance(database.STAMP_MS / 1000 + 1)
+        monkeypatch.setattr(sessions.Session, "commit", aborted_every_second_time)
+        await log.maintain()
+        assert max(batches_of(url)) < 5
+        assert execute(url, "SELECT 1 FROM log_stamps") == []
+
+
+@awaited
+async def test_retention_trims_the_same_in_steps_of_any_size(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = ManualClock()
+
+    async def spans(wanted: Retention) -> list[int]:
+        async with open_(url, clock=clock) as log:
+            topic = await log.create_topic("t", len(PARTITIONS), retention=wanted)
+            for i in range(20):
+                for partition in PARTITIONS[: 1 + i % 3]:
+                    await log.append(partition, [Record(f"{i}", None, b"x" * 100, timestamp=rules.milliseconds(clock))])
+                await clock.advance(1)
+            await log.maintain()
+            firsts = [(await log.span(partition)).first for partition in topic]
+            await log.delete_topic("t")
+            await log.maintain()
+            assert execute(url, "SELECT 1 FROM log_partitions") == []
+            return firsts
+
+    for wanted in (Retention(age_ms=9500), Retention(bytes_per_partition=9000), Retention(9500, 9000), Retention(1)):
+        expected = await spans(wanted)
+        assert any(expected)
+        with monkeypatch.context() as patch:
+            patch.setattr(retention, "PARTITIONS_A_STEP", 2)
+            patch.setattr(retention, "BATCHES_A_STEP", 2)
+            assert await spans(wanted) == expected, wanted
+
+
+@awaited
+async def test_only_partitions_that_have_outgrown_their_size_are_added_up_again(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    walked: list[int] = []
+    walk = retention.SizeRetention._walk
+
+    def noted(self: Any, connection: Connection, walk_: Any) -> Any:
+        walked.append(walk_.partition)
+        return walk(self, connection, walk_)
+
+    monkeypatch.setattr(retention.SizeRetention, "_walk", noted)
+    async with open_(url) as log:
+        await log.create_topic("t", len(PARTITIONS), retention=Retention(bytes_per_partition=10_000))
+        await append_small_batches(log, 1)
+        await log.maintain()
+        assert len(walked) == len(PARTITIONS)
+        await log.maintain()
+        await log.append(T0, records(1))
+        await log.maintain()
+        assert len(walked) == len(PARTITIONS)
+        for i in range(2, 14):
+            await log.append(T0, [Record(f"{i}", None, b"x" * 1000, timestamp=1)])
+        await log.maintain()
+        assert len(walked) == len(PARTITIONS) + 1
+        assert 0 < (await log.span(T0)).first < 14
+
+
+@awaited
+async def test_old_producers_are_forgotten_in_small_steps_and_the_others_remembered(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(maintenance, "FORGET_FROM", 1)
+    monkeypatch.setattr(maintenance, "STAMPS_A_STEP", 4)
+    clock = ManualClock()
+    async with open_(url, clock=clock) as log:
+        await log.create_topic("t", len(PARTITIONS))
+        for producer, partition in product("abcd", PARTITIONS):
+            for i in range(2):
+                await log.append(partition, records(i), stamp=Stamp(producer, i))
+        await clock.advance(database.STAMP_MS / 1000 + 1)
+        for partition in PARTITIONS:
+            await log.append(partition, records(2), stamp=Stamp("b", 2))
+        await log.maintain()
+        found = execute(url, "SELECT producer, sequence FROM log_stamps")
+        assert sorted(found) == sorted([("b", i) for i in range(3)] * len(PARTITIONS))
+
+
 # A server in trouble -----------------------------------------------------------------------------------------------
+
+
+def test_a_commit_whose_response_is_lost_is_reported_in_one_line(url: str) -> None:
+    def lose_response() -> None:
+        raise psycopg.OperationalError("server closed the connection unexpectedly\n\tThis probably means\n\tmore.")
+
+    session = sessions.Session(parse_url("log", url), "test")
+    with pytest.raises(OutcomeUnknown, match=r"lost during a commit \(server closed the connection") as unknown:
+        session.run(lambda connection: session.commit(connection, lose_response))
+    session.close()
+    assert "\n" not in str(unknown.value)
 
 
 @awaited
@@ -304,12 +480,50 @@ async def test_connections_that_were_cut_while_idle_are_replaced_unnoticed(
         for i in range(3):
             await log.append(T0, records(2 * i))
             reading = asyncio.create_task(log.read(T0, 2 * i + 1, wait=PATIENCE))
-            await asyncio.sleep(0.05)
+            await waiting(log)
             postgresql.cut_connections()
             await other.append(T0, records(2 * i + 1))
             assert (await reading).records() == records(2 * i + 1)
             assert await contents(log, T0) == records(*range(2 * i + 2))
             await log.set_fence(Fence("f", i))
+
+
+@awaited
+async def test_records_that_a_server_lost_are_not_served_from_memory(postgresql: PostgresqlServer, url: str) -> None:
+    async with open_(url) as log, open_(url) as other:
+        await log.create_topic("t", 1)
+        await log.append(T0, records(*range(10)))
+        assert (await log.read(T0, 0, max_records=2)).records() == records(0, 1)
+        execute(url, "DELETE FROM log_batches")  # as on a server that takes over and has not got them
+        execute(url, 'UPDATE log_partitions SET "end" = 0')
+        postgresql.cut_connections()
+        await other.append(T0, records(*range(10, 20)))
+        assert (await log.read(T0, 2, max_records=2)).records() == records(12, 13)
+
+
+@awaited
+async def test_readers_are_woken_although_an_unexpected_error_occurs_once(
+    url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(tail, "CHECK_SECONDS", 0.05)
+    monkeypatch.setattr(tail.Tail, "_on_notify", lambda *_: None)
+    async with open_(url) as log, open_(url) as other:
+        await log.create_topic("t", 1)
+        ends, failed = log._tail._ends, threading.Event()
+
+        def failing(partition_ids: list[int]) -> dict[int, int]:
+            if not failed.is_set():
+                failed.set()
+                raise psycopg.ProgrammingError("unexpected")
+            return ends(partition_ids)
+
+        monkeypatch.setattr(log._tail, "_ends", failing)
+        reading = asyncio.create_task(log.read(T0, 0, wait=PATIENCE))
+        assert await asyncio.to_thread(failed.wait, PATIENCE)
+        await other.append(T0, records(0))
+        async with asyncio.timeout(PATIENCE / 2):
+            assert (await reading).records() == records(0)
+    assert "looking for new records failed and will be retried" in caplog.text
 
 
 @awaited
@@ -324,7 +538,7 @@ async def test_a_process_that_is_stopped_during_an_append_delays_others_only_for
 
         def append(connection: Connection) -> None:
             with connection.pipeline() as pipeline:
-                appends.Stored(connection, pipeline, [Append(T0, records(0), 1, None, None, None)])
+                appends.PostgresqlLookup(connection, pipeline, [Append(T0, records(0), 1, None, None, None)])
                 ready.set()
                 resumed.wait(PATIENCE)
 

@@ -7,11 +7,21 @@ import pytest
 
 from shardyard.log import Capabilities, SequenceWindow
 from shardyard.log.memory import MemoryLog
-from shardyard.log.router import Router
-from shardyard.model import SEQUENCE_WINDOW, InvalidValue, Partition, Record, Stamp, TooLarge, Unsupported
+from shardyard.log.router import Router, append_with_retry
+from shardyard.model import (
+    SEQUENCE_WINDOW,
+    InvalidValue,
+    OutcomeUnknown,
+    Partition,
+    PartitionOutOfRange,
+    Record,
+    Stamp,
+    TooLarge,
+    Unsupported,
+)
 from shardyard.model.limits import ANY_SIZE, Limits, Validated, validate
 from shardyard.runtime.clock import SystemClock
-from tests.log.samples import HOLDER, T0, arrow, awaited, contents, record, records
+from tests.log.samples import HOLDER, T0, LostResponses, arrow, awaited, contents, record, records
 
 
 class FixedLog(MemoryLog):
@@ -111,6 +121,52 @@ async def test_a_window_gives_out_sequences_only_so_far_ahead_of_the_oldest_in_f
         event.set()
     await asyncio.gather(*tasks)
     assert given == list(range(len(release)))
+
+
+# Commits whose response was lost
+
+
+@awaited
+async def test_a_batch_or_a_pinned_record_whose_outcome_is_unknown_is_retried_and_stored_once() -> None:
+    for rows, pinned in (([0, 1], False), ([0], True)):
+        async with LostResponses() as log:
+            await log.create_topic("t", 1)
+            router, batch = Router(log, "t"), validate(records(*rows), ANY_SIZE, 1)
+            if pinned:
+                appended = await router.send_to(0, batch, deadline=deadline())
+            else:
+                (appended,) = await router.send(batch, deadline=deadline())
+            assert appended.duplicate
+            assert await contents(log, T0) == records(*rows)
+
+
+@awaited
+async def test_a_record_without_a_stamp_whose_outcome_is_unknown_is_not_retried() -> None:
+    async with LostResponses() as log:
+        await log.create_topic("t", 1)
+        with pytest.raises(OutcomeUnknown):
+            await Router(log, "t").send_one(validate(records(0), ANY_SIZE, 1), deadline=deadline())
+        assert await contents(log, T0) == records(0)
+
+
+@awaited
+async def test_an_append_without_a_stamp_whose_outcome_is_unknown_is_not_retried() -> None:
+    async with LostResponses() as log:
+        await log.create_topic("t", 1)
+        with pytest.raises(OutcomeUnknown):
+            await append_with_retry(log, T0, records(0), clock=SystemClock(), deadline=deadline())
+        assert await contents(log, T0) == records(0)
+
+
+@awaited
+async def test_partitions_that_do_not_exist_take_no_memory() -> None:
+    async with MemoryLog() as log:
+        await log.create_topic("t", 1)
+        router = Router(log, "t")
+        for index in range(1, 50):
+            with pytest.raises(PartitionOutOfRange):
+                await router.send_to(index, validate(records(0), ANY_SIZE, 1), deadline=deadline())
+        assert not router._windows
 
 
 # Validation

@@ -2,13 +2,15 @@
 
 import asyncio
 import functools
+import sqlite3
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from shardyard.log.sqlite import SqliteLog, store
-from shardyard.model import PartitionOutOfRange, Record, UnknownTopic
+from shardyard.model import Busy, PartitionOutOfRange, Record, UnknownTopic
 from shardyard.runtime import process_signal
 from shardyard.runtime.process_signal import Sender
 from tests.log.samples import PATIENCE, T0, T1, awaited, records
@@ -129,3 +131,26 @@ async def test_a_closed_log_leaves_no_socket_behind(tmp_path: Path) -> None:
         await log.read(T0, 0, wait=0.001)
         assert list((tmp_path / "listeners").iterdir())
     assert not (tmp_path / "listeners").exists()
+
+
+@awaited
+async def test_readers_are_woken_although_the_log_could_not_be_opened_for_them_at_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with quiet(tmp_path) as log, quiet(tmp_path) as other:
+        await log.create_topic("t", 1)
+        connect, failed = log._tail._connect, threading.Event()
+
+        def failing() -> sqlite3.Connection:
+            if not failed.is_set():
+                failed.set()
+                raise Busy("the log", 5.0)
+            return connect()
+
+        monkeypatch.setattr(log._tail, "_connect", failing)
+        reading = asyncio.create_task(log.read(T0, 0, wait=PATIENCE))
+        assert await asyncio.to_thread(failed.wait, PATIENCE)
+        await other.append(T0, records(0))
+        async with asyncio.timeout(PATIENCE / 2):
+            assert (await reading).records() == records(0)
+    assert "checking for new records failed and will be retried" in caplog.text

@@ -9,15 +9,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from shardyard.model import SEQUENCE_WINDOW, OverQuota, Record
+from shardyard.model import SEQUENCE_WINDOW, OutcomeUnknown, OverQuota, Partition, Record
 from shardyard.model.batch import from_records
 from shardyard.placement import partitioner_named
-from shardyard.queues.publishing import Quota
+from shardyard.queues.delays import Delays
+from shardyard.queues.publishing import Publisher, Quota
 from shardyard.wire.arrow import encode_arrow
 from shardyard.wire.codec import encode
 from shardyard.wire.media import ARROW, JSON, MSGPACK
-from shardyard.wire.records import PackedRecord, PackedRecords
-from tests.log.samples import HOLDER, move
+from shardyard.wire.records import PackedRecord, PackedRecords, Posted
+from tests.log.samples import HOLDER, LostResponses, contents, move
 from tests.queues.engines import BROKERS
 from tests.queues.setup import Cluster, run
 from tests.queues.stored import numbered
@@ -317,3 +318,23 @@ def test_a_broker_that_knows_an_old_state_of_a_topic_uses_the_new_one_after_a_re
         assert len((await cluster.records("more"))[0]) == 9
 
     run(scenario, brokers=2)
+
+
+def test_a_publish_whose_outcome_is_unknown_is_stored_once_whatever_its_form() -> None:
+    async def publish(count: int, partition: int | None) -> tuple[list[str], bool]:
+        async with LostResponses() as log:
+            await log.create_topic("orders", 1)
+            publisher = Publisher(log, Delays(log))
+            posted = [Posted(Record(f"r{i}", b"k", b"v")) for i in range(count)]
+            try:
+                await publisher.publish("orders", posted, partition=partition)
+            except OutcomeUnknown:
+                acknowledged = False
+            else:
+                acknowledged = True
+            return [record.id for record in await contents(log, Partition("orders", 0))], acknowledged
+
+    assert asyncio.run(publish(1, 0)) == (["r0"], True)
+    assert asyncio.run(publish(2, 0)) == (["r0", "r1"], True)
+    assert asyncio.run(publish(2, None)) == (["r0", "r1"], True)
+    assert asyncio.run(publish(1, None)) == (["r0"], False), "a single record has no stamp, so the client has to decide"

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
+from typing import Any
 
 import psycopg
 import pytest
@@ -37,8 +38,10 @@ from shardyard.registry import (
 )
 from shardyard.registry.port import TransactionAborted
 from shardyard.registry.postgresql import PostgresqlStore, shared_connection
+from shardyard.registry.postgresql.shared_connection import SharedConnection
 from shardyard.registry.sql import SqlRegistry
 from shardyard.runtime import postgresql as runtime_postgresql
+from shardyard.runtime.postgresql import connect
 from tests.postgresql import PASSWORD, PostgresqlServer, postgresql_server
 from tests.registry.blocks import snapshot, transaction
 from tests.registry.test_migrations import shape
@@ -304,45 +307,130 @@ def test_work_whose_connection_is_cut_in_the_middle_is_run_again(
 
 
 class Loss:
-    """Makes the next commit of a connection lose it: before or after the server carries the commit out."""
+    """Makes the next commit lose its connection: before or after the server carries the commit out."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, carried_out: bool) -> None:
-        self._original = runtime_postgresql.Connection.commit
+    def __init__(
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        *,
+        carried_out: bool,
+        then: Callable[[runtime_postgresql.Connection], None] = lambda _: None,
+    ) -> None:
+        """`then` is called before the connection is lost."""
         self._carried_out = carried_out
-        self.due = True
-        monkeypatch.setattr(runtime_postgresql.Connection, "commit", self._commit())
+        self._then = then
+        self._due = True
+        execute, commit = runtime_postgresql.Connection.execute, runtime_postgresql.Connection.commit
 
-    def _commit(self) -> Callable[[runtime_postgresql.Connection], None]:
-        def commit(connection: runtime_postgresql.Connection) -> None:
-            due, self.due = self.due, False
-            if not due or self._carried_out:
-                self._original(connection)
-            if due:
-                connection.close()
-                raise psycopg.OperationalError("server closed the connection unexpectedly")
+        def losing_execute(connection: runtime_postgresql.Connection, query: Any, *args: Any, **options: Any) -> Any:
+            if isinstance(query, bytes) and query.endswith(b"COMMIT\n"):
+                return self._lose(connection, lambda: execute(connection, query, *args, **options))
+            return execute(connection, query, *args, **options)
 
-        return commit
+        monkeypatch.setattr(runtime_postgresql.Connection, "execute", losing_execute)
+        monkeypatch.setattr(
+            runtime_postgresql.Connection, "commit", lambda self_: self._lose(self_, lambda: commit(self_))
+        )
+
+    def _lose(self, connection: runtime_postgresql.Connection, carry_out: Callable[[], object]) -> object:
+        due, self._due = self._due, False
+        result = carry_out() if not due or self._carried_out else None
+        if due:
+            self._then(connection)
+            connection.close()
+            raise psycopg.OperationalError(
+                "server closed the connection unexpectedly\n\tThis probably means the server terminated abnormally\n"
+            )
+        return result
 
 
+@pytest.mark.parametrize("guarded", [False, True])
 @pytest.mark.parametrize("carried_out", [True, False])
 def test_a_commit_whose_response_is_lost_is_run_again_only_if_it_was_not_carried_out(
-    registry: Registry, monkeypatch: pytest.MonkeyPatch, carried_out: bool
+    registry: Registry, monkeypatch: pytest.MonkeyPatch, carried_out: bool, guarded: bool
+) -> None:
+    run = registry.run_guarded if guarded else registry.run
+    run(increment)
+    Loss(monkeypatch, carried_out=carried_out)
+    assert run(increment) == 2
+    assert registry.read(count) == (2, 2)
+    assert run(increment) == 3
+
+
+@pytest.mark.parametrize("mode", ["SERIALIZABLE", "READ COMMITTED"])
+def test_a_commit_that_arrives_after_it_was_found_missing_is_not_carried_out(postgresql_url: str, mode: str) -> None:
+    """The server may read it from a connection that its client has given up."""
+    with opened(postgresql_url) as registry, connect(parse_url("registry", postgresql_url), "test") as late:
+        late.execute(shared_connection._REGISTER, ["x"])
+        late.execute(f"BEGIN ISOLATION LEVEL {mode}".encode())
+        late.execute("INSERT INTO audit (at, who, action, subject, detail) VALUES (1, 'ann', 'late', 'x', 'null')")
+        with connect(parse_url("registry", postgresql_url), "test") as asking:
+            assert asking.execute(shared_connection._END_WRITER, ["x"]).fetchone() == (0,)
+        with pytest.raises((psycopg.errors.SerializationFailure, psycopg.errors.DivisionByZero)):
+            late.execute(shared_connection._COMMIT.format(number=1, writer="x").encode())
+        late.rollback()
+        assert registry.read(count) == (0, 0)
+
+
+def test_a_read_whose_connection_is_lost_at_its_end_is_read_again(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     registry.run(increment)
-    Loss(monkeypatch, carried_out=carried_out)
-    assert registry.run(increment) == 2
-    assert registry.read(count) == (2, 2)
-    assert registry.run(increment) == 3
+    Loss(monkeypatch, carried_out=False)
+    monkeypatch.setattr(SharedConnection, "_settle", lambda *_: pytest.fail("there is nothing to settle"))
+    assert registry.read(count) == (1, 1)
+
+
+def test_a_transaction_that_changes_nothing_leaves_nothing_to_sync(postgresql_url: str, registry: Registry) -> None:
+    registry.run(increment)
+    with psycopg.connect(postgresql_url, autocommit=True) as observer:
+        before = observer.execute("SELECT id, last_commit, used_at FROM shardyard.writers").fetchall()
+        registry.run(epoch)
+        assert observer.execute("SELECT id, last_commit, used_at FROM shardyard.writers").fetchall() == before
+
+
+def test_a_process_that_was_idle_for_a_day_registers_again(postgresql_url: str) -> None:
+    with opened(postgresql_url) as idle, psycopg.connect(postgresql_url, autocommit=True) as other:
+        idle.run(increment)
+        other.execute("UPDATE shardyard.writers SET used_at = used_at - 86401")
+        with opened(postgresql_url) as new:
+            new.run(increment)
+        assert other.execute("SELECT count(*) FROM shardyard.writers").fetchone() == (1,)
+        assert idle.run(increment) == 3
+        assert idle.read(count) == (3, 3)
 
 
 def test_a_commit_whose_outcome_the_server_does_not_know_raises_outcome_unknown(
-    registry: Registry, monkeypatch: pytest.MonkeyPatch
+    registry: Registry, postgresql_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    Loss(monkeypatch, carried_out=True)
-    monkeypatch.setattr(shared_connection, "_TIMELINE", "SELECT 'the timeline after a standby took over'")
-    with pytest.raises(OutcomeUnknown, match="may have been carried out"):
+    def forget(_: object) -> None:
+        with psycopg.connect(postgresql_url, autocommit=True) as other:
+            other.execute("DELETE FROM shardyard.writers")
+
+    Loss(monkeypatch, carried_out=True, then=forget)
+    with pytest.raises(OutcomeUnknown, match="may have been carried out") as raised:
         registry.run(increment)
+    assert "\n" not in str(raised.value)
     assert registry.read(count) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    "error", [DatabaseDenied("x", "no", "ask"), UnknownDatabase("x", "no"), DatabaseUnavailable("x", "no")]
+)
+def test_a_commit_whose_outcome_can_not_be_asked_for_raises_outcome_unknown(
+    postgresql_url: str, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    with opened(postgresql_url, busy_wait=0.2) as registry:
+        registry.run(increment)
+
+        def refuse(*_: object, **__: object) -> None:
+            raise error
+
+        with monkeypatch.context() as patched:
+            Loss(patched, carried_out=True, then=lambda _: patched.setattr(shared_connection, "connect", refuse))
+            with pytest.raises(OutcomeUnknown, match="could not be asked"):
+                registry.run(increment)
+        assert registry.read(count) == (2, 2)
 
 
 # A server that fails -----------------------------------------------------------------------------------------
@@ -367,6 +455,31 @@ def test_a_killed_server_is_a_clear_error_until_it_is_back_with_everything_that_
         assert registry.read(count) == (2, 2)
         registry.run(lambda tx: tx.touch("group/billing"))
         assert called.acquire(timeout=PATIENCE)
+
+
+def test_a_commit_that_a_crash_lost_is_not_taken_for_another_with_the_same_transaction_number(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """PostgreSQL assigns numbers again that it had not written to disk when it crashed."""
+    statuses: list[object] = []
+    with postgresql_server(wal_writer_delay="10s") as server, server.new_database() as url, opened(url) as registry:
+        registry.run(increment)
+
+        def crash(connection: runtime_postgresql.Connection) -> None:
+            (number,) = connection.execute("SELECT pg_current_xact_id()::text").fetchone() or ()
+            server.kill()
+            server.start()
+            with psycopg.connect(url, autocommit=True) as other:
+                other.execute("CREATE TABLE anything (n bigint)")
+                while not statuses:
+                    (used,) = other.execute("INSERT INTO anything VALUES (1) RETURNING xmin::text").fetchone() or ()
+                    if int(used) >= int(number):
+                        statuses.extend(other.execute("SELECT pg_xact_status(%s::xid8)", [number]).fetchone() or ())
+
+        Loss(monkeypatch, carried_out=False, then=crash)
+        assert registry.run(increment) == 2
+        assert statuses == ["committed"]  # the number is another transaction's
+        assert registry.read(count) == (2, 2)
 
 
 @pytest.mark.timeout(120)

@@ -114,6 +114,30 @@ def test_a_database_of_another_encoding_is_refused(postgresql: PostgresqlServer)
     postgresql.execute("DROP DATABASE latin")
 
 
+@pytest.mark.parametrize(
+    ("message", "error"),
+    [
+        ('FATAL:  too many connections for role "app"', DatabaseUnavailable),
+        ('FATAL:  too many connections for database "db"', DatabaseUnavailable),
+        ('FATAL:  database "db" is not currently accepting connections', DatabaseUnavailable),
+        ('FATAL:  role "app" is not permitted to log in', DatabaseDenied),
+        ('FATAL:  role "app" does not exist', DatabaseDenied),
+        ('FATAL:  no pg_hba.conf entry for host "::1", user "app", database "db", no encryption', DatabaseDenied),
+        ('FATAL:  database "db" does not exist', UnknownDatabase),
+        ('FATAL:  permission denied for database "db"', DatabaseDenied),
+    ],
+)
+def test_a_limit_of_a_role_or_database_may_pass_and_a_wrong_name_does_not(
+    url: EngineUrl, message: str, error: type[ShardyardError]
+) -> None:
+    failure = psycopg.OperationalError(f'connection to server at "127.0.0.1", port 5432 failed: {message}\n')
+    assert type(translated(failure, url)) is error
+
+
+def test_the_applications_logging_is_left_as_it_is() -> None:
+    assert logging.getLogger("psycopg").filters == []
+
+
 def test_too_many_connections_are_told_apart_from_wrong_credentials() -> None:
     with postgresql_server(max_connections="4", superuser_reserved_connections="0") as server:
         server.execute("CREATE ROLE ann LOGIN PASSWORD 'x'")

@@ -3,16 +3,27 @@
 An engine looks up what is stored, lets `Appending` decide, and stores the `Changes`, all in one transaction.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import pyarrow as pa
 
 from shardyard.log import rules
 from shardyard.log.stored_batches import StoredBatch, encode
-from shardyard.model import SEQUENCE_WINDOW, Appended, Fence, Partition, Position, Record, SequenceTooOld, Stamp
+from shardyard.model import (
+    SEQUENCE_WINDOW,
+    Appended,
+    Fence,
+    Partition,
+    Position,
+    Record,
+    SequenceTooOld,
+    ShardyardError,
+    Stamp,
+)
 from shardyard.model.batch import from_records
+from shardyard.runtime.group_commit import Outcome
 
 
 @dataclass(slots=True)
@@ -44,7 +55,7 @@ class PartitionState:
     sealed_until: int
 
 
-class Stored(Protocol):
+class AppendLookup(Protocol):
     """What is stored, as far as appends depend on it. Nobody else changes it until the changes are stored."""
 
     def partition(self, partition: Partition) -> PartitionState:
@@ -101,7 +112,7 @@ class Changes:
 class Appending:
     """Decides on appends in their order, for one transaction."""
 
-    def __init__(self, stored: Stored, now: int) -> None:
+    def __init__(self, stored: AppendLookup, now: int) -> None:
         """`now`: the time in milliseconds."""
         self._stored = stored
         self._now = now
@@ -169,7 +180,11 @@ class Appending:
 
     def _check_receives(self, request: Append, state: PartitionState) -> None:
         topic = request.partition.topic
-        if state.sealed and state.successor is None and not state.sealed_since <= self._now < state.sealed_until:
+        if (
+            state.sealed
+            and state.successor is None
+            and not rules.is_in_force(state.sealed_since, state.sealed_until, self._now)
+        ):
             self._unsealed.add(topic)
             state.sealed = False
         rules.check_receives(
@@ -199,3 +214,12 @@ class Appending:
             data = from_records(loose, self._now)
             for partition_id, first, at, count in runs:
                 yield partition_id, encode(partition_id, first, data.slice(at, count))
+
+
+def outcome_of(work: Callable[..., Any], *arguments: object) -> Outcome:
+    """The result of a request in a group, or the error that refuses it before it has changed anything: then the others
+    continue."""
+    try:
+        return work(*arguments)
+    except ShardyardError as error:
+        return error

@@ -74,6 +74,13 @@ class BatchCache:
             self.bytes += size
             insort(self._partitions.setdefault(partition, _Cached(epoch)).firsts, batch.first)
 
+    def clear(self) -> None:
+        """Drop everything: the database may have lost what was read from it, and store something else there."""
+        with self._lock:
+            self._partitions.clear()
+            self._batches.clear()
+            self.bytes = 0
+
     def _replaced(self, partition: Partition, epoch: int, batch: LoadedBatch) -> list[int]:
         """The first offsets of the batches that `batch` overlaps, or of all if they are of an older epoch."""
         cached = self._partitions.get(partition)

@@ -51,7 +51,10 @@ class TopicRow(NamedTuple):
                 Retention(self.age_ms, self.bytes_per_partition),
                 self.epoch,
                 *rules.check_placement(self.partitioner, self.partitions, self.hash),
-                bool(self.sealed and (self.successor is not None or self.sealed_since <= now < self.sealed_until)),
+                bool(
+                    self.sealed
+                    and (self.successor is not None or rules.is_in_force(self.sealed_since, self.sealed_until, now))
+                ),
                 self.successor,
                 self.open_partitions,
                 self.generation,
@@ -157,7 +160,7 @@ class StoredCatalog(ABC):
         return self._change(before, after)
 
     def set_retention(self, name: str, retention: Retention) -> Topic:
-        row = self._row(name)
+        row = self._row_to_change(name)
         self._next_number()
         changed = row._replace(age_ms=retention.age_ms, bytes_per_partition=retention.bytes_per_partition)
         self.update(changed)
@@ -197,10 +200,13 @@ class StoredCatalog(ABC):
             raise UnknownTopic(name)
         return found[0]
 
-    def _to_change(self, name: object) -> tuple[Topic, rules.Seal | None]:
+    def _row_to_change(self, name: object) -> TopicRow:
         if isinstance(name, str):
             self.lock(name)
-        row = self._row(name)
+        return self._row(name)
+
+    def _to_change(self, name: object) -> tuple[Topic, rules.Seal | None]:
+        row = self._row_to_change(name)
         return row.topic(self.now), row.seal
 
     def _change(self, before: Topic, after: Topic, seal: rules.Seal | None = None) -> Topic:

@@ -33,6 +33,16 @@ WAITING_BYTES = 64 * 1024 * 1024
 """While more than this waits for the writer, further appends are held back."""
 HELD_BACK_SECONDS = 0.01
 """How often an append that is held back tries again."""
+LINGER_SECONDS = 0.001
+"""How long to wait for producers whose appends have just returned to append again."""
+LOCK_SECONDS = 0.02
+"""How often to try for the maintenance lock while another process has it. Trying, unlike waiting, can be cancelled."""
+CLEAR_BATCHES = 256
+"""Batches deleted in one step."""
+FORGET_FROM = 100_000
+"""The number of stamps from which on old ones are forgotten."""
+STAMP_MS = 7 * 24 * 3600 * 1000
+"""How long a producer's stamps are remembered after its last append."""
 MERGE_SECONDS = 1.0
 """How long merging in the background may take at a time."""
 MERGE_REST = 10.0

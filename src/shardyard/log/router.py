@@ -25,6 +25,7 @@ from shardyard.model import (
     Closing,
     Fence,
     Moved,
+    OutcomeUnknown,
     Outdated,
     Partition,
     PartitionOutOfRange,
@@ -63,9 +64,15 @@ async def append_with_retry(
     fence: Fence | None = None,
     generation: int | None = None,
 ) -> Appended:
-    """Append, and try again while the log raises `RetryLater`, up to a moment of `clock.monotonic()`."""
+    """Append, and try again while the log raises `RetryLater`, up to a moment of `clock.monotonic()`. Without a stamp,
+    `OutcomeUnknown` is raised at once, because a retry could store the records twice."""
     append = partial(log.append, partition, records, stamp=stamp, fence=fence, generation=generation)
-    return await retry(append, clock=clock, deadline=deadline)
+    return await retry(append, clock=clock, deadline=deadline, on_retry=_raise_unknown if stamp is None else None)
+
+
+def _raise_unknown(error: RetryLater) -> None:
+    if isinstance(error, OutcomeUnknown):
+        raise error
 
 
 class Router:
@@ -147,8 +154,9 @@ class Router:
         return stored
 
     async def send_one(self, records: Validated, *, deadline: float) -> Appended | None:
-        """Append a single record in the fastest way: one attempt without a stamp. None if the log refused it because
-        the topic has changed or it is to be retried; then nothing was stored, and `send` takes care of it."""
+        """Append a single record in the fastest way: one attempt without a stamp. None if nothing was stored, because
+        the topic has changed or the log refused it for now; then `send` takes care of it. Raises `OutcomeUnknown` if
+        the record may have been stored: without a stamp, a retry could store it twice."""
         topic = await self.current(deadline)
         rows = records.rows
         if isinstance(rows, pa.RecordBatch):  # as a record it is stored together with others, not as a batch of its own
@@ -157,6 +165,8 @@ class Router:
         index = assign_partition(topic, rows[0], self._next_number)
         try:
             return await self._log.append(Partition(topic.name, index), records, generation=topic.generation)
+        except OutcomeUnknown:
+            raise
         except (*PLACE_AGAIN, RetryLater) as error:
             self._forget(topic, error)
             return None
@@ -175,7 +185,8 @@ class Router:
             topic = await self.current(deadline)
             partition = Partition(topic.name, index)
             try:
-                return await self._append(partition, records, deadline, stamp, fence, None)
+                async with self._stamp(topic, index, stamp) as mark:
+                    return await self._append(partition, records, deadline, mark, fence, None)
             except Moved as error:
                 self._forget(topic, error)
 
@@ -184,7 +195,7 @@ class Router:
     ) -> Appended | None:
         """None if the part has to be placed again, because the topic has moved or places records differently now."""
         partition = Partition(topic.name, index)
-        async with contextlib.nullcontext(stamp) if stamp is not None else self._own_stamp(partition) as mark:
+        async with self._stamp(topic, index, stamp) as mark:
             while True:
                 try:
                     return await self._append(partition, part, deadline, mark, fence, topic.generation)
@@ -226,8 +237,13 @@ class Router:
             self.topic = None
 
     @contextlib.asynccontextmanager
-    async def _own_stamp(self, partition: Partition) -> AsyncIterator[Stamp]:
-        async with self._windows[partition].sequence() as number:
+    async def _stamp(self, topic: Topic, index: int, given: Stamp | None) -> AsyncIterator[Stamp | None]:
+        """The stamp that a client gave, or one of the router's own, in flight until the block ends. None for a
+        partition that the topic does not have, so that clients can't fill the memory with windows."""
+        if given is not None or not 0 <= index < topic.partitions:
+            yield given
+            return
+        async with self._windows[Partition(topic.name, index)].sequence() as number:
             yield Stamp(self._producer, number)
 
     def _next_numbers(self, count: int) -> npt.NDArray[np.int64]:

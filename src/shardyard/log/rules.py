@@ -179,6 +179,12 @@ def raises_generation(before: Topic, after: Topic) -> bool:
 # Seals
 
 
+def is_in_force(since: int, until: int, now: int) -> bool:
+    """Whether a seal is in force. A clock that went back ends it: otherwise it would last longer than its holder asked
+    for."""
+    return since <= now < until
+
+
 @dataclass(frozen=True, slots=True)
 class Seal:
     """A seal of a topic. It ends by itself, so that a holder that died does not stop producers for long."""
@@ -189,8 +195,7 @@ class Seal:
     until: int
 
     def in_force(self, now: int) -> bool:
-        """A clock that went back ends the seal, which otherwise would last longer than its holder asked for."""
-        return self.since <= now < self.until
+        return is_in_force(self.since, self.until, now)
 
 
 def check_sealable(topic: Topic, seal: Seal | None, holder: str, now: int) -> bool:

@@ -185,5 +185,19 @@ def _move_group_settings(connection: Connection, now: float) -> None:
         connection.execute(change, {**moved, "name": group})
 
 
-MIGRATIONS: list[Migration] = [_create_version_1, _migrate_to_version_2]
+def _migrate_to_version_3(connection: Connection, _now: float) -> None:
+    """Tells the processes apart that join under one name, and those that commit."""
+    connection.execute(text("ALTER TABLE members ADD COLUMN instance TEXT"))
+    Table(
+        "writers",
+        MetaData(),
+        _key("id"),
+        _required("last_commit", BigInteger),
+        _required("used_at", Double),
+        sqlite_with_rowid=False,
+        postgresql_with={"fillfactor": 50},
+    ).create(connection)
+
+
+MIGRATIONS: list[Migration] = [_create_version_1, _migrate_to_version_2, _migrate_to_version_3]
 """Number i brings the schema from version i to i + 1. Entries are only ever added."""

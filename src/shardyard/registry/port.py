@@ -68,6 +68,8 @@ class MemberRow:
     """Any JSON value."""
     prepare_seconds: float | None = None
     """How long an owner keeps a partition while this member prepares to take it over; None: it does not prepare."""
+    instance: str | None = None
+    """Distinguishes the process that joined from others that join under the same name, through all of its joins."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,6 +55,7 @@ MEMBERS = Table(
     Column("address", Text),
     Column("metadata", Text),  # JSON
     Column("prepare_seconds", Double),
+    Column("instance", Text),
     **_CLUSTERED,
 )
 
@@ -116,6 +117,17 @@ CHANGES = Table(
     **_CLUSTERED,
 )
 """The names that were touched, each with the number of its last touch; for SQLite, whose watchers read them."""
+
+WRITERS = Table(
+    "writers",
+    METADATA,
+    _key("id"),
+    Column("last_commit", BigInteger, nullable=False),
+    Column("used_at", Double, nullable=False),
+    **_CLUSTERED,
+)
+"""The processes that write, each with the number of its last commit; for PostgreSQL, where the response to a commit may
+be lost."""
 
 
 def to_json(name: str, value: object) -> str:

@@ -275,6 +275,7 @@ class SqlTransaction(SqlSnapshot):
                 "its_address": row.address,
                 "its_metadata": None if row.metadata is None else to_json("metadata", row.metadata),
                 "its_prepare_seconds": row.prepare_seconds,
+                "its_instance": row.instance,
             },
         )
 
@@ -397,7 +398,7 @@ def _ended(*_: object) -> NoReturn:
 
 
 def _member(row: Sequence[Any]) -> MemberRow:
-    group, name, epoch, weight, topics, static, manual, session_timeout, expires_at, address, metadata, prepare = row
+    group, name, epoch, weight, topics, static, manual, session_timeout, expires_at, address, metadata, *last = row
     partitions = None
     if manual is not None:
         partitions = tuple(Partition(topic, index) for topic, index in cast(list[Any], from_json(manual)))
@@ -414,7 +415,7 @@ def _member(row: Sequence[Any]) -> MemberRow:
         expires_at,
         address,
         None if metadata is None else from_json(metadata),
-        prepare,
+        *last,
     )
 
 

@@ -5,7 +5,6 @@ are written together, in one transaction that locks the rows of their partitions
 visible in their order. Readers that wait are woken by NOTIFY.
 """
 
-import shardyard.runtime.postgresql  # noqa: F401 first of all: it says what to install if the driver is missing
 from shardyard.log.postgresql.engine import PostgresqlLog
 
 __all__ = ["PostgresqlLog"]

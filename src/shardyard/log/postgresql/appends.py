@@ -11,8 +11,8 @@ from shardyard.log import rules
 from shardyard.log.appending import Append, Changes, PartitionState
 from shardyard.log.postgresql.catalog import CHANNEL, NOW, may_be_topic, number_of
 from shardyard.log.stored_batches import StoredBatch
-from shardyard.model import Partition, PartitionOutOfRange, Stamp, UnknownTopic
-from shardyard.runtime.postgresql import Aborted, Connection
+from shardyard.model import Damaged, Partition, PartitionOutOfRange, Stamp, UnknownTopic
+from shardyard.runtime.postgresql import Connection
 
 _log = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ SELECT set_config('synchronous_commit', 'off', true), pg_notify(%s, payload) FRO
 """
 
 
-class Stored:
+class PostgresqlLookup:
     """What the appends of a group depend on, locked until the transaction ends."""
 
     def __init__(self, connection: Connection, pipeline: psycopg.Pipeline, group: Sequence[Append]) -> None:
@@ -100,9 +100,13 @@ class Stored:
         for now, name, *rest in topics:
             self.now = now
             self._topics[name] = rest
-        for topic, number in places - self._partitions.keys():
-            if topic in self._topics and 0 <= number < self._topics[topic][0]:
-                raise Aborted(topic, "it was deleted and created again meanwhile")
+        self.missing = [
+            Partition(topic, number)
+            for topic, number in places - self._partitions.keys()
+            if topic in self._topics and 0 <= number < self._topics[topic][0]
+        ]
+        """Partitions of existing topics that were not found. Their topics were deleted and created again meanwhile, or
+        the tables are damaged if it stays so."""
         self._fences: dict[str, int] = dict(epochs)
         self._stamps: dict[tuple[int, Stamp], tuple[int, int]] = {}
         self._last: dict[tuple[int, str], int | None] = {}
@@ -116,9 +120,11 @@ class Stored:
         if topic is None:
             raise UnknownTopic(partition.topic)
         partitions, epoch, *rest = topic
-        row = self._partitions.get((partition.topic, partition.index))
-        if row is None or partition.index >= partitions:
+        if not 0 <= partition.index < partitions:
             raise PartitionOutOfRange(partition, partitions)
+        row = self._partitions.get((partition.topic, partition.index))
+        if row is None:
+            raise Damaged(str(partition), "the row of the partition is missing")
         partition_id, first, end = row
         return PartitionState(partition_id, epoch, first, end, *rest)
 

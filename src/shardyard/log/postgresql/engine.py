@@ -9,13 +9,14 @@ from shardyard.log import rules
 from shardyard.log.appending import Append
 from shardyard.log.batch_cache import BatchCache
 from shardyard.log.catalog import StoredCatalog
-from shardyard.log.database import DatabaseLog
+from shardyard.log.database import LOCK_SECONDS, DatabaseLog
 from shardyard.log.port import READ_BYTES, READ_RECORDS
 from shardyard.log.postgresql import reading
 from shardyard.log.postgresql.catalog import PostgresqlCatalog
-from shardyard.log.postgresql.maintenance import Maintenance, Step, is_alone
+from shardyard.log.postgresql.maintenance import Maintenance, is_alone
 from shardyard.log.postgresql.schema import MIGRATIONS
 from shardyard.log.postgresql.sessions import Sessions
+from shardyard.log.postgresql.steps import Committed, Step
 from shardyard.log.postgresql.tail import Tail
 from shardyard.log.postgresql.writer import Writer
 from shardyard.log.waiting import wait_at_most
@@ -30,19 +31,14 @@ from shardyard.runtime.postgresql import Connection, connect, migrate
 T = TypeVar("T")
 
 MAINTAIN_SECONDS = 5.0
-WRITERS = 2
-"""Threads that write, each for some of the partitions and with a connection of its own: while one waits for its commit,
-the other uses the processor."""
 THREADS = 4
 """For reads, and for changes other than appends. Each has a connection of its own."""
-LOCK_SECONDS = 0.02
-"""How often `maintain` tries again while another process maintains the log."""
 
 
 class PostgresqlLog(DatabaseLog):
     """A log in a PostgreSQL database, which any number of processes on any machines may open.
 
-    A process has up to seven connections: two that write, four for everything else and one that listens for
+    A process has up to six connections: one that writes, four for everything else and one that listens for
     notifications while readers wait. Time is the database's, unless a clock is given.
     """
 
@@ -64,9 +60,9 @@ class PostgresqlLog(DatabaseLog):
             migrate(connection, self._url, "log", MIGRATIONS)
         self._given_now = None if clock is None else self._now
         self._cache = BatchCache()
-        self._sessions = Sessions(self._url, THREADS)
+        self._sessions = Sessions(self._url, THREADS, self._cache.clear)
         self._tail = Tail(self._url, self._ends)
-        self._writers = [Writer(self._url, self._given_now, self._tail.notify) for _ in range(WRITERS)]
+        self._writer = Writer(self._url, self._given_now, self._tail.notify)
         self._steps = Maintenance()
 
     async def read(
@@ -148,18 +144,17 @@ class PostgresqlLog(DatabaseLog):
         """Take a step of maintenance. Returns whether there is more to do."""
         now = self._given_now and self._given_now()
 
-        def work(connection: Connection) -> bool | None:
+        def work(connection: Connection) -> Committed | None:
             return step(connection, now) if is_alone(connection) else None
 
-        while (more := await self._change(work)) is None and not in_background:  # noqa: ASYNC110 no event comes
+        while (committed := await self._change(work)) is None and not in_background:  # noqa: ASYNC110 no event comes
             await asyncio.sleep(LOCK_SECONDS)
-        return bool(more)
+        return committed is not None and committed()
 
     # Threads
 
     def _stop(self) -> None:
-        for writer in self._writers:
-            writer.close()
+        self._writer.close()
         self._tail.close()
         self._sessions.close()
 
@@ -167,12 +162,11 @@ class PostgresqlLog(DatabaseLog):
         return rules.milliseconds(self._clock)
 
     async def _write(self, request: Append) -> Appended:
-        rules.check_partition(request.partition)
-        return await self._writers[hash(request.partition) % WRITERS].append(request)
+        return await self._writer.append(request)
 
     @property
     def _waiting_bytes(self) -> int:
-        return sum(writer.waiting_bytes for writer in self._writers)
+        return self._writer.waiting_bytes
 
     async def _change_catalog(self, work: Callable[[StoredCatalog], T]) -> T:
         now = self._given_now and self._given_now()

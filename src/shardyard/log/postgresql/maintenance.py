@@ -1,61 +1,34 @@
 """Keeping the log small: retention, deletion of trimmed batches, merging of small ones, forgetting of old stamps.
 
-Each step is a small transaction that returns whether there is more to do, so that appends never wait long for it.
+Each step is a small transaction, so that appends never wait long for it, nor does it take too long for the database.
 PostgreSQL frees the space by itself (autovacuum).
 """
 
 import logging
-from collections.abc import Callable
 
 from shardyard.log import merging
+from shardyard.log.database import CLEAR_BATCHES, FORGET_FROM, STAMP_MS
+from shardyard.log.postgresql import retention
 from shardyard.log.postgresql.appends import PUT_BATCH, batch_row
 from shardyard.log.postgresql.catalog import NOW
+from shardyard.log.postgresql.steps import Committed, Step
 from shardyard.log.stored_batches import decode, encode
 from shardyard.model import Damaged
 from shardyard.runtime.postgresql import Connection
 
 _log = logging.getLogger(__name__)
 
-Step = Callable[[Connection, int | None], bool]
-"""Gets the time in milliseconds, or None for the database's. Returns whether there is more to do."""
-
-CLEAR_BATCHES = 256
-"""Batches deleted in one step."""
-FORGET_FROM = 100_000
-"""The number of stamps from which on old ones are forgotten."""
-STAMP_MS = 7 * 24 * 3600 * 1000
-"""How long a producer's stamps are remembered after its last append."""
+STAMPS_A_STEP = 10_000
+"""Stamps examined or deleted in one step; more than one producer has."""
+PARTITIONS_A_STEP = 200
+"""Partitions examined or deleted in one step."""
 FORGET_EVERY = 1000
 """How many times maintenance runs before it looks for old stamps again, which takes a while if there are many."""
+_BEFORE_ALL = (0, "")
+"""A partition and a producer that come before all others."""
 _LOCK = int.from_bytes(b"yard-log", "big")
 """The advisory lock of a transaction that maintains the log."""
 
-# The first offset to keep: of the first batch that is young enough, and of the batches that are within the size; whole
-# batches, and always the newest one.
-_RETAIN = f"""
-SELECT p.id, greatest(p.first, CASE WHEN t.age_ms > 0 THEN coalesce(young.first, p."end") END, large.keep)
-FROM log_topics t JOIN log_partitions p ON p.topic = t.name AND p.number < t.partitions
-LEFT JOIN LATERAL (
-    SELECT b.first FROM log_batches b
-    WHERE t.age_ms > 0 AND b.partition = p.id AND b.first + b.count > p.first
-      AND b.first >=
-          coalesce((SELECT max(s.first) FROM log_batches s WHERE s.partition = p.id AND s.first <= p.first), 0)
-      AND b.latest >= coalesce(%s::bigint, {NOW}) - t.age_ms
-    ORDER BY b.first LIMIT 1
-) young ON true
-LEFT JOIN LATERAL (
-    SELECT CASE WHEN newest THEN first ELSE first + count END AS keep
-    FROM (
-        SELECT b.first, b.count, row_number() OVER newest_first = 1 AS newest, sum(b.bytes) OVER newest_first AS total
-        FROM log_batches b
-        WHERE t.bytes_per_partition > 0 AND b.partition = p.id AND b.first + b.count > p.first
-        WINDOW newest_first AS (ORDER BY b.first DESC ROWS UNBOUNDED PRECEDING)
-    ) sizes
-    WHERE total > t.bytes_per_partition ORDER BY first DESC LIMIT 1
-) large ON true
-WHERE t.age_ms > 0 OR t.bytes_per_partition > 0
-ORDER BY p.id
-"""  # noqa: S608 names of ours
 _CLEAR = """
 DELETE FROM log_batches WHERE (partition, first) IN (
     SELECT dead.partition, dead.first
@@ -66,19 +39,32 @@ DELETE FROM log_batches WHERE (partition, first) IN (
     WHERE p.first > 0 LIMIT %s
 )
 """
-_CLEAR_PARTITIONS = """
-WITH gone AS (
-    DELETE FROM log_partitions p
-    WHERE p.topic IS NULL AND NOT EXISTS (SELECT FROM log_batches b WHERE b.partition = p.id) RETURNING p.id
+_CLEAR_STAMPS = """
+DELETE FROM log_stamps WHERE (partition, producer, sequence) IN (
+    SELECT s.partition, s.producer, s.sequence FROM log_partitions p JOIN log_stamps s ON s.partition = p.id
+    WHERE p.topic IS NULL LIMIT %s
 )
-DELETE FROM log_stamps s USING gone WHERE s.partition = gone.id
 """
-_FORGET = f"""
-DELETE FROM log_stamps WHERE (partition, producer) IN (
-    SELECT partition, producer FROM log_stamps GROUP BY partition, producer
-    HAVING max(at) < coalesce(%s::bigint, {NOW}) - %s
+_CLEAR_PARTITIONS = """
+DELETE FROM log_partitions WHERE id IN (
+    SELECT p.id FROM log_partitions p
+    WHERE p.topic IS NULL AND NOT EXISTS (SELECT FROM log_batches b WHERE b.partition = p.id)
+      AND NOT EXISTS (SELECT FROM log_stamps s WHERE s.partition = p.id)
+    LIMIT %s
 )
+"""
+_PRODUCERS = f"""
+SELECT partition, producer, max(at) < coalesce(%s::bigint, {NOW}) - %s, count(*)
+FROM (
+    SELECT partition, producer, at FROM log_stamps
+    WHERE (partition, producer) > (%s, %s) ORDER BY partition, producer, sequence LIMIT %s
+) AS next_stamps
+GROUP BY partition, producer ORDER BY partition, producer
 """  # noqa: S608 names of ours
+_FORGET = """
+DELETE FROM log_stamps s USING unnest(%s::bigint[], %s::text[]) AS old (partition, producer)
+WHERE s.partition = old.partition AND s.producer = old.producer
+"""
 _SET_MERGED = "UPDATE log_partitions SET merged = greatest(merged, %s) WHERE id = %s"
 _UNMERGED = 'SELECT id, merged, "end" FROM log_partitions WHERE merged < "end"'
 _SIZES = """
@@ -96,63 +82,98 @@ class Maintenance:
     """The steps, and what they remember to find out cheaply that there is nothing to do."""
 
     def __init__(self) -> None:
+        self._sizes = retention.SizeRetention()
         self._examined: dict[int, int] = {}
         """The ends at which partitions had nothing to merge, by id."""
         self._until_forget = 0
 
     def steps(self) -> dict[str, Step]:
         """The steps by name, in their order."""
-        return {"retain": retain, "forget": self._forget, "clear": clear, "merge": self._merger()}
+        return {
+            "retain by age": retention.by_age(),
+            "retain by size": self._sizes.step(),
+            "forget": self._forgetter(),
+            "clear": clear,
+            "merge": self._merger(),
+        }
 
-    def _forget(self, connection: Connection, now: int | None) -> bool:
-        """Forget producers whose last append is long ago, once there are enough stamps for it to matter."""
-        self._until_forget -= 1
-        if self._until_forget < 0:
-            self._until_forget = FORGET_EVERY
-            some = "SELECT count(*) FROM (SELECT FROM log_stamps LIMIT %s) AS counted"
-            ((stamps,),) = connection.execute(some, (FORGET_FROM,)).fetchall()
-            if stamps >= FORGET_FROM:
-                connection.execute(_FORGET, (now, STAMP_MS))
-        return False
+    def _forgetter(self) -> Step:
+        """Forgets producers whose last append is long ago, once there are enough stamps for it to matter."""
+        after = _BEFORE_ALL
+
+        def step(connection: Connection, now: int | None) -> Committed:
+            last = None
+            if self._until_forget <= 0 and (after != _BEFORE_ALL or _has_many_stamps(connection)):
+                last = _forget_some(connection, now, after)
+
+            def committed() -> bool:
+                nonlocal after
+                if last is None:
+                    self._until_forget = self._until_forget - 1 if self._until_forget > 0 else FORGET_EVERY
+                    return False
+                after = last
+                return True
+
+            return committed
+
+        return step
 
     def _merger(self) -> Step:
         """Merges what is there when it starts. What producers append meanwhile waits for the next time, or it would
         never finish."""
         left: list[tuple[int, int, int]] | None = None
 
-        def step(connection: Connection, _: int | None) -> bool:
-            nonlocal left
-            if left is None:
-                rows = connection.execute(_UNMERGED).fetchall()
-                left = [(id_, merged, end) for id_, merged, end in rows if self._examined.get(id_) != end]
-                self._examined = {id_: end for id_, _, end in rows}
-            while left:
-                partition, merged_to, end = left.pop()
+        def step(connection: Connection, _: int | None) -> Committed:
+            listed = connection.execute(_UNMERGED).fetchall() if left is None else []
+            todo = [row for row in listed if self._examined.get(row[0]) != row[2]] if left is None else left.copy()
+            examined: dict[int, int] = {}
+            while todo and len(examined) < PARTITIONS_A_STEP:
+                partition, merged_to, end = todo.pop()
                 done = merge(connection, partition, merged_to, end)
                 if done is not None:
-                    left.append((partition, done, end))
-                    return True
-            return False
+                    todo.append((partition, done, end))
+                    break
+                examined[partition] = end
+
+            def committed() -> bool:
+                nonlocal left
+                if left is None:
+                    self._examined = {id_: end for id_, _, end in listed if self._examined.get(id_) == end}
+                self._examined |= examined
+                left = todo
+                return bool(left)
+
+            return committed
 
         return step
 
 
-def retain(connection: Connection, now: int | None) -> bool:
-    """Trim what is too old or too large. Rows are locked in the same order as everywhere."""
-    for partition, keep in connection.execute(_RETAIN, (now,)).fetchall():
-        connection.execute(
-            "UPDATE log_partitions SET first = %s WHERE id = %s AND topic IS NOT NULL AND first < %s",
-            (keep, partition, keep),
-        )
-    return False
+def _has_many_stamps(connection: Connection) -> bool:
+    some = "SELECT count(*) FROM (SELECT FROM log_stamps LIMIT %s) AS counted"
+    ((stamps,),) = connection.execute(some, (FORGET_FROM,)).fetchall()
+    return bool(stamps >= FORGET_FROM)
 
 
-def clear(connection: Connection, _: int | None) -> bool:
+def _forget_some(connection: Connection, now: int | None, after: tuple[int, str]) -> tuple[int, str] | None:
+    """Forget producers among those that follow `after`. Returns the last that was examined; None if it was the last of
+    all."""
+    producers = connection.execute(_PRODUCERS, (now, STAMP_MS, *after, STAMPS_A_STEP)).fetchall()
+    is_all = sum(stamps for *_, stamps in producers) < STAMPS_A_STEP
+    if not is_all:
+        producers.pop()  # some of its stamps may not have been examined
+    old = [(partition, producer) for partition, producer, is_old, _ in producers if is_old]
+    connection.execute(_FORGET, ([partition for partition, _ in old], [producer for _, producer in old]))
+    return None if is_all else producers[-1][:2]
+
+
+def clear(connection: Connection, _: int | None) -> Committed:
     """Delete batches below the first offset, and what is left of deleted topics."""
-    if connection.execute(_CLEAR, (CLEAR_BATCHES, CLEAR_BATCHES)).rowcount:
-        return True
-    connection.execute(_CLEAR_PARTITIONS)
-    return False
+    is_more = (
+        connection.execute(_CLEAR, (CLEAR_BATCHES, CLEAR_BATCHES)).rowcount > 0
+        or connection.execute(_CLEAR_STAMPS, (STAMPS_A_STEP,)).rowcount > 0
+        or connection.execute(_CLEAR_PARTITIONS, (PARTITIONS_A_STEP,)).rowcount > 0
+    )
+    return lambda: is_more
 
 
 def merge(connection: Connection, partition: int, merged_to: int, end: int) -> int | None:

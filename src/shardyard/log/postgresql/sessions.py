@@ -12,7 +12,7 @@ import psycopg
 
 from shardyard.model import Busy, Damaged, DatabaseUnavailable, OutcomeUnknown
 from shardyard.model.url import EngineUrl
-from shardyard.runtime.postgresql import RESPONSE_SECONDS, Aborted, Connection, connect, translated_errors
+from shardyard.runtime.postgresql import RESPONSE_SECONDS, Aborted, Connection, connect, first_line, translated_errors
 from shardyard.runtime.retry import Backoff
 
 T = TypeVar("T")
@@ -41,9 +41,13 @@ def _times(response_seconds: float) -> dict[str, str | int | float]:
 class Session:
     """One connection for one thread at a time."""
 
-    def __init__(self, url: EngineUrl, purpose: str) -> None:
+    def __init__(self, url: EngineUrl, purpose: str, on_reconnect: Callable[[], None] | None = None) -> None:
+        """`on_reconnect` is called before a new connection is used in place of one that was lost: it may be to another
+        server, which took over and may have lost the last commits."""
         self._url = url
         self._purpose = purpose
+        self._on_reconnect = on_reconnect
+        self._was_connected = False
         self._connection: Connection | None = None
 
     def transact(self, work: Callable[[Connection], T]) -> T:
@@ -67,7 +71,7 @@ class Session:
         except psycopg.OperationalError as error:
             if connection.closed or error.sqlstate is None or error.sqlstate.startswith(_CUT):
                 connection.close()
-                raise OutcomeUnknown(str(self._url), str(error).strip()) from error
+                raise OutcomeUnknown(str(self._url), first_line(error)) from error
             raise
 
     def close(self) -> None:
@@ -94,7 +98,7 @@ class Session:
                 if not used_before or time.monotonic() - started > IDLE_LOSS_SECONDS:
                     raise
             except psycopg.IntegrityError as error:  # our statements are right, so what is stored is not
-                raise Damaged(str(self._url), str(error).strip()) from error
+                raise Damaged(str(self._url), first_line(error)) from error
             finally:
                 self._leave()
 
@@ -102,6 +106,9 @@ class Session:
         if self._connection is None:
             settings = _SETTINGS | _times(RESPONSE_SECONDS)
             self._connection = connect(self._url, self._purpose, response_seconds=RESPONSE_SECONDS, settings=settings)
+            if self._was_connected and self._on_reconnect is not None:
+                self._on_reconnect()
+            self._was_connected = True
         return self._connection
 
     def _leave(self) -> None:
@@ -119,8 +126,10 @@ class Session:
 class Sessions:
     """A few threads with a session each, for reads and changes from an event loop."""
 
-    def __init__(self, url: EngineUrl, threads: int) -> None:
+    def __init__(self, url: EngineUrl, threads: int, on_reconnect: Callable[[], None]) -> None:
+        """`on_reconnect`: see `Session`. It is called in any of the threads."""
         self._url = url
+        self._on_reconnect = on_reconnect
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="shardyard-log")
         self._local = local()
         self._sessions: list[Session] = []
@@ -144,7 +153,7 @@ class Sessions:
     def _run(self, work: Callable[[Session], T]) -> T:
         session: Session | None = getattr(self._local, "session", None)
         if session is None:
-            session = self._local.session = Session(self._url, "log")
+            session = self._local.session = Session(self._url, "log", self._on_reconnect)
             with self._lock:
                 self._sessions.append(session)
         return work(session)

@@ -79,6 +79,7 @@ class Tail:
         self._check.set()
 
     def _watch(self) -> None:
+        has_failed = False
         while not self._closing:
             self._check.wait(CHECK_SECONDS)
             self._check.clear()
@@ -89,5 +90,10 @@ class Tail:
                 ends = self._ends(awaited)
             except ShardyardError as error:  # the readers get it, too, when their time is over
                 _log.debug("looking for new records failed: %s", error)
+            except Exception as error:  # noqa: BLE001 without this thread readers might wait in vain
+                if not has_failed and not self._closing:
+                    _log.warning("looking for new records failed and will be retried", exc_info=error)
+                has_failed = True
             else:
+                has_failed = False
                 self._waiters.notify({partition_id: ends.get(partition_id, GONE) for partition_id in awaited})

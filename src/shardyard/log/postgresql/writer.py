@@ -1,21 +1,23 @@
 """Group commit: a thread writes for all producers of the process, everything that is waiting in one commit."""
 
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 
-from shardyard.log.appending import Append, Appending
+from shardyard.log.appending import Append, Appending, outcome_of
+from shardyard.log.database import LINGER_SECONDS
 from shardyard.log.postgresql import appends
 from shardyard.log.postgresql.sessions import Session
-from shardyard.model import Appended, ShardyardError
+from shardyard.model import Appended
 from shardyard.model.url import EngineUrl
 from shardyard.runtime.group_commit import GroupCommit, Outcome, after_commit
-from shardyard.runtime.postgresql import Connection
+from shardyard.runtime.postgresql import Aborted, Connection
 
 GROUP_BYTES = 16 * 1024 * 1024
 """The most that one commit writes."""
 GROUP_APPENDS = 4096
-LINGER_SECONDS = 0.001
-"""How long to wait for producers whose appends have just returned to append again."""
+MISSING_SECONDS = 0.5
+"""How long partitions are looked for that their topic should have. Then appends to them are refused."""
 
 
 class Writer:
@@ -48,26 +50,24 @@ class Writer:
         self._session.close()
 
     def _carry_out(self, group: list[Append]) -> list[Outcome]:
-        outcomes, ends = self._session.run(lambda connection: self._write(connection, group))
+        deadline = time.monotonic() + MISSING_SECONDS
+        outcomes, ends = self._session.run(lambda connection: self._write(connection, group, deadline))
         if ends:
             after_commit(lambda: self._on_commit(ends))
         return outcomes
 
-    def _write(self, connection: Connection, group: list[Append]) -> tuple[list[Outcome], dict[int, int]]:
+    def _write(
+        self, connection: Connection, group: list[Append], deadline: float
+    ) -> tuple[list[Outcome], dict[int, int]]:
         with ExitStack() as stack:
             pipeline = stack.enter_context(connection.pipeline())
-            stored = appends.Stored(connection, pipeline, group)
+            stored = appends.PostgresqlLookup(connection, pipeline, group)
+            if stored.missing and time.monotonic() < deadline:
+                raise Aborted(str(stored.missing[0]), "its topic was deleted and created again meanwhile")
             now = stored.now if self._now is None else self._now()
             appending = Appending(stored, now)
-            outcomes = [_outcome(appending, request) for request in group]
+            outcomes = [outcome_of(appending.append, request) for request in group]
             changes = appending.changes()
             leave_pipeline = stack.pop_all()
         self._session.commit(connection, lambda: appends.put(connection, leave_pipeline, changes, now))
         return outcomes, changes.ends
-
-
-def _outcome(appending: Appending, request: Append) -> Outcome:
-    try:
-        return appending.append(request)
-    except ShardyardError as error:  # refused: the others continue
-        return error

@@ -15,7 +15,7 @@ from shardyard.log import rules
 from shardyard.log.appending import Append, PartitionState
 from shardyard.log.batch_cache import BatchCache
 from shardyard.log.catalog import StoredCatalog
-from shardyard.log.database import DatabaseLog
+from shardyard.log.database import LOCK_SECONDS, DatabaseLog
 from shardyard.log.port import READ_BYTES, READ_RECORDS
 from shardyard.log.sqlite import maintenance, store
 from shardyard.log.sqlite.catalog import SqliteCatalog
@@ -44,8 +44,6 @@ MAINTAIN_SECONDS = 2.0
 READERS = 3
 INLINE_READ_BYTES = 1024 * 1024
 """If no more than this has just arrived, a waiting read fetches it in the event loop's own thread."""
-LOCK_SECONDS = 0.02
-"""How often to try for the maintenance lock while another process has it. Trying, unlike waiting, can be cancelled."""
 
 
 class SqliteLog(DatabaseLog):

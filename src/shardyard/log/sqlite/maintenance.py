@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from shardyard.log import merging
 from shardyard.log.appending import PartitionState
+from shardyard.log.database import CLEAR_BATCHES, FORGET_FROM, STAMP_MS
 from shardyard.log.sqlite import store
 from shardyard.log.stored_batches import LoadedBatch, decode, encode
 from shardyard.model import Damaged, Partition, PartitionOutOfRange, Retention, UnknownTopic
@@ -19,16 +20,10 @@ _log = logging.getLogger(__name__)
 Step = Callable[[sqlite3.Connection, int], bool]
 """Gets the time in milliseconds. Returns whether there is more to do."""
 
-CLEAR_BATCHES = 256
-"""Batches deleted in one step."""
 VACUUM_PAGES = 512
 """The number of free pages from which on the file is shrunk, and by which it is in one step."""
 PARTITIONS_A_STEP = 200
 """Partitions examined in one step."""
-FORGET_FROM = 100_000
-"""The number of stamps from which on old ones are forgotten."""
-STAMP_MS = 7 * 24 * 3600 * 1000
-"""How long a producer's stamps are remembered after its last append."""
 
 
 def steps() -> dict[str, Step]:

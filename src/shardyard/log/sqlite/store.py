@@ -53,7 +53,7 @@ def raise_fences(db: Connection, epochs: dict[str, int]) -> None:
     )
 
 
-class Stored:
+class SqliteLookup:
     """What appends depend on, each looked up when it is needed."""
 
     def __init__(self, db: Connection) -> None:

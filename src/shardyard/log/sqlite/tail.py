@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from shardyard.log.waiters import GONE, Waiters
 from shardyard.runtime.process_signal import Listener, Sender
@@ -87,26 +88,42 @@ class Tail:
             self._listener.wake()
 
     def _watch(self, listener: Listener) -> None:
-        db = self._connect()
+        db: sqlite3.Connection | None = None
         seen = None
-        while True:
+        has_failed = False
+        while self._readers_wait():
             with self._lock:
-                while not self._waiters and not self._closing:
-                    self._lock.wait()
-                if self._closing:
-                    break
                 if self._unchecked:
                     self._unchecked, seen = False, None
             try:
-                version = db.execute("PRAGMA data_version").fetchone()
-                if version != seen:
-                    awaited = self._waiters.awaited()
-                    ends = dict(db.execute(_ENDS, (json.dumps(awaited),)).fetchall())
-                    self._waiters.notify({partition_id: ends.get(partition_id, GONE) for partition_id in awaited})
-                    seen = version
+                db = db or self._connect()
+                seen = self._check(db, seen)
             except sqlite3.Error as error:  # busy, or no space: the next check may succeed
                 _log.debug("checking for new records failed: %s", error)
                 time.sleep(_RETRY_SECONDS)
+            except Exception as error:  # noqa: BLE001 without this thread readers might wait in vain
+                if not has_failed:
+                    _log.warning("checking for new records failed and will be retried", exc_info=error)
+                has_failed = True
+                time.sleep(_RETRY_SECONDS)
             else:
+                has_failed = False
                 listener.wait()
-        db.close()
+        if db is not None:
+            db.close()
+
+    def _readers_wait(self) -> bool:
+        """True when there are readers that wait; False when the log is closed."""
+        with self._lock:
+            while not self._waiters and not self._closing:
+                self._lock.wait()
+            return not self._closing
+
+    def _check(self, db: sqlite3.Connection, seen: Any) -> Any:
+        """Wake readers if anything has changed since the version `seen`. Returns the version now."""
+        version = db.execute("PRAGMA data_version").fetchone()
+        if version != seen:
+            awaited = self._waiters.awaited()
+            ends = dict(db.execute(_ENDS, (json.dumps(awaited),)).fetchall())
+            self._waiters.notify({partition_id: ends.get(partition_id, GONE) for partition_id in awaited})
+        return version

@@ -8,18 +8,17 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, Protocol
 
-from shardyard.log.appending import Append, Appending
+from shardyard.log.appending import Append, Appending, outcome_of
+from shardyard.log.database import LINGER_SECONDS
 from shardyard.log.sqlite import store
 from shardyard.log.sqlite.checkpoints import Checkpoints
 from shardyard.log.sqlite.files import PAGE_BYTES, Durability, connect, translate
-from shardyard.model import Busy, ShardyardError
+from shardyard.model import Busy
 from shardyard.runtime.group_commit import GroupCommit, Outcome, after_commit
 
 GROUP_BYTES = 32 * 1024 * 1024
 """The most that one commit writes."""
 GROUP_REQUESTS = 4096
-LINGER_SECONDS = 0.001
-"""How long to wait for producers whose appends have just returned to append again."""
 _RETRY_SECONDS = 0.0005
 """How often to try for the write lock while another process holds it."""
 
@@ -105,12 +104,12 @@ class Writer:
             outcomes: list[Outcome] = []
             batches = 0
             for _, requests in groupby(group, type):
-                appending = Appending(store.Stored(db), now)
+                appending = Appending(store.SqliteLookup(db), now)
                 for request in requests:
                     if isinstance(request, Append):
-                        outcomes.append(_outcome(appending.append, request))
+                        outcomes.append(outcome_of(appending.append, request))
                     else:
-                        outcomes.append(_outcome(request.work, db, now))
+                        outcomes.append(outcome_of(request.work, db, now))
                 changes = appending.changes()
                 store.put(db, changes, now)
                 ends |= changes.ends
@@ -135,10 +134,3 @@ class Writer:
                 time.sleep(_RETRY_SECONDS)
             else:
                 return
-
-
-def _outcome(work: Callable[..., Any], *arguments: object) -> Outcome:
-    try:
-        return work(*arguments)
-    except ShardyardError as error:  # refused before it changed anything: the others continue
-        return error

@@ -3,6 +3,7 @@
 import logging
 import threading
 import time
+import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import cast
@@ -13,12 +14,12 @@ from sqlalchemy import Connection, create_engine
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
-from shardyard.model import Busy, Closed, DatabaseUnavailable, OutcomeUnknown
+from shardyard.model import Busy, Closed, OutcomeUnknown, ShardyardError
 from shardyard.model.url import EngineUrl
 from shardyard.registry.migrations import Migration
 from shardyard.registry.port import TransactionAborted
 from shardyard.runtime import postgresql
-from shardyard.runtime.postgresql import Aborted, connect, translated
+from shardyard.runtime.postgresql import Aborted, connect, first_line, translated
 
 NOW = "now"
 """The key in `Connection.info` of the database's time when the transaction began."""
@@ -35,10 +36,26 @@ _SETTINGS: dict[str, str | int | float] = {
     # A process that stops in the middle of a transaction would keep its locks.
     "idle_in_transaction_session_timeout": "10s",
 }
-_NOW = "SELECT extract(epoch FROM clock_timestamp())::float8, NULL"
-_NOW_AND_NUMBER = "SELECT extract(epoch FROM clock_timestamp())::float8, pg_current_xact_id()::text"
-_TIMELINE = "SELECT left(pg_walfile_name(pg_current_wal_insert_lsn()), 8)"
-"""Changes when a standby takes over or a backup is restored: transaction numbers may then mean other transactions."""
+_NOW = "SELECT extract(epoch FROM clock_timestamp())::float8"
+
+_REGISTER = """
+WITH gone AS (DELETE FROM writers WHERE used_at < extract(epoch FROM clock_timestamp()) - 86400)
+INSERT INTO writers VALUES (%s, 0, extract(epoch FROM clock_timestamp()))
+"""
+"""Also removes the writers that have not committed for a day: most of them have ended. One that has not registers
+again with its next commit."""
+_COMMIT = """
+WITH recorded AS (
+    UPDATE writers SET last_commit = {number}, used_at = extract(epoch FROM clock_timestamp())
+    WHERE id = '{writer}' AND pg_current_xact_id_if_assigned() IS NOT NULL RETURNING 1
+)
+SELECT 1 / CASE WHEN pg_current_xact_id_if_assigned() IS NULL THEN 1 ELSE count(*) END FROM recorded;
+COMMIT
+"""
+"""A transaction that has changed nothing has no number in PostgreSQL, and records nothing, so that it need not be
+synced to disk. One that has changed something, and whose writer is not registered, fails with a division by zero."""
+_END_WRITER = "DELETE FROM writers WHERE id = %s RETURNING last_commit"
+"""It waits for a commit of this writer in progress. Later ones fail."""
 
 _log = logging.getLogger(__name__)
 
@@ -59,7 +76,10 @@ class SharedConnection:
             use_native_hstore=False,
         )
         self._connection: Connection | None = None
-        self._timeline: object = None
+        self._writer: str | None = None
+        """The row of `writers` that this process has; None if it has none yet."""
+        self._number = 0
+        """Of the last commit that was attempted. Each has a new one."""
         self._in_use = threading.Lock()
         self._closed = False
 
@@ -68,16 +88,21 @@ class SharedConnection:
         """A transaction of this isolation level; see `Store.begin`.
 
         A connection that is lost before the commit leaves nothing behind, so the transaction may be run again
-        (`TransactionAborted`). When it is lost during the commit, the server is asked on a new connection whether the
-        transaction was committed; `OutcomeUnknown` if it does not know, or can't be reached in time.
+        (`TransactionAborted`). When it is lost during the commit, the database is asked on a new connection whether the
+        transaction was committed; `OutcomeUnknown` if it does not know, or can't be asked in time.
+
+        Every transaction that changes something therefore stores its own number in the process's row of `writers`.
+        PostgreSQL's transaction numbers do not serve: after a crash it assigns those again that it had not yet
+        written to disk, so the number of a lost transaction may be that of another one, which was committed.
         """
+        writes = not mode.endswith("READ ONLY")
         with self._turn(wait):
-            connection, number = self._begin(mode, wait)
+            connection = self._begin(mode, wait, writes=writes)
             raw = driver_connection(connection)
             try:
                 try:
                     yield connection
-                    self._commit(raw, number)
+                    self._commit(raw, writes=writes)
                 finally:
                     self._end(connection, raw)
             except (DBAPIError, psycopg.Error) as error:
@@ -126,13 +151,7 @@ class SharedConnection:
 
     def _connected(self) -> Connection:
         if self._connection is None:
-            connection = self._engine.connect()
-            try:
-                self._timeline = driver_connection(connection).execute(_TIMELINE).fetchone()
-            except psycopg.Error as error:
-                connection.close()
-                raise self._translated(error, None) from error
-            self._connection = connection
+            self._connection = self._engine.connect()
         return self._connection
 
     def _drop(self) -> None:
@@ -141,37 +160,49 @@ class SharedConnection:
             with suppress(SQLAlchemyError, psycopg.Error):  # of a connection that is lost anyway
                 connection.close()
 
-    def _begin(self, mode: str, wait: float) -> tuple[Connection, str]:
-        """Begin a transaction, and get its number. A connection that was lost since its last use is replaced."""
+    def _begin(self, mode: str, wait: float, *, writes: bool) -> Connection:
+        """Begin a transaction. A connection that was lost since its last use is replaced."""
         # A lock that others have for too long aborts the transaction, which is run again if there is time left.
         lock_milliseconds = max(1, int(min(wait, _RESPONSE_SECONDS * 0.8) * 1000))
-        statement = f"BEGIN ISOLATION LEVEL {mode}; SET LOCAL lock_timeout = {lock_milliseconds}; " + (
-            _NOW if mode.endswith("READ ONLY") else _NOW_AND_NUMBER
-        )
+        statement = f"BEGIN ISOLATION LEVEL {mode}; SET LOCAL lock_timeout = {lock_milliseconds}; {_NOW}"
         is_new = self._connection is None
         connection = self._connected()
         raw = driver_connection(connection)
         try:
+            if writes and self._writer is None:
+                self._register(raw)
             cursor = raw.execute(statement.encode())
             while cursor.nextset():
                 pass
-            connection.info[NOW], number = cast(tuple[float, str], cursor.fetchone())
+            (connection.info[NOW],) = cast(tuple[float], cursor.fetchone())
         except psycopg.Error as error:
             self._drop()
             if is_new or not raw.closed:
                 raise self._translated(error, None) from error
-            return self._begin(mode, wait)
-        return connection, number
+            return self._begin(mode, wait, writes=writes)
+        return connection
 
-    def _commit(self, raw: psycopg.Connection, number: str) -> None:
+    def _register(self, raw: psycopg.Connection) -> None:
+        writer = uuid.uuid4().hex
+        raw.execute(_REGISTER, [writer])
+        self._writer = writer
+
+    def _commit(self, raw: psycopg.Connection, *, writes: bool) -> None:
         if raw.info.transaction_status == TransactionStatus.INERROR:  # PostgreSQL would roll back, and report no error
             raise psycopg.errors.InFailedSqlTransaction("the work went on after an error")
-        try:
+        if not writes:
             raw.commit()
+            return
+        self._number += 1
+        try:
+            raw.execute(_COMMIT.format(number=self._number, writer=self._writer).encode(), prepare=False)
+        except psycopg.errors.DivisionByZero as error:
+            self._writer = None
+            raise TransactionAborted(self._name, "this process was idle for so long that it was forgotten") from error
         except psycopg.Error as error:
             if not raw.closed:
                 raise
-            self._settle(number, error)
+            self._settle(error)
 
     def _end(self, connection: Connection, raw: psycopg.Connection) -> None:
         """Roll back what was not committed. SQLAlchemy, which did not begin the transaction, forgets about it."""
@@ -185,33 +216,24 @@ class SharedConnection:
         if self._connection is connection:
             self._drop()
 
-    def _settle(self, number: str, cause: psycopg.Error) -> None:
-        """Return if the transaction was committed. `TransactionAborted` if it was not."""
+    def _settle(self, cause: psycopg.Error) -> None:
+        """Return if the last commit was carried out. `TransactionAborted` if it was not, and never will be."""
+        writer, self._writer = self._writer, None
         deadline = time.monotonic() + self._busy_wait
-        timeline = self._timeline
         while True:
             self._drop()
             try:
-                status = self._status(number, timeline)
-            except DatabaseUnavailable:
-                status = "in progress"
-            if status == "committed":
-                return
-            if status == "aborted":
-                raise TransactionAborted(self._name, str(cause)) from cause
-            if status is None or time.monotonic() > deadline:
-                raise OutcomeUnknown(str(self._url), str(cause).strip()) from cause
+                row = driver_connection(self._connected()).execute(_END_WRITER, [writer]).fetchone()
+                break
+            except (ShardyardError, SQLAlchemyError, psycopg.Error) as error:
+                if time.monotonic() > deadline:
+                    why = f"{first_line(cause)}; then the database could not be asked: {first_line(error)}"
+                    raise OutcomeUnknown(str(self._url), why) from cause
             time.sleep(_RETRY_SECONDS)
-
-    def _status(self, number: str, timeline: object) -> str | None:
-        raw = driver_connection(self._connected())
-        if self._timeline != timeline:
-            return None
-        try:
-            row = raw.execute("SELECT pg_xact_status(%s::xid8)", [number]).fetchone()
-        except psycopg.Error as error:
-            raise DatabaseUnavailable(str(self._url), str(error)) from error
-        return None if row is None else row[0]
+        if row is None:  # the response to an earlier question was lost, or the database was restored from a backup
+            raise OutcomeUnknown(str(self._url), first_line(cause)) from cause
+        if row[0] != self._number:
+            raise TransactionAborted(self._name, first_line(cause)) from cause
 
     def _translated(self, error: DBAPIError | psycopg.Error, raw: psycopg.Connection | None) -> Exception:
         """Our error for PostgreSQL's; `raw` is the connection of a transaction that was not committed."""
@@ -220,7 +242,7 @@ class SharedConnection:
             return error
         # Two transactions that put the same new row: the second one is to see the row of the first.
         if (raw is not None and raw.closed) or isinstance(cause, psycopg.errors.UniqueViolation):
-            return TransactionAborted(self._name, str(cause).strip())
+            return TransactionAborted(self._name, first_line(cause))
         ours = translated(cause, self._url)
         if isinstance(ours, Aborted):
             return TransactionAborted(self._name, ours.why)

@@ -1,7 +1,7 @@
 """What everything on PostgreSQL shares: connections, errors, schema versions and notifications."""
 
 from shardyard.runtime.postgresql.connection import RESPONSE_SECONDS, SCHEMA, Connection, connect
-from shardyard.runtime.postgresql.errors import Aborted, translated, translated_errors
+from shardyard.runtime.postgresql.errors import Aborted, first_line, translated, translated_errors
 from shardyard.runtime.postgresql.listener import Listener
 from shardyard.runtime.postgresql.migrations import Migration, migrate
 
@@ -13,6 +13,7 @@ __all__ = [
     "Listener",
     "Migration",
     "connect",
+    "first_line",
     "migrate",
     "translated",
     "translated_errors",

@@ -1,6 +1,6 @@
 """PostgreSQL's errors as ours. Each message names the database without its password, and says what helps."""
 
-import logging
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -31,13 +31,6 @@ class Aborted(RetryLater):
         self.why = why
 
 
-def _is_no_echo(record: logging.LogRecord) -> bool:
-    return not record.getMessage().startswith("error ignored terminating")
-
-
-logging.getLogger("psycopg").addFilter(_is_no_echo)  # it logs the end of a pipeline besides the error that ended it
-
-
 @contextmanager
 def translated_errors(url: EngineUrl) -> Iterator[None]:
     """Raise psycopg's errors as ours. Those that are the caller's, such as a value of a wrong type, stay as they
@@ -57,7 +50,7 @@ def translated(error: psycopg.Error, url: EngineUrl) -> ShardyardError | None:
     The server does not say the code of an error that ends an attempt to connect, and its words may be in any language:
     then those in English are recognised, and all others mean that the database is unavailable.
     """
-    where, why = str(url), _first_line(error)
+    where, why = str(url), first_line(error)
     code = error.sqlstate or _code_in(why)
     if code is None:
         return DatabaseUnavailable(where, why) if isinstance(error, psycopg.OperationalError) else None
@@ -65,29 +58,30 @@ def translated(error: psycopg.Error, url: EngineUrl) -> ShardyardError | None:
     return None if make is None else make(where, why)
 
 
-def _first_line(error: psycopg.Error) -> str:
+def first_line(error: BaseException) -> str:
+    """What an error says, without the details that libpq adds in further lines."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return lines[0].strip().removesuffix(".")
 
 
 _MESSAGES = {
+    "too many clients": "53300",
+    "too many connections": "53300",  # for a role or a database, whose name follows
+    "connection slots are reserved": "53300",
     "password authentication failed": "28P01",
     "no password supplied": "28P01",
     "authentication failed": "28000",
-    "no pg_hba.conf entry": "28000",
+    r"no pg_hba\.conf entry": "28000",
     "is not permitted to log in": "28000",
-    'role "': "28000",
-    'database "': "3D000",
+    'role ".*" does not exist': "28000",
+    'database ".*" does not exist': "3D000",
     "permission denied for database": "42501",
-    "too many clients": "53300",
-    "too many connections": "53300",
-    "connection slots are reserved": "53300",
 }
-"""What the errors of an attempt to connect contain, most specific first, and their codes."""
+"""What the errors of an attempt to connect contain, as regular expressions, most specific first, and their codes."""
 
 
 def _code_in(message: str) -> str | None:
-    return next((code for words, code in _MESSAGES.items() if words in message), None)
+    return next((code for words, code in _MESSAGES.items() if re.search(words, message)), None)
 
 
 def _wrong_credentials(where: str, why: str) -> ShardyardError:
