@@ -138,7 +138,7 @@ def test_a_group_comes_back_as_it_was_put(registry: Registry, row: GroupRow) -> 
         replace(MEMBER, manual=()),
         replace(MEMBER, manual=(Partition("orders", 2), Partition("orders", 0))),
         replace(MEMBER, name="ünï/cødé 'quoted' \U0001f69a", topics=("ø",)),
-        replace(MEMBER, address="http://10.0.0.7:7400", metadata={"zone": ["a", 1, None]}, prepare_seconds=2.5),
+        replace(MEMBER, address="http://10.0.0.7:7400", metadata={"zone": ["a", 1, None]}, prepare_seconds=2.5, instance="x"),
         replace(MEMBER, metadata=0, address=""),
     ],
 )
