@@ -292,8 +292,8 @@ class Registry(ABC):
     """Rows, read and changed in transactions.
 
     **Transactions** are serializable: each sees and leaves the rows as if it ran alone. A transaction is durable when
-    its call returns; if it raises, nothing was changed. Transactions are short, and block the calling thread: an event
-    loop uses a `TransactionBatcher`.
+    its call returns; if it raises, nothing was changed, except that after `OutcomeUnknown` all of it may have been.
+    Transactions are short, and block the calling thread: an event loop uses a `TransactionBatcher`.
 
     **Use.** Any number of processes may use one registry, and any number of threads one instance. After `close`, every
     call raises `Closed`.
@@ -307,7 +307,8 @@ class Registry(ABC):
 
         When the database aborts the transaction because of another one, `work` is run again, in a new transaction on
         the state of that time. So `work` must have no side effects: it reads and changes rows, and returns a result.
-        `Busy` if no attempt succeeded within `busy_wait` seconds. When this raises, nothing was changed.
+        `Busy` if no attempt succeeded within `busy_wait` seconds. When this raises, nothing was changed, except for
+        `OutcomeUnknown`: the connection was lost during the commit, and the database could not be asked about it.
         """
         return self._retry(self._transaction, work)
 
@@ -338,7 +339,8 @@ class Registry(ABC):
         """Call `callback`, from any thread, soon after each transaction, of any process, that touched `name`. A name
         that ends with "/" watches every name that starts with it.
 
-        Several touches may result in one call, and a touch shortly before the watch began in another. Returns a
+        Several touches may result in one call, and a touch shortly before the watch began in another. It is also called
+        when a touch may have been missed, such as after a connection was lost. This does not block. Returns a
         function that ends the watch; calling it twice is fine. A callback must return at once, and must not use the
         registry.
         """
