@@ -213,6 +213,15 @@ def test_a_lock_that_another_client_holds_for_too_long_raises_busy(postgresql_ur
         assert registry.read(count) == (2, 2)
 
 
+def test_a_row_that_is_never_found_and_exists_all_the_same_is_damage(postgresql_url: str) -> None:
+    with opened(postgresql_url, busy_wait=3.0) as registry, psycopg.connect(postgresql_url, autocommit=True) as other:
+        registry.run(increment)
+        other.execute("CREATE UNIQUE INDEX ON shardyard.groups (assignor)")  # as if an index had lost an entry
+        with pytest.raises(Damaged, match="duplicate key value"):
+            registry.run(lambda tx: tx.put_group(GroupRow("shipping")))
+        assert registry.read(count) == (1, 1)
+
+
 PARTITION = Partition("orders", 0)
 
 
