@@ -181,6 +181,34 @@ def test_a_copy_that_was_killed_between_append_and_checkpoint_repeats_nothing(on
     on(story)
 
 
+def test_a_copy_that_was_killed_after_the_source_was_trimmed_repeats_nothing(on: Callable[[Story], None]) -> None:
+    async def story(yard: Yard) -> None:
+        await yard.source.append(P0, records("a", "b"))
+        await yard.copy_all()
+        await yard.source.append(P0, records("c", "d", "e"))
+        await yard.source.trim(P0, 3)
+
+        class Killed(Exception):
+            pass
+
+        append = yard.target.append
+
+        async def append_and_die(partition: Partition, data: pa.RecordBatch, **options: Any) -> Any:
+            await append(partition, data.slice(0, 1), **options)
+            raise Killed
+
+        work = await yard.work()
+        topics = await yard.source.topics()
+        await work.create(topics)
+        with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
+            patch.setattr(yard.target, "append", append_and_die)
+            await work.copy(topics[0])
+        assert await yard.copy_all() == {"orders": 1}
+        assert await yard.ids(yard.target, P0) == ["a", "b", "d", "e"]
+
+    on(story)
+
+
 def test_a_copy_continues_after_the_source_was_trimmed_and_keeps_draining_partitions_and_successors(
     on: Callable[[Story], None],
 ) -> None:

@@ -910,3 +910,23 @@ async def test_a_log_that_found_no_space_to_be_created_is_created_when_there_is_
     async with quiet(disk / "log") as log:
         await log.create_topic("t", 1)
         assert await contents(log, T0) == []
+
+
+def test_what_fails_after_a_commit_does_not_store_the_records_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(_ends: dict[int, int], *, only_appends: bool) -> None:
+        assert only_appends
+        raise RuntimeError("Event loop is closed")
+
+    async def story() -> None:
+        async with SqliteLog(tmp_path / "log", maintain_every=None) as log:
+            await log.create_topic("orders", 1)
+            monkeypatch.setattr(log._writer, "_on_commit", fail)
+            partition = Partition("orders", 0)
+            appended = await asyncio.gather(*(log.append(partition, [Record.new(b"a")]) for _ in range(3)))
+            assert sorted(each.first.offset for each in appended) == [0, 1, 2]
+            assert (await log.span(partition)).end == 3
+
+    asyncio.run(story())
+    assert "the commit itself is durable" in caplog.text

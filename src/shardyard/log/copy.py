@@ -138,6 +138,12 @@ class LogCopy:
             async for batch in scan(
                 self._source, partition, at.source.offset, end, epoch=at.source.epoch, max_records=COPY_RECORDS
             ):
+                if (
+                    batch.first != at.source.offset
+                ):  # trimmed meanwhile: offsets are apart by another distance from here on
+                    at = replace(at, source=replace(at.source, offset=batch.first))
+                    await self._keep(partition, at)
+                    since_stored = 0
                 appended = await self._target.append(partition, batch.data.combine_chunks().to_batches()[0])
                 if appended.first != at.target:
                     raise _foreign_records(partition)

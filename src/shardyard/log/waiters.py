@@ -1,6 +1,7 @@
 """The readers of this process that wait for a partition to grow."""
 
 import asyncio
+import contextlib
 import threading
 from collections import defaultdict
 
@@ -48,9 +49,8 @@ class Waiters:
                 if offset < end
             ]
         for future in arrived:
-            loop = future.get_loop()
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(_settle, future)
+            with contextlib.suppress(RuntimeError):  # the loop is closed, and nobody waits any more
+                future.get_loop().call_soon_threadsafe(_settle, future)
 
     def notify_all(self) -> None:
         """Wake all readers, such as when the log is closed: they will find that out."""

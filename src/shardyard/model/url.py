@@ -9,7 +9,9 @@ from shardyard.model.errors import InvalidValue
 _SQLITE = "sqlite:///"
 _POSTGRESQL = ("postgresql://", "postgres://")
 _CREDENTIALS = re.compile(r"//.*@")
-_PASSWORD_OPTION = re.compile(r"((?:ssl)?password=)[^&]*")
+_PASSWORD_WITHOUT_HOST = re.compile(r"//([^/@:]*):(?!\d*(?:[/?,]|$)).*")
+"""A user and a password where a host and a port should be."""
+_PASSWORD_OPTION = re.compile(r"((?:ssl)?password=)[^&]*", re.IGNORECASE)
 _EXPECTED = "sqlite:///a/path, sqlite:////an/absolute/path, postgresql://user:password@host:port/database or memory://"
 
 
@@ -56,7 +58,10 @@ def parse_url(what: str, url: object) -> EngineUrl:
 
 def without_password(url: str) -> str:
     """The URL with user and password replaced by `***`, for messages."""
-    return _PASSWORD_OPTION.sub(r"\1***", _CREDENTIALS.sub("//***@", url))
+    shown = _CREDENTIALS.sub("//***@", url)
+    if shown == url:
+        shown = _PASSWORD_WITHOUT_HOST.sub(r"//\1:***", url)
+    return _PASSWORD_OPTION.sub(r"\1***", shown)
 
 
 def _checked_dsn(what: str, url: str) -> str:
@@ -64,8 +69,10 @@ def _checked_dsn(what: str, url: str) -> str:
         parts = urlsplit(url)
         named = parts.path.strip("/")
         _ = parts.port  # raises if it is not a number
-    except ValueError as error:
-        raise InvalidValue(f"{what} URL", without_password(url), _EXPECTED) from error
+    except ValueError:
+        raise InvalidValue(f"{what} URL", without_password(url), _EXPECTED) from None  # it would quote the password
+    if parts.netloc.count("@") > 1:
+        raise InvalidValue(f"{what} URL", without_password(url), "%40 instead of @ in a user or password: " + _EXPECTED)
     if not named or "/" in named:
         raise InvalidValue(f"{what} URL", without_password(url), "the name of a database after the host: " + _EXPECTED)
     return url

@@ -25,9 +25,9 @@ class GroupCommit(Generic[Work]):
     one was carried out.
 
     `carry_out` gets a group and returns an outcome for each unit. A unit that fails has an error as its outcome and
-    changes nothing. When `carry_out` itself raises, nothing of the group was done; if the error is not a
-    `ShardyardError`, the units are tried one by one, so that a bad unit fails alone. Work whose caller was cancelled
-    before it started is skipped.
+    changes nothing. `carry_out` itself raises only if nothing of the group was done, or a `ShardyardError` that says
+    otherwise. If the error is not a `ShardyardError`, the units are tried one by one, so that a bad unit fails alone.
+    Work whose caller was cancelled before it started is skipped.
     """
 
     def __init__(
@@ -115,6 +115,15 @@ class GroupCommit(Generic[Work]):
                 return [self._outcomes([work])[0] for work in works]
             _log.exception("%s failed unexpectedly", self._name)
             return [error]
+
+
+def after_commit(step: Callable[[], object]) -> None:
+    """Run what follows a commit, such as notifications. An error is logged and not raised: the group is durable, and
+    must not be carried out again."""
+    try:
+        step()
+    except Exception:  # noqa: BLE001 whatever it is, the commit stands
+        _log.exception("what follows a commit failed; the commit itself is durable")
 
 
 def _deliver(results: list["asyncio.Future[Any]"], outcomes: list[Outcome]) -> None:

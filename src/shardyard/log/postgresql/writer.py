@@ -8,7 +8,7 @@ from shardyard.log.postgresql import appends
 from shardyard.log.postgresql.sessions import Session
 from shardyard.model import Appended, ShardyardError
 from shardyard.model.url import EngineUrl
-from shardyard.runtime.group_commit import GroupCommit, Outcome
+from shardyard.runtime.group_commit import GroupCommit, Outcome, after_commit
 from shardyard.runtime.postgresql import Connection
 
 GROUP_BYTES = 16 * 1024 * 1024
@@ -50,7 +50,7 @@ class Writer:
     def _carry_out(self, group: list[Append]) -> list[Outcome]:
         outcomes, ends = self._session.run(lambda connection: self._write(connection, group))
         if ends:
-            self._on_commit(ends)
+            after_commit(lambda: self._on_commit(ends))
         return outcomes
 
     def _write(self, connection: Connection, group: list[Append]) -> tuple[list[Outcome], dict[int, int]]:

@@ -13,7 +13,7 @@ from shardyard.log.sqlite import store
 from shardyard.log.sqlite.checkpoints import Checkpoints
 from shardyard.log.sqlite.files import PAGE_BYTES, Durability, connect, translate
 from shardyard.model import Busy, ShardyardError
-from shardyard.runtime.group_commit import GroupCommit, Outcome
+from shardyard.runtime.group_commit import GroupCommit, Outcome, after_commit
 
 GROUP_BYTES = 32 * 1024 * 1024
 """The most that one commit writes."""
@@ -83,13 +83,16 @@ class Writer:
             outcomes, ends, batches = self._commit(group)
         except sqlite3.Error as error:
             raise translate(error, self._path) from error
+        after_commit(lambda: self._committed(group, ends, batches))
+        return outcomes
+
+    def _committed(self, group: list[Append | Operation], ends: dict[int, int], batches: int) -> None:
         only_appends = all(isinstance(request, Append) for request in group)
         self._on_commit(ends, only_appends=only_appends)
         written = sum(request.size for request in group) + batches * 2 * PAGE_BYTES
         if not only_appends:  # other requests may write any amount
             written = max(written, self._checkpoints.wal_bytes())
         self._checkpoints.grew(written)
-        return outcomes
 
     def _commit(self, group: list[Append | Operation]) -> tuple[list[Outcome], dict[int, int], int]:
         """Carry out the group in one transaction. Returns an outcome for each request, the new ends, and the number of
