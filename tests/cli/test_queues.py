@@ -544,10 +544,11 @@ def test_a_group_is_shown_as_tables_with_titles(shell: Shell, topic: str, group:
         shown = terminal("groups", "show", group)
     title, names, *lines = partitions.splitlines()
     assert title == "# partitions"
-    assert names.split("\t") == ["partition", "owner", "next_owner", "epoch", "committed", "end", "lag", "stuck_for"]
+    columns = ["partition", "owner", "next_owner", "epoch", "committed", "end", "lag", "stuck_for", "dropped_unread"]
+    assert names.split("\t") == columns
     found = {line.split("\t")[0]: line.split("\t")[1:] for line in lines}
     assert found[f"{topic}/0"][:2] == ["ann", "-"]
-    assert found[f"{topic}/0"][3:] == ["1", "1", "0", "-"]
+    assert found[f"{topic}/0"][3:] == ["1", "1", "0", "-", "0"]
     assert found[f"{topic}/1"][3] == "-"
     assert members.splitlines()[2].split("\t")[:2] == ["ann", topic]
     assert settings.startswith("# settings\nsetting\tvalue\nbackoff\t1,5,30,120,600\n")

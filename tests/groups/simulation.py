@@ -88,16 +88,26 @@ class SimMember:
     group: str = GROUP
     """In a broadcast group, its own."""
     epoch: int | None = None
+    since: int | None = None
+    """Its last epoch, as long as its process lives."""
+    instance: int = 0
+    """Of its process."""
     owned: dict[Partition, Grant] = field(default_factory=dict)
     incoming: frozenset[Partition] = frozenset()
     asleep_until: int = 0
     late: list[tuple[int, MemberAssignment]] = field(default_factory=list)
     """Responses that arrive at a later step."""
 
+    def restart(self) -> None:
+        self.forget()
+        self.since = None
+        self.instance += 1
+
     def apply(self, response: MemberAssignment) -> None:
         self.owned, self.incoming = dict(response.owned), response.incoming
 
     def forget(self) -> None:
+        self.since = self.since if self.epoch is None else self.epoch
         self.epoch, self.owned, self.incoming, self.late = None, {}, frozenset(), []
 
 
@@ -145,6 +155,8 @@ class History:
     """Of one or several partitions."""
     overtaken = 0
     """Commits of owners that came too late for a reset."""
+    repeated = 0
+    """Joins of processes whose join before was carried out, and its response lost."""
     prepared = 0
     """Partitions whose target reported that it is ready."""
     overdue = 0
@@ -302,6 +314,9 @@ class History:
 
     def join(self, member: SimMember) -> None:
         member.forget()
+        instance = f"{member.name} {member.instance}"
+        before = self.registry.read(lambda tx: tx.member(member.group, member.name))
+        self.repeated += before is not None and before.instance == instance and before.epoch > (member.since or 0)
         try:
             row = self.registry.run(
                 lambda tx: protocol.join(
@@ -314,18 +329,26 @@ class History:
                     session_timeout=member.session,
                     address=f"host of {member.name}",
                     prepare_seconds=member.prepare_seconds,
+                    since=member.since,
+                    instance=instance,
                 )
             )
+        except Fenced as error:
+            raise AssertionError(f"{member.name} was fenced by its own join") from error
         except PartitionTaken:
             member.manual = None
             return
-        except MemberExists:  # the response to an earlier join was lost; a dynamic member takes another name
+        except MemberExists:  # its process was restarted; a dynamic member takes another name
+            assert member.instance > 0, f"{member.name} is in the way of its own join"
             self.born += 1
             member.name = f"m{self.born}"
             return
         member.group = row.group
         if self.chance(0.1):
             self.say(f"{member.name} joins, and the response is lost")
+            if self.chance(0.5):
+                self.say(f"{member.name} restarts")
+                member.restart()
             return
         member.epoch = row.epoch
         self.say(f"{member.name} joins with epoch {row.epoch}")
@@ -351,6 +374,7 @@ class History:
         member = self.somebody()
         if member is not None and member.static:
             self.say(f"{member.name} restarts")
+            member.restart()
             self.join(member)
 
     def beat(self, member: SimMember) -> None:

@@ -17,7 +17,8 @@ from shardyard.groups import (
     configure,
     protocol,
 )
-from shardyard.model import Fenced, InvalidCall, Partition, Position
+from shardyard.groups.coordinator import LocalCoordinator, MemberIdentity
+from shardyard.model import Fenced, InvalidCall, OutcomeUnknown, Partition, Position
 from shardyard.registry import Heartbeat, Snapshot, Transaction
 from tests.groups.test_reader import TOPIC, Environment, Run, evict, run
 from tests.registry.blocks import transaction
@@ -124,6 +125,37 @@ def test_a_member_that_prepares_gets_a_partition_when_it_is_ready_and_the_owner_
                 assert second.coming == {waiting}
             await until(env, lambda: len(first.owned) == 4)
             assert waiting.index not in first.seen("lost"), "what was only being prepared never left its owner"
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("static", [True, False])
+def test_a_member_whose_join_was_carried_out_without_a_response_joins_again(
+    run: Run, monkeypatch: pytest.MonkeyPatch, static: bool
+) -> None:
+    join = LocalCoordinator.join
+    lost: list[MemberIdentity] = []
+
+    async def lose_the_first_response(
+        self: LocalCoordinator, request: JoinRequest, since: int | None
+    ) -> MemberIdentity:
+        identity = await join(self, request, since)
+        if since is not None and not lost:
+            lost.append(identity)
+            raise OutcomeUnknown("the registry", "no response")
+        return identity
+
+    monkeypatch.setattr(LocalCoordinator, "join", lose_the_first_response)
+
+    async def scenario(env: Environment) -> None:
+        lost.clear()
+        listener = Recorder()
+        async with member(env, "a", listener, static=static) as a:
+            await until(env, lambda: len(listener.owned) == 4)
+            env.registry.run(lambda tx: evict(tx, GROUP, "a"))
+            await until(env, lambda: listener.error is not None or (bool(lost) and len(listener.owned) == 4))
+            assert listener.error is None
+            assert a.identity.epoch > lost[0].epoch
 
     run(scenario)
 

@@ -202,6 +202,18 @@ def test_a_static_members_restart_moves_nothing_and_fences_its_earlier_membershi
         billing.commit("a", partition, old[partition], 1)
 
 
+@pytest.mark.parametrize("static", [True, False])
+def test_a_join_may_be_repeated_by_the_same_process_and_not_by_another(billing: SimpleGroup, static: bool) -> None:
+    first = billing.join("a", static=static, instance="x")
+    again = billing.join("a", static=static, instance="x", since=first.epoch - 1)
+    assert again.epoch > first.epoch
+    assert again.instance == "x"
+    with pytest.raises(Fenced if static else MemberExists):
+        billing.join("a", static=static, instance="y", since=first.epoch)
+    with pytest.raises(Fenced if static else MemberExists):
+        billing.join("a", static=static, since=first.epoch)
+
+
 def test_a_static_member_that_does_not_return_is_evicted(billing: SimpleGroup) -> None:
     billing.join("a", static=True)
     billing.join("b", session_timeout=60.0)

@@ -31,6 +31,7 @@ def test_the_guarantees_hold_in_every_history(start: int) -> None:
     assert sum(history.prepared for history in histories) > CHUNK // 4, "hardly anybody prepared"
     assert sum(history.overdue for history in histories) > CHUNK // 4, "hardly anybody took too long to prepare"
     assert sum(history.broadcast for history in histories) > CHUNK // 20, "hardly any group was a broadcast group"
+    assert sum(history.repeated for history in histories) > CHUNK // 4, "hardly any join was repeated"
     present = sum(not member.topics for history in histories for member in history.members)
     assert present > CHUNK // 10, "hardly anybody was only present"
 
@@ -79,6 +80,11 @@ def test_a_commit_that_is_stored_in_part_would_be_noticed(monkeypatch: pytest.Mo
 def test_heartbeats_of_former_members_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(MemoryTransaction, "renew_sessions", lambda _tx, heartbeats: [True] * len(heartbeats))
     _fails_somewhere("not a member, and got None|did not renew its session")
+
+
+def test_a_member_that_takes_its_own_join_for_anothers_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "_is_same_process", lambda *_: False)
+    _fails_somewhere("was fenced by its own join|is in the way of its own join")
 
 
 def test_members_that_are_not_notified_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """Transactions and snapshots as blocks: in a test they read better than functions. They are single attempts."""
 
+import threading
 from contextlib import AbstractContextManager
 
 from shardyard.registry import Registry, Snapshot, Transaction
@@ -11,3 +12,11 @@ def transaction(registry: Registry) -> AbstractContextManager[Transaction]:
 
 def snapshot(registry: Registry) -> AbstractContextManager[Snapshot]:
     return registry._snapshot()
+
+
+def wait_until_listening(registry: Registry) -> None:
+    """A registry in PostgreSQL calls all watches when it has connected, so one of its own shows that it has."""
+    listening = threading.Event()
+    end = registry.watch("listening", listening.set)
+    assert listening.wait(30.0)
+    end()

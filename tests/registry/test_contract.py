@@ -30,7 +30,7 @@ from shardyard.registry.postgresql import PostgresqlStore
 from shardyard.registry.sql import SqlRegistry
 from shardyard.registry.sqlite import SqliteStore
 from shardyard.runtime.clock import ManualClock
-from tests.registry.blocks import snapshot, transaction
+from tests.registry.blocks import snapshot, transaction, wait_until_listening
 
 PATIENCE = 10.0
 """Seconds that a test waits for what must come soon."""
@@ -62,6 +62,7 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path, clock: ManualClock) -
             registry = SqlRegistry(SqliteStore(tmp_path / "registry.db", clock, busy_wait=busy_wait))
         else:
             registry = SqlRegistry(PostgresqlStore(parse_url("registry", url), clock, busy_wait=busy_wait))
+            wait_until_listening(registry)
         registries.append(registry)
         return registry
 
@@ -138,7 +139,9 @@ def test_a_group_comes_back_as_it_was_put(registry: Registry, row: GroupRow) -> 
         replace(MEMBER, manual=()),
         replace(MEMBER, manual=(Partition("orders", 2), Partition("orders", 0))),
         replace(MEMBER, name="ünï/cødé 'quoted' \U0001f69a", topics=("ø",)),
-        replace(MEMBER, address="http://10.0.0.7:7400", metadata={"zone": ["a", 1, None]}, prepare_seconds=2.5),
+        replace(
+            MEMBER, address="http://10.0.0.7:7400", metadata={"zone": ["a", 1, None]}, prepare_seconds=2.5, instance="x"
+        ),
         replace(MEMBER, metadata=0, address=""),
     ],
 )
@@ -786,8 +789,11 @@ def test_a_watch_is_called_after_the_commit_with_the_rows_in_place(registry: Reg
 
 
 def test_a_watch_is_not_called_for_a_rollback_or_another_name(registry: Registry) -> None:
-    silent, other = Callback(), Callback()
+    earlier, silent, other = Callback(), Callback(), Callback()
+    end = registry.watch("group/billing", earlier)
     touch(registry, "group/billing")
+    earlier.wait()
+    end()
     registry.watch("group/billing", silent)
     registry.watch("group/shipping", other)
     roll_back(registry, lambda tx: tx.touch("group/billing"))

@@ -41,9 +41,9 @@ from shardyard.registry.postgresql import PostgresqlStore, shared_connection
 from shardyard.registry.postgresql.shared_connection import SharedConnection
 from shardyard.registry.sql import SqlRegistry
 from shardyard.runtime import postgresql as runtime_postgresql
-from shardyard.runtime.postgresql import connect
+from shardyard.runtime.postgresql import connect, listener
 from tests.postgresql import PASSWORD, PostgresqlServer, postgresql_server
-from tests.registry.blocks import snapshot, transaction
+from tests.registry.blocks import snapshot, transaction, wait_until_listening
 from tests.registry.test_migrations import shape
 
 PATIENCE = 30.0
@@ -211,6 +211,15 @@ def test_a_lock_that_another_client_holds_for_too_long_raises_busy(postgresql_ur
         other.rollback()
         registry.run(increment)
         assert registry.read(count) == (2, 2)
+
+
+def test_a_row_that_is_never_found_and_exists_all_the_same_is_damage(postgresql_url: str) -> None:
+    with opened(postgresql_url, busy_wait=3.0) as registry, psycopg.connect(postgresql_url, autocommit=True) as other:
+        registry.run(increment)
+        other.execute("CREATE UNIQUE INDEX ON shardyard.groups (assignor)")  # as if an index had lost an entry
+        with pytest.raises(Damaged, match="duplicate key value"):
+            registry.run(lambda tx: tx.put_group(GroupRow("shipping")))
+        assert registry.read(count) == (1, 1)
 
 
 PARTITION = Partition("orders", 0)
@@ -441,6 +450,7 @@ def test_a_killed_server_is_a_clear_error_until_it_is_back_with_everything_that_
 ) -> None:
     called = threading.Semaphore(0)
     with own_server.new_database() as url, opened(url) as registry:
+        wait_until_listening(registry)
         registry.watch("group/", called.release)
         registry.run(increment)
         own_server.kill()
@@ -558,15 +568,36 @@ def test_threads_that_commit_while_the_server_is_restarted_lose_nothing(own_serv
 # Watches -----------------------------------------------------------------------------------------------------
 
 
+def test_a_watch_does_not_wait_for_the_connection_that_receives_notifications(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Watches begin in event loops."""
+    called, begun = threading.Event(), threading.Event()
+    connected: list[bool] = []
+
+    def connect_later(*args: Any, **options: Any) -> runtime_postgresql.Connection:
+        connected.append(begun.wait(1.0))
+        return connect(*args, **options)
+
+    monkeypatch.setattr(listener, "connect", connect_later)
+    registry.watch("group/billing", called.set)
+    begun.set()
+    registry.run(lambda tx: tx.touch("group/billing"))
+    assert called.wait(PATIENCE)
+    assert connected == [True]
+
+
 def test_a_commit_of_another_process_wakes_our_watch(postgresql_url: str) -> None:
     called = threading.Event()
     with opened(postgresql_url) as ours, opened(postgresql_url) as theirs:
+        wait_until_listening(ours)
         ours.watch("group/billing", called.set)
         theirs.run(lambda tx: tx.touch("group/billing"))
         assert called.wait(PATIENCE)
 
 
 def test_any_number_of_names_of_any_length_is_notified(registry: Registry) -> None:
+    wait_until_listening(registry)
     names = [f"group/{number}" for number in range(2_000)]
     waiting = set(names)
     for name in names:
@@ -586,6 +617,7 @@ def test_any_number_of_names_of_any_length_is_notified(registry: Registry) -> No
 
 
 def test_watches_are_called_after_their_connection_was_cut(postgresql: PostgresqlServer, registry: Registry) -> None:
+    wait_until_listening(registry)
     called = threading.Semaphore(0)
     registry.watch("group/billing", called.release)
     postgresql.cut_connections()

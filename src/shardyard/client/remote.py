@@ -86,6 +86,7 @@ class RemoteCoordinator(GroupCoordinator):
             metadata=request.metadata,
             prepare_seconds=request.prepare_seconds,
             since=since,
+            instance=request.instance,
         )
 
         async def post() -> Response:

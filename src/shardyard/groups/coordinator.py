@@ -44,6 +44,9 @@ class JoinRequest:
     prepare_seconds: float | None = None
     config: GroupConfig | None = None
     """The configuration of the group if it is new; one that exists keeps its own."""
+    instance: str | None = None
+    """The same in all joins of one `Membership`, and in no other's, so that it may repeat a join whose response was
+    lost."""
 
 
 class Changes(Protocol):
@@ -134,6 +137,7 @@ class LocalCoordinator(GroupCoordinator):
                 prepare_seconds=request.prepare_seconds,
                 config=request.config,
                 since=since,
+                instance=request.instance,
             )
         )
         return MemberIdentity(row.group, row.name, row.epoch)

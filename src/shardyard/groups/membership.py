@@ -4,7 +4,9 @@ import asyncio
 import contextlib
 import logging
 import math
+import uuid
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
@@ -69,7 +71,7 @@ class Membership:
     def __init__(self, host: Host, request: JoinRequest, listener: MembershipListener) -> None:
         protocol.check_session(request.session_timeout)
         self._host = host
-        self._request = request
+        self._request = replace(request, instance=uuid.uuid4().hex)
         self._listener = listener
         self._session = request.session_timeout
         self._clock = host.clock
@@ -226,7 +228,7 @@ class Membership:
             await active.wait()
         try:
             await self._join(since=self._identity.epoch)
-        except (MemberExists, RetryLater) as error:  # its own last join, whose response was lost, or a busy registry
+        except (MemberExists, RetryLater) as error:  # another process may have its name for a while
             _log.warning("joining again will be retried: %s", error)
 
     async def _heartbeat(self) -> None:

@@ -111,11 +111,14 @@ def join(
     prepare_seconds: float | None = None,
     config: GroupConfig | None = None,
     since: int | None = None,
+    instance: str | None = None,
 ) -> MemberRow:
     """Become a member. A static member that comes back within its session keeps its partitions, under new epochs.
 
     A member without topics owns nothing: it is only present. `config`: of the group if it does not exist yet. `since`:
     the epoch of an earlier membership of the same process; `Fenced` if another process has taken its name since.
+    `instance`: of the process, the same in all its joins. A join whose response was lost may be repeated under it, as a
+    static member may come back: the new membership takes the place of the one before.
     """
     for what, value in (("group", group), ("member name", name)):
         if not isinstance(value, str) or not value:
@@ -128,10 +131,11 @@ def join(
     group = row.name
     before = tx.member(group, name)
     expired = before is not None and before.expires_at <= tx.now
-    if before is not None and not expired and not (before.static and static):
-        raise MemberExists(group, name)
-    if before is not None and not expired and since is not None and before.epoch > since:
-        raise Fenced(f"another process is member {name!r} of group {group!r} now")
+    if before is not None and not expired and not _is_same_process(before, instance):
+        if not (before.static and static):
+            raise MemberExists(group, name)
+        if since is not None and before.epoch > since:
+            raise Fenced(f"another process is member {name!r} of group {group!r} now")
     named = None if manual is None else tuple(sorted(manual))
     _check_free(tx, group, name, named or ())
     if before is not None and expired:
@@ -152,6 +156,7 @@ def join(
         address,
         metadata,
         prepare_seconds,
+        instance,
     )
     same = before is not None and _wants_the_same(before, member)
     row = replace(row, epoch=epoch, inputs=row.inputs + (not same))
@@ -177,6 +182,10 @@ def _group_to_join(tx: Transaction, name: str, member: str, config: GroupConfig)
         shared = replace(config_of(row), broadcast=False)
         return tx.group(own) or replace(_new_group(tx, own), **asdict(shared))
     return row
+
+
+def _is_same_process(before: MemberRow, instance: str | None) -> bool:
+    return instance is not None and before.instance == instance
 
 
 def _wants_the_same(before: MemberRow, after: MemberRow) -> bool:

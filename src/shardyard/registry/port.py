@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self, TypeVar
 
-from shardyard.model import Busy, Partition, Position, RetryLater
+from shardyard.model import Busy, Damaged, Partition, Position, RetryLater
 from shardyard.runtime.retry import Backoff
 
 T = TypeVar("T")
@@ -21,6 +21,8 @@ S = TypeVar("S")
 
 _BACKOFF = Backoff(first=0.001, longest=0.1)
 """Between two attempts at a transaction."""
+_MANY_DUPLICATES = 10
+"""Attempts in a row that add a row which exists, after which it is not the transactions of others that add it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +175,11 @@ class TransactionAborted(RetryLater):
         self.why = why
 
 
+class DuplicateRow(TransactionAborted):
+    """Raised by an engine when a row that a transaction adds exists already: another transaction has added it since,
+    and the next attempt sees it. One that does not see it either, time and again, reads from a damaged table."""
+
+
 class Snapshot(Protocol):
     """One state of the registry, to read."""
 
@@ -292,8 +299,8 @@ class Registry(ABC):
     """Rows, read and changed in transactions.
 
     **Transactions** are serializable: each sees and leaves the rows as if it ran alone. A transaction is durable when
-    its call returns; if it raises, nothing was changed. Transactions are short, and block the calling thread: an event
-    loop uses a `TransactionBatcher`.
+    its call returns; if it raises, nothing was changed, except that after `OutcomeUnknown` all of it may have been.
+    Transactions are short, and block the calling thread: an event loop uses a `TransactionBatcher`.
 
     **Use.** Any number of processes may use one registry, and any number of threads one instance. After `close`, every
     call raises `Closed`.
@@ -307,7 +314,10 @@ class Registry(ABC):
 
         When the database aborts the transaction because of another one, `work` is run again, in a new transaction on
         the state of that time. So `work` must have no side effects: it reads and changes rows, and returns a result.
-        `Busy` if no attempt succeeded within `busy_wait` seconds. When this raises, nothing was changed.
+        `Busy` if no attempt succeeded within `busy_wait` seconds; `Damaged` if that is not due to others.
+
+        When this raises, nothing was changed, except for `OutcomeUnknown`: the connection was lost during the commit,
+        and the database could not be asked about it.
         """
         return self._retry(self._transaction, work)
 
@@ -338,7 +348,8 @@ class Registry(ABC):
         """Call `callback`, from any thread, soon after each transaction, of any process, that touched `name`. A name
         that ends with "/" watches every name that starts with it.
 
-        Several touches may result in one call, and a touch shortly before the watch began in another. Returns a
+        Several touches may result in one call, and a touch shortly before the watch began in another. It is also called
+        when a touch may have been missed, such as after a connection was lost. This does not block. Returns a
         function that ends the watch; calling it twice is fine. A callback must return at once, and must not use the
         registry.
         """
@@ -365,14 +376,17 @@ class Registry(ABC):
 
     def _retry(self, begin: Callable[[float], AbstractContextManager[S]], work: Callable[[S], T]) -> T:
         deadline = time.monotonic() + self.busy_wait
-        attempt = 0
+        attempt = duplicates = 0
         while True:
             attempt += 1
             try:
                 with begin(_seconds_until(deadline)) as state:
                     return work(state)
             except TransactionAborted as error:
+                duplicates = duplicates + 1 if isinstance(error, DuplicateRow) else 0
                 if not _seconds_until(deadline):
+                    if duplicates >= _MANY_DUPLICATES:
+                        raise Damaged(error.what, f"a row that is not found exists ({error.why})") from error
                     raise Busy(error.what, self.busy_wait) from error
             time.sleep(min(_BACKOFF.delay(attempt), _seconds_until(deadline)))
 

@@ -78,6 +78,9 @@ class Join(Struct, forbid_unknown_fields=True):
     """How long the owner of a partition keeps it while this member prepares to take it over; by default not at all."""
     since: int | None = None
     """The epoch of this process's previous membership under the same name."""
+    instance: Annotated[str, Meta(min_length=1, max_length=64)] | None = None
+    """A random name of this process, the same in all its joins: with it, a join whose response was lost may be
+    repeated."""
 
 
 class Ready(Struct, forbid_unknown_fields=True):

@@ -17,7 +17,7 @@ from sqlalchemy.pool import NullPool
 from shardyard.model import Busy, Closed, OutcomeUnknown, ShardyardError
 from shardyard.model.url import EngineUrl
 from shardyard.registry.migrations import Migration
-from shardyard.registry.port import TransactionAborted
+from shardyard.registry.port import DuplicateRow, TransactionAborted
 from shardyard.runtime import postgresql
 from shardyard.runtime.postgresql import Aborted, connect, first_line, translated
 
@@ -240,8 +240,9 @@ class SharedConnection:
         cause = error.orig if isinstance(error, DBAPIError) else error
         if not isinstance(cause, psycopg.Error):
             return error
-        # Two transactions that put the same new row: the second one is to see the row of the first.
-        if (raw is not None and raw.closed) or isinstance(cause, psycopg.errors.UniqueViolation):
+        if isinstance(cause, psycopg.errors.UniqueViolation):
+            return DuplicateRow(self._name, first_line(cause))
+        if raw is not None and raw.closed:
             return TransactionAborted(self._name, first_line(cause))
         ours = translated(cause, self._url)
         if isinstance(ours, Aborted):

@@ -18,8 +18,6 @@ from shardyard.runtime.clock import Clock
 from shardyard.runtime.postgresql import Listener
 
 _CHANNEL = "shardyard_registry"
-_LISTEN_SECONDS = 5.0
-"""How long the first watch waits for the connection that receives notifications."""
 _MAX_PAYLOAD = 7_000
 """Bytes of a notification: PostgreSQL takes up to 7999."""
 _EVERYTHING = "*"
@@ -45,7 +43,7 @@ class PostgresqlStore:
         self._watches = Watches()
         self._listener = Listener(url, "registry", {_CHANNEL: self._notified}, self._call_all)
         self._starting = threading.Lock()
-        self._listening = self._closed = False
+        self._closed = False
         self._writing = SharedConnection(url, "registry", busy_wait)
         self._reading = SharedConnection(url, "registry read", busy_wait)
         try:
@@ -92,11 +90,9 @@ class PostgresqlStore:
         with self._starting:
             if self._closed:
                 raise Closed("registry")
-            if not self._listening:
-                self._listening = True
-                self._listener.start()
-                self._listener.wait_until_listening(_LISTEN_SECONDS)  # if it takes longer, all watches are called then
-        return self._watches.add(name, callback)
+            end = self._watches.add(name, callback)
+            self._listener.start()  # it calls all watches when it is connected, which nobody waits for
+        return end
 
     def close(self) -> None:
         with self._starting:

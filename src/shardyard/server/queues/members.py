@@ -89,6 +89,7 @@ async def join(group: str, request: Request, broker: Authorised) -> Response:
         body.metadata,
         body.prepare_seconds,
         initial_config(settings),
+        body.instance,
     )
     member = await broker.node.coordinator.join(candidate, body.since)
     JOINS.add()
