@@ -235,6 +235,13 @@ async def test_a_reader_is_woken_by_records_and_deletions_of_other_processes(
 
 
 @awaited
+async def test_a_reader_that_starts_to_wait_while_the_log_is_closed_is_woken(url: str) -> None:
+    async with open_(url) as log:
+        await log.create_topic("t", 1)
+    await asyncio.wait_for(log._tail.wait_for(1, 0, log._tail.news), PATIENCE)
+
+
+@awaited
 async def test_a_reader_finds_records_whose_notification_was_lost(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tail, "CHECK_SECONDS", 0.1)
     monkeypatch.setattr(tail.Tail, "_on_notify", lambda *_: None)

@@ -44,7 +44,9 @@ class Tail:
         longer waits."""
         arrived = self._waiters.wait_for(partition_id, offset)
         with self._lock:
-            if self._thread.ident is None:
+            if self._closing:  # since the caller read
+                self._waiters.notify_all()
+            elif self._thread.ident is None:
                 self._thread.start()
                 self._listener.start()  # it checks everything once it listens
         if self.news != since:
@@ -57,7 +59,8 @@ class Tail:
 
     def close(self) -> None:
         """Stop, and wake all waiting readers: they will find the log closed."""
-        self._closing = True
+        with self._lock:
+            self._closing = True
         self._check.set()
         self._listener.close()
         self._waiters.notify_all()

@@ -50,7 +50,9 @@ class Tail:
         longer waits."""
         arrived = self._waiters.wait_for(partition_id, offset)
         with self._lock:
-            if self._thread is None:
+            if self._closing:  # since the caller read
+                self._waiters.notify_all()
+            elif self._thread is None:
                 self._listener = Listener(self._folder)
                 self._thread = threading.Thread(
                     target=self._watch, args=(self._listener,), name="shardyard-log-tail", daemon=True
