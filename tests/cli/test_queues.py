@@ -23,6 +23,8 @@ from shardyard.cli import main
 from shardyard.cli.queues.consume import print_warnings
 from shardyard.cli.queues.session import request
 from shardyard.model import Unreachable
+from shardyard.queues.delays.scheduler import GROUP as DELAYS_GROUP
+from shardyard.registry import open_registry
 from shardyard.wire.settings import GroupSettings
 from tests.queues.brokers import BrokerProcess
 
@@ -800,3 +802,19 @@ def test_help_says_how_to_start(shell: Shell) -> None:
     assert shell() == text
     assert shell.run("topcs") == (2, "")
     assert "Did you mean 'topics'?" in shell.err
+
+
+def test_a_broker_ends_cleanly_at_sigterm_and_prints_nothing_but_where_it_is(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [SHARDYARD, "broker", "--port", "0"], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.readline()
+        with open_registry(f"sqlite:///{tmp_path}/data/registry.db") as registry:
+            wait_until(lambda: registry.read(lambda tx: tx.members(DELAYS_GROUP)) != [])
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(20) == 0
+            assert registry.read(lambda tx: tx.members(DELAYS_GROUP)) == [], "its member has left"
+        (line,) = process.stderr.read().splitlines()
+        assert line.startswith("log sqlite:///")

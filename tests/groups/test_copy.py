@@ -257,14 +257,20 @@ def test_a_group_that_has_members_in_the_target_keeps_its_positions(on: Callable
         from shardyard.groups import Node, Reader  # noqa: PLC0415 the only test that needs them
 
         await yard.source.append(P0, records("a"))
+        epoch = (await yard.source.topic("orders")).epoch
         with transaction(yard.old) as tx:
             configure(tx, "billing", GroupConfig(), who="ann")
+            tx.put_ownerships([OwnershipRow("billing", P0, committed=Position(epoch, 0))])
         await yard.copy_all()
         async with Node(yard.target, yard.new) as node, Reader("billing", ["orders"], node=node, name="m") as member:
             (batch,) = await take(member, 1)
             await batch.commit()
             with pytest.raises(GroupInUse):
                 await yard.copy_all()
+        await yard.copy_all()
+        with snapshot(yard.new) as tx:
+            committed = {row.partition: row.committed for row in tx.ownerships("billing") if row.committed}
+        assert committed[P0].offset == 1, "a position does not move back to where the group was on the source"
 
     on(story)
 

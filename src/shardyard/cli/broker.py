@@ -3,28 +3,37 @@
 import contextlib
 import errno
 import os
+import signal
 import socket
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from importlib.abc import MetaPathFinder
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from shardyard.cli.options import integer_option
+from shardyard.cli.options import integer_option, value_option
 from shardyard.model import InvalidValue, ShardyardError
 from shardyard.model.extras import require
 from shardyard.model.url import parse_url
 from shardyard.server.limits import DEFAULT_LIMITS, ServerLimits, raise_open_files
 
 LogUrl = Annotated[str, typer.Option("--log", help="Where records are stored.", metavar="URL")]
-RegistryUrl = Annotated[str, typer.Option("--registry", help="Where groups and settings are stored.", metavar="URL")]
+RegistryUrl = Annotated[
+    str | None,
+    value_option(
+        "--registry",
+        metavar="URL",
+        help="Where groups and settings are stored. Default: sqlite:///data/registry.db, or the database of the log.",
+    ),
+]
 
 
 def broker(
     log: LogUrl = "sqlite:///data/log",
-    registry: RegistryUrl = "sqlite:///data/registry.db",
+    registry: RegistryUrl = None,
     host: Annotated[str, typer.Option("--host", metavar="HOST", help="The address to listen on.")] = "127.0.0.1",
     port: Annotated[int, integer_option("--port", "-p", help="The port to listen on; 0 picks a free one.")] = 7400,
     trust_proxy: Annotated[
@@ -59,6 +68,8 @@ def broker(
         raise InvalidValue("--port", port, "0 to 65535")
     if max_connections < 1:
         raise InvalidValue("--max-connections", max_connections, "at least 1")
+    if registry is None:
+        registry = log if parse_url("log", log).engine == "postgresql" else "sqlite:///data/registry.db"
     if "memory://" in (log, registry):
         raise InvalidValue(
             "--log and --registry", "memory://", "storage that outlives the broker, such as sqlite:///data/log"
@@ -69,7 +80,7 @@ def broker(
     token = os.environ.get("SHARDYARD_TOKEN") or None
     # Where they are installed, `placement` loads numba, and PyArrow pandas. That would double the memory of a broker,
     # and make little difference to the speed: its batches are small.
-    with _without("numba", "pandas"):
+    with _without("numba", "pandas"), _stopped_by_sigterm():
         uvloop.run(
             _serve(
                 log,
@@ -83,16 +94,37 @@ def broker(
         )
 
 
+class _Hidden(MetaPathFinder):
+    """Packages that count as not installed. (None in `sys.modules` would do for Python code, but not for PyArrow's.)"""
+
+    def __init__(self, packages: Sequence[str]) -> None:
+        self._packages = packages
+
+    def find_spec(self, fullname: str, *_: object) -> None:
+        if fullname in self._packages:
+            raise ModuleNotFoundError(f"No module named {fullname!r}", name=fullname)
+
+
 @contextlib.contextmanager
 def _without(*packages: str) -> Iterator[None]:
     """Within the block, these packages count as not installed, unless they are loaded already."""
-    hidden = [package for package in packages if package not in sys.modules]
-    sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]  # None: importing it raises ImportError
+    hidden = _Hidden(packages)
+    sys.meta_path.insert(0, hidden)
     try:
         yield
     finally:
-        for package in hidden:
-            del sys.modules[package]
+        sys.meta_path.remove(hidden)
+
+
+@contextlib.contextmanager
+def _stopped_by_sigterm() -> Iterator[None]:
+    """Uvicorn stops at SIGTERM, and then raises the signal again. Within the block that does nothing, so that what was
+    opened is closed, and members leave their groups."""
+    before = signal.signal(signal.SIGTERM, lambda *_: None)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 async def _serve(

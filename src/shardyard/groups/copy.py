@@ -41,12 +41,14 @@ def contents(tx: Snapshot) -> RegistryContents:
 def put_contents(tx: Transaction, source: RegistryContents, checkpoints: Checkpoints, who: str) -> dict[str, int]:
     """Store settings, groups and positions in another registry, the positions as offsets of the copied log.
 
-    Returns how many of each are there now. `GroupInUse` if a group has members in the target: its positions are its
-    own from then on. A position on a topic that was not copied, or that was recreated since, is left out.
+    Returns how many of each are there now. `GroupInUse` if a group has members in the target. A position never moves
+    back there: a group that has consumed from the target keeps its own. A position on a topic that was not copied, or
+    that was recreated since, is left out.
     """
     for group in source.groups:
         for member in tx.members(group.name):
-            raise GroupInUse(group.name, member.name)
+            if member.expires_at > tx.now:
+                raise GroupInUse(group.name, member.name)
     for row in source.settings:
         known = tx.setting(row.scope, row.name)
         if known is None or known.value != row.value:
@@ -73,7 +75,8 @@ def _ownerships(
         position = None if checkpoint is None else checkpoint.translate(committed)
         if position is not None:
             row = tx.ownership(group, partition) or OwnershipRow(group, partition, progress_at=tx.now)
-            yield replace(row, committed=position)
+            ahead = row.committed is not None and row.committed > position
+            yield row if ahead else replace(row, committed=position)
 
 
 def load_checkpoints(tx: Snapshot) -> Checkpoints:

@@ -46,6 +46,8 @@ class LeaderLoop:
         self._every = every
         self._wait = wait or clock.sleep
         self._token: int | None = None
+        self._failing: str | None = None
+        """The error of the last round, which is logged once, and not again in every round that it lasts."""
 
     @property
     def leads(self) -> bool:
@@ -71,10 +73,15 @@ class LeaderLoop:
     async def _round(self) -> None:
         try:
             await self.run_once()
+            if self._failing is not None:
+                _log.info("%s works again", self._name)
+            self._failing = None
         except Fenced:
             self._token = None
         except ShardyardError as error:
-            _log.warning("%s will be retried: %s", self._name, error)
+            if self._failing != type(error).__name__:
+                _log.warning("%s will be retried: %s", self._name, error)
+            self._failing = type(error).__name__
         except Exception:  # noqa: BLE001 one failed round must not be the last one
             _log.exception("%s failed and will be retried", self._name)
 
