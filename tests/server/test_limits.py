@@ -13,6 +13,7 @@ import pytest
 from uvicorn import Config
 from uvicorn.server import ServerState
 
+from shardyard.cli.broker import MAX_CONNECTIONS
 from shardyard.client import Producer
 from shardyard.log.memory import MemoryLog
 from shardyard.model import Record
@@ -383,3 +384,7 @@ def test_connections_leave_files_for_the_log_and_the_registry() -> None:
         assert limits.within_open_files().connections == 300
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_the_command_has_the_same_default_as_the_server() -> None:
+    assert ServerLimits().connections == MAX_CONNECTIONS

@@ -18,7 +18,9 @@ from shardyard.cli.options import integer_option, value_option
 from shardyard.model import InvalidValue, ShardyardError
 from shardyard.model.extras import require
 from shardyard.model.url import parse_url
-from shardyard.server.limits import DEFAULT_LIMITS, ServerLimits, raise_open_files
+
+MAX_CONNECTIONS = 5_000
+"""As in `ServerLimits`, which is not imported for --help."""
 
 LogUrl = Annotated[str, typer.Option("--log", help="Where records are stored.", metavar="URL")]
 RegistryUrl = Annotated[
@@ -46,7 +48,7 @@ def broker(
     ] = None,
     max_connections: Annotated[
         int, integer_option("--max-connections", help="Connections that may be open at a time; others get status 503.")
-    ] = DEFAULT_LIMITS.connections,
+    ] = MAX_CONNECTIONS,
 ) -> None:
     """Run a broker, which serves topics, records and groups over HTTP until it is interrupted.
 
@@ -81,17 +83,7 @@ def broker(
     # Where they are installed, `placement` loads numba, and PyArrow pandas. That would double the memory of a broker,
     # and make little difference to the speed: its batches are small.
     with _without("numba", "pandas"), _stopped_by_sigterm():
-        uvloop.run(
-            _serve(
-                log,
-                registry,
-                host,
-                port,
-                token,
-                trust_proxy or (),
-                replace(DEFAULT_LIMITS, connections=max_connections),
-            )
-        )
+        uvloop.run(_serve(log, registry, host, port, token, trust_proxy or (), max_connections))
 
 
 class _Hidden(MetaPathFinder):
@@ -134,13 +126,15 @@ async def _serve(
     port: int,
     token: str | None,
     trusted: Sequence[str],
-    limits: ServerLimits,
+    max_connections: int,
 ) -> None:
     from shardyard.log import open_log  # noqa: PLC0415 slow to import
     from shardyard.registry import open_registry  # noqa: PLC0415
     from shardyard.server.app import BACKLOG, serving  # noqa: PLC0415
+    from shardyard.server.limits import ServerLimits, raise_open_files  # noqa: PLC0415
 
-    raise_open_files(limits.connections)
+    limits = ServerLimits(connections=max_connections)
+    raise_open_files(max_connections)
     with _listening_socket(host, port, BACKLOG) as listener, open_registry(registry_url) as registry:
         async with (
             open_log(log_url) as log,
