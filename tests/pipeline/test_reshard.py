@@ -153,9 +153,9 @@ def test_files_of_an_earlier_reshard_are_ignored(spark: SparkSession, log: str) 
 
 
 def test_a_topic_can_have_a_name_that_is_special_in_paths(spark: SparkSession, log: str) -> None:
-    create(log, "..", 2)
-    fill(log, "..", 20)
-    assert reshard(spark, log, "..", partitions=3, target="dots").records == 20
+    create(log, "..orders", 2)
+    fill(log, "..orders", 20)
+    assert reshard(spark, log, "..orders", partitions=3, target="dots").records == 20
 
 
 def test_a_registry_that_does_not_exist_is_refused(spark: SparkSession, log: str, tmp_path: Path) -> None:
