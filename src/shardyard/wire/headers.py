@@ -28,6 +28,6 @@ TRACEBACK_BYTES = 4096
 
 
 def end_of(text: str, size: int) -> bytes:
-    """The end of a text in UTF-8, at most `size` bytes, without half a character."""
+    """The end of a string in UTF-8, at most `size` bytes, without half a character."""
     encoded = text[-size:].encode(errors="replace")
     return encoded if len(encoded) <= size else encoded[-size:].decode(errors="ignore").encode()
