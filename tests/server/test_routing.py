@@ -8,13 +8,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
+from shardyard.server.routing import NO_ROUTE, dispatch
 
 from shardyard.log.memory import MemoryLog
 from shardyard.queues.broker import Broker
 from shardyard.registry.memory import MemoryRegistry
 from shardyard.runtime.metrics import REQUESTS
 from shardyard.server.app import ROUTERS, create_app
-from shardyard.server.routing import NO_ROUTE, dispatch
 from tests.server.asgi import call
 
 TOKEN = "the broker's"

@@ -1,13 +1,10 @@
-"""The bodies of requests that carry records."""
+"""Records as a client sends them."""
 
 from typing import TYPE_CHECKING
 
 from shardyard.model.limits import is_arrow
 from shardyard.runtime.clock import now_ms
-from shardyard.wire.codec import encode
 from shardyard.wire.columns import RecordColumns
-from shardyard.wire.media import ARROW, MSGPACK
-from shardyard.wire.records import PackedRecords
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,10 +14,10 @@ if TYPE_CHECKING:
     from shardyard.model import Record
 
 
-def encode_records(records: "Sequence[Record] | pa.RecordBatch") -> tuple[bytes, str]:
-    """The body of a publish, and its media type: columns of MessagePack for records, Arrow for an Arrow batch."""
+def packed(records: "Sequence[Record] | pa.RecordBatch") -> RecordColumns | bytes:
+    """The records of a publish: columns, or the stream of an Arrow batch."""
     if is_arrow(records):
         from shardyard.wire.arrow import encode_arrow  # noqa: PLC0415 loads Arrow, which is loaded already
 
-        return encode_arrow(records), ARROW
-    return encode(PackedRecords(columns=RecordColumns.of(records, now_ms())), MSGPACK), MSGPACK
+        return encode_arrow(records)
+    return RecordColumns.of(records, now_ms())

@@ -1,27 +1,31 @@
 """Calls to brokers: fail over to another broker, and retry with back-off where that may help."""
 
-import asyncio
 import random
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar
-from urllib.parse import quote, urlsplit
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
+from urllib.parse import urlsplit
 
 import msgspec
 
+from shardyard.client.carrier import Carrier, HeartbeatAnswer, HttpRequest
 from shardyard.model import InvalidCall, InvalidValue, Unreachable
 from shardyard.runtime.clock import Clock, SystemClock
+from shardyard.runtime.interruptible import Interruptible
 from shardyard.runtime.retry import Backoff, retry
+from shardyard.wire import frames, responses
 from shardyard.wire.codec import encode
-from shardyard.wire.errors import ErrorResponse, error_of
 from shardyard.wire.media import JSON
 
 if TYPE_CHECKING:
-    from shardyard.client.http import HttpSession
+    from shardyard.client.connections import Connections
 
 T = TypeVar("T")
+CarrierName = Literal["auto", "websocket", "http"]
+"""How to talk to brokers: on a WebSocket connection, and over HTTP where that does not get through (auto); or only in
+one of these ways."""
 
 BACKOFF = Backoff(first=0.05, longest=2.0)
 """Between two rounds over all brokers."""
@@ -37,8 +41,6 @@ class Response:
     """The response of a broker."""
 
     body: bytes
-    attempts: int
-    """How many requests it took."""
 
     def json(self) -> Any:
         return msgspec.json.decode(self.body)
@@ -46,21 +48,6 @@ class Response:
     def decode(self, kind: type[T]) -> T:
         """The JSON body as one of `shardyard.wire.responses`."""
         return msgspec.json.decode(self.body, type=kind)
-
-
-@dataclass(frozen=True, slots=True)
-class HttpRequest:
-    """A request, as any of the brokers gets it."""
-
-    method: str
-    path: str
-    body: bytes | None
-    headers: Mapping[str, str] | None
-    query: Mapping[str, str]
-    wait: float
-    """Seconds for which the broker was asked to wait."""
-    timeout: float
-    """Seconds without a response, beyond that, after which the broker counts as unreachable."""
 
 
 class Brokers:
@@ -77,37 +64,41 @@ class Brokers:
         *,
         token: str | None = None,
         retry_seconds: float = 30.0,
+        carrier: CarrierName = "auto",
         clock: Clock | None = None,
     ) -> None:
         """`urls`: such as http://127.0.0.1:7400, or 127.0.0.1:7400. `retry_seconds`: how long a call
-        is retried before its last error is raised."""
+        is retried before its last error is raised. `carrier`: see `CarrierName`."""
         self.urls = [_address(url) for url in ([urls] if isinstance(urls, str) else urls)]
         if not self.urls:
             raise InvalidValue("brokers", urls, "at least one address such as http://127.0.0.1:7400")
+        if carrier not in ("auto", "websocket", "http"):
+            raise InvalidValue("carrier", carrier, "one of auto, websocket, http")
         self.clock = clock or SystemClock()
         self.failover_seconds = FAILOVER_SECONDS if len(self.urls) > 1 else RESPONSE_SECONDS
         self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
         self._retry_seconds = retry_seconds
+        self._carrier: CarrierName = carrier
         self._at = random.randrange(len(self.urls))
-        self._failed_over = asyncio.Event()
-        """Set when the current broker is given up for the next one, which gets a new event."""
-        self._session: HttpSession | None = None
+        self._waits = Interruptible()
+        """Calls that wait at a broker."""
+        self._connections: Connections | None = None
 
     async def __aenter__(self) -> Self:
-        from shardyard.client.http import HttpSession  # noqa: PLC0415 importing aiohttp takes longer than all the rest
+        from shardyard.client.connections import Connections  # noqa: PLC0415 aiohttp takes longer than all the rest
 
-        self._session = HttpSession(self._headers)
+        self._connections = Connections(self.urls, self._headers, self._carrier, self.clock)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._session is not None:
-            await self._session.close()
+        if self._connections is not None:
+            await self._connections.close()
 
     @property
     def is_open(self) -> bool:
-        return self._session is not None and not self._session.closed
+        return self._connections is not None and not self._connections.closed
 
     async def get(
         self,
@@ -155,21 +146,53 @@ class Brokers:
         `wait`: seconds for which the broker was asked to wait. `timeout`: seconds without a response, beyond that,
         after which the call fails over to the next broker.
         """
+        named = {name: str(value) for name, value in (query or {}).items() if value is not None}
+        request = HttpRequest(method, path, body, headers or {}, named, wait, timeout)
+        return Response(await self.run(lambda carrier: carrier.request(request), wait, timeout, retry_seconds))
+
+    async def publish(self, call: frames.Publish, *, is_stamped: bool) -> responses.Published:
+        """Publish. Without a stamp it is not sent to another broker as long as this one may be at work on it."""
+        timeout = self.failover_seconds if is_stamped else RESPONSE_SECONDS
+        return await self.run(lambda carrier: carrier.publish(call, timeout), timeout=timeout)
+
+    async def read(self, call: frames.Read) -> bytes:
+        """Read as the owner of a partition."""
+        timeout = self.failover_seconds
+        return await self.run(lambda carrier: carrier.read(call, timeout), call.query.wait_seconds, timeout)
+
+    async def commit(self, call: frames.Commit) -> None:
+        """Commit positions."""
+        timeout = self.failover_seconds
+        await self.run(lambda carrier: carrier.commit(call, timeout), timeout=timeout)
+
+    async def heartbeat(self, call: frames.Heartbeat, timeout: float) -> HeartbeatAnswer:  # noqa: ASYNC109 of one attempt
+        """Send a heartbeat, within twice the time of one attempt."""
+        return await self.run(
+            lambda carrier: carrier.heartbeat(call, timeout), timeout=timeout, retry_seconds=2 * timeout
+        )
+
+    async def run(
+        self,
+        attempt: Callable[[Carrier], Awaitable[T]],
+        wait: float = 0.0,
+        timeout: float = RESPONSE_SECONDS,  # noqa: ASYNC109 of connecting; there may be several attempts
+        retry_seconds: float | None = None,
+    ) -> T:
+        """The result of an attempt with one of the brokers. `attempt` raises `ConnectionError` if it is out of reach.
+        `wait`: seconds for which the broker was asked to wait."""
         retry_seconds = self._retry_seconds if retry_seconds is None else retry_seconds
         deadline = self.clock.monotonic() + retry_seconds
-        named = {name: str(value) for name, value in (query or {}).items() if value is not None}
-        request = HttpRequest(method, path, body, headers, named, wait, timeout)
-        attempts = 0
 
-        async def try_brokers() -> Response:
+        async def try_brokers() -> T:
             """One attempt with each broker, until one responds."""
-            nonlocal attempts
             reason = ""
             for _ in self.urls:
-                attempts += 1
                 at = self._at
                 try:
-                    return Response(await self._attempt(at, request), attempts)
+                    carrier = await self._connect(at, timeout)
+                    if wait <= 0 or len(self.urls) == 1:
+                        return await attempt(carrier)
+                    return await self._unless_failed_over(attempt(carrier))
                 except ConnectionError as error:
                     if self._at == at:  # otherwise a concurrent call has failed over already
                         self._fail_over()
@@ -180,36 +203,26 @@ class Brokers:
 
         return await retry(try_brokers, clock=self.clock, deadline=deadline, backoff=BACKOFF)
 
-    def _fail_over(self) -> None:
-        """Use the next broker from now on. Long polls at the last one are interrupted: if it hangs, they would notice
-        that much later."""
-        self._at += 1
-        self._failed_over.set()
-        self._failed_over = asyncio.Event()
+    async def connect(self) -> Carrier:
+        """The connection to the broker that is used now. `ConnectionError` if it can't be reached."""
+        return await self._connect(self._at, self.failover_seconds)
 
-    async def _attempt(self, at: int, request: HttpRequest) -> bytes:
-        if request.wait <= 0 or len(self.urls) == 1:
-            return await self._send(at, request)
-        response = asyncio.ensure_future(self._send(at, request))
-        failed_over = asyncio.ensure_future(self._failed_over.wait())
-        try:
-            await asyncio.wait((response, failed_over), return_when=asyncio.FIRST_COMPLETED)
-            if response.done():
-                return response.result()
-            raise ConnectionError("it does not respond to other calls")
-        finally:
-            failed_over.cancel()
-            if not response.done():
-                response.cancel()
-                await asyncio.gather(response, return_exceptions=True)
-
-    async def _send(self, at: int, request: HttpRequest) -> bytes:
-        if self._session is None:
+    async def _connect(self, at: int, timeout: float) -> Carrier:  # noqa: ASYNC109 it is part of what the error means
+        if self._connections is None:
             raise InvalidCall("the client is not open: enter it by `async with` first")
-        status, content = await self._session.send(self.urls[at % len(self.urls)], request)
-        if status < 400:
-            return content
-        raise _error_of(status, content)
+        return await self._connections.get(at % len(self.urls), timeout)
+
+    def _fail_over(self) -> None:
+        """Use the next broker from now on. Calls that wait at the last one are interrupted: if it hangs, they would
+        notice that much later."""
+        self._at += 1
+        self._waits.interrupt()
+
+    async def _unless_failed_over(self, work: Awaitable[T]) -> T:
+        result = await self._waits.run(work)
+        if result is None:
+            raise ConnectionError("it does not respond to other calls")
+        return result
 
 
 def _address(url: str) -> str:
@@ -223,18 +236,3 @@ def _address(url: str) -> str:
     if not valid:
         raise InvalidValue("broker", url, "an address such as http://127.0.0.1:7400, or a host and a port")
     return whole.rstrip("/")
-
-
-def path(*names: object) -> str:
-    """A path of the API. Names can have any characters."""
-    return "/v1/" + "/".join(quote(str(name), safe="") for name in names)
-
-
-def _error_of(status: int, content: bytes) -> Exception:
-    """The error of a response. An error of a proxy counts as a broker that can't be reached."""
-    try:
-        return error_of(msgspec.json.decode(content, type=ErrorResponse).error)
-    except msgspec.DecodeError:
-        if status >= 500:
-            return ConnectionError(f"status {status}")
-        return InvalidCall(f"a broker answered with status {status}: {content[:200].decode(errors='replace')}")

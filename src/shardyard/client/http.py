@@ -1,38 +1,43 @@
-"""One HTTP request to one broker, by aiohttp. Nothing else of the client imports it."""
+"""Calls to one broker over HTTP, by aiohttp."""
 
 import io
 import os
+from collections.abc import Mapping
 
 import aiohttp
+from msgspec import structs
 
-from shardyard.client.brokers import RESPONSE_SECONDS, HttpRequest
+from shardyard.client.carrier import HeartbeatAnswer, HttpRequest, response_body
+from shardyard.client.paths import member_path, partition_path, path
+from shardyard.runtime.clock import Clock
+from shardyard.wire import frames, requests, responses
+from shardyard.wire.codec import decode, encode
+from shardyard.wire.media import ARROW, JSON, MSGPACK
+from shardyard.wire.records import PackedRecords
 
+RESPONSE_SECONDS = 15.0
+"""The longest time for a whole response, beyond the time for which the broker was asked to wait."""
 LARGE_BYTES = 512 * 1024
 """A body of this size or more is written in parts, so that it does not hold up the event loop."""
+CHANGES_SECONDS = 5.0
+"""The longest wait for a change in one request."""
 
 
-class HttpSession:
-    """The connections to brokers."""
+class HttpCarrier:
+    """`Carrier` over HTTP: one request for each call."""
 
-    def __init__(self, headers: dict[str, str]) -> None:
-        """`headers`: of all requests."""
-        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=30)
-        self._session = aiohttp.ClientSession(connector=connector, headers=headers)
+    keeps_order = False
 
-    @property
-    def closed(self) -> bool:
-        return self._session.closed
+    def __init__(self, session: aiohttp.ClientSession, url: str) -> None:
+        self._session = session
+        self._url = url
 
-    async def close(self) -> None:
-        await self._session.close()
-
-    async def send(self, url: str, request: HttpRequest) -> tuple[int, bytes]:
-        """The status and the body of the response. `ConnectionError`, with the reason, if the broker gives none."""
+    async def request(self, request: HttpRequest) -> bytes:
         body = request.body
         try:
             async with self._session.request(
                 request.method,
-                url + request.path,
+                self._url + request.path,
                 data=io.BytesIO(body) if body is not None and len(body) > LARGE_BYTES else body,
                 headers=request.headers,
                 params=request.query,
@@ -42,12 +47,82 @@ class HttpSession:
                     sock_read=request.wait + request.timeout,
                 ),
             ) as response:
-                return response.status, await response.read()
+                status, content = response.status, await response.read()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise ConnectionError(_reason(error)) from error
+            raise ConnectionError(reason(error)) from error
+        return response_body(status, content)
+
+    async def publish(self, call: frames.Publish, timeout: float) -> responses.Published:  # noqa: ASYNC109
+        if isinstance(call.records, bytes):
+            body, media = call.records, ARROW
+        else:
+            body, media = encode(PackedRecords(columns=call.records), MSGPACK), MSGPACK
+        query = structs.asdict(call.options)
+        response = await self._send("POST", path("topics", call.topic, "records"), body, media, timeout, query=query)
+        return decode(response, responses.Published)
+
+    async def read(self, call: frames.Read, timeout: float) -> bytes:  # noqa: ASYNC109
+        where = f"{partition_path(call.group, call.partition)}/records"
+        query, wait = structs.asdict(call.query), call.query.wait_seconds
+        return await self._send("GET", where, None, MSGPACK, timeout, query=query, wait=wait)
+
+    async def commit(self, call: frames.Commit, timeout: float) -> None:  # noqa: ASYNC109
+        where = f"{member_path(call.group, call.member)}/commit"
+        await self._send("POST", where, encode(call.body), JSON, timeout)
+
+    async def heartbeat(self, call: frames.Heartbeat, timeout: float) -> HeartbeatAnswer:  # noqa: ASYNC109
+        where = f"{member_path(call.group, call.member)}/heartbeat"
+        response = decode(
+            await self._send("POST", where, encode(call.body), JSON, timeout), responses.HeartbeatResponse
+        )
+        return HeartbeatAnswer(response.settings, response)
+
+    def watch(self, call: frames.Watch, timeout: float, clock: Clock) -> "HttpWatch":  # noqa: ARG002 the broker's counts
+        return HttpWatch(self, call, timeout)
+
+    async def changes(self, call: frames.Watch, seen: str, wait: float, timeout: float) -> str:  # noqa: ASYNC109
+        """The version of the group; waits until it differs from the one that was seen."""
+        query = structs.asdict(requests.Changes(seen, wait))
+        response = await self._send(
+            "GET", path("groups", call.group, "changes"), None, JSON, timeout, query=query, wait=wait
+        )
+        return decode(response, responses.GroupVersion).version
+
+    async def _send(
+        self,
+        method: str,
+        where: str,
+        body: bytes | None,
+        media: str,
+        timeout: float,  # noqa: ASYNC109
+        *,
+        query: Mapping[str, object] | None = None,
+        wait: float = 0.0,
+    ) -> bytes:
+        headers = {"Accept": media} if body is None else {"Content-Type": media}
+        named = {name: str(value) for name, value in (query or {}).items() if value is not None}
+        return await self.request(HttpRequest(method, where, body, headers, named, wait, timeout))
 
 
-def _reason(error: Exception) -> str:
+class HttpWatch:
+    """`AssignmentWatch` by long polls, which tell of every change of the group."""
+
+    def __init__(self, carrier: HttpCarrier, call: frames.Watch, timeout: float) -> None:
+        self._carrier = carrier
+        self._call = call
+        self._timeout = timeout
+        self._seen = ""
+
+    async def wait(self, seconds: float) -> bool:
+        before, wait = self._seen, min(seconds, CHANGES_SECONDS)
+        self._seen = await self._carrier.changes(self._call, before, wait, self._timeout)
+        return self._seen != before
+
+    def close(self) -> None:
+        """Nothing is open between two long polls."""
+
+
+def reason(error: Exception) -> str:
     """Why a broker could not be reached, in a few words."""
     if isinstance(error, aiohttp.ClientConnectorDNSError):
         return f"unknown host {error.host}"

@@ -10,17 +10,16 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from msgspec import structs
-
-from shardyard.client.bodies import encode_records
-from shardyard.client.brokers import Brokers, path
+from shardyard.client.bodies import packed
+from shardyard.client.brokers import Brokers
+from shardyard.client.paths import path
 from shardyard.log import SequenceWindow
 from shardyard.model import TAG, TRACE, Appended, Closed, Headers, InvalidValue, Record
 from shardyard.model.checks import check_int64
 from shardyard.model.given import GivenHeaders, GivenValue, encoded_headers, encoded_text
 from shardyard.model.limits import Limits, check_records, is_arrow
 from shardyard.runtime.clock import Clock
-from shardyard.wire import requests, responses
+from shardyard.wire import frames, requests
 from shardyard.wire.codec import encode
 from shardyard.wire.media import MSGPACK
 from shardyard.wire.records import PackedRecord, PackedRecords
@@ -174,18 +173,11 @@ class Producer:
         round_robin_start: int | None = None,
         together: int = 0,
     ) -> list[Appended]:
-        body, media = encode_records(rows)
+        records = packed(rows)
         async with lane.window.sequence() as sequence:
-            query = requests.Publish(partition, self._name, sequence, round_robin_start, together)
-            response = await self._brokers.call(
-                "POST",
-                path("topics", topic, "records"),
-                body,
-                {"Content-Type": media},
-                query=structs.asdict(query),
-                timeout=self._brokers.failover_seconds,
-            )
-        return [part.appended() for part in response.decode(responses.Published).stored]
+            options = requests.Publish(partition, self._name, sequence, round_robin_start, together)
+            published = await self._brokers.publish(frames.Publish(topic, records, options), is_stamped=True)
+        return [part.appended() for part in published.stored]
 
     async def _delay(self, topic: str, record: Record, delay: float | None, deliver_at: int | None) -> None:
         if delay is not None:

@@ -6,10 +6,10 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from msgspec import structs
-
-from shardyard.client.bodies import encode_records
-from shardyard.client.brokers import RESPONSE_SECONDS, Brokers, Response, path
+from shardyard.client.bodies import packed
+from shardyard.client.brokers import Brokers, Response
+from shardyard.client.carrier import AssignmentWatch, Carrier
+from shardyard.client.paths import member_path, partition_path, path
 from shardyard.groups.coordinator import Changes, GroupCoordinator, JoinRequest, MemberIdentity
 from shardyard.groups.fence import fenced_partition
 from shardyard.groups.protocol import Grant, MemberAssignment
@@ -30,10 +30,9 @@ from shardyard.model import (
 from shardyard.model.plain_batch import PlainBatch
 from shardyard.runtime.clock import Clock
 from shardyard.runtime.retry import Backoff, retry
-from shardyard.wire import requests, responses
+from shardyard.wire import frames, requests, responses
 from shardyard.wire.batches import decode_batch
 from shardyard.wire.codec import parse_partition
-from shardyard.wire.media import MSGPACK
 from shardyard.wire.settings import GroupSettings
 
 if TYPE_CHECKING:
@@ -41,8 +40,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-CHANGES_SECONDS = 5.0
-"""The longest wait for a change in one request."""
+WATCH_BACKOFF_SECONDS = 0.5
+"""Before the assignment of a member is watched again, after its broker was lost."""
 LEAVE_SECONDS = 2.0
 """For how long leaving a group is retried."""
 MIN_HEARTBEAT_SECONDS = 0.5
@@ -125,20 +124,18 @@ class RemoteCoordinator(GroupCoordinator):
         self._update_settings(joined.settings)
         return MemberIdentity(joined.group, joined.member, joined.epoch)
 
-    async def heartbeat(self, identity: MemberIdentity, progress: Iterable[Partition]) -> MemberAssignment:
+    async def heartbeat(self, identity: MemberIdentity, progress: Iterable[Partition]) -> MemberAssignment | None:
         body = requests.Heartbeat(identity.epoch, [str(partition) for partition in progress])
-        timeout = self._heartbeat_timeout
+        call = frames.Heartbeat(identity.group, identity.member, body)
         try:
-            response = await self._brokers.post(
-                f"{_member_path(identity)}/heartbeat", body, timeout=timeout, retry_seconds=2 * timeout
-            )
+            answer = await self._brokers.heartbeat(call, self._heartbeat_timeout)
         except NotAllowed as error:
             self._heartbeat_at = -math.inf  # it was not evicted because it hangs: it may join as soon as it is let in
             raise Fenced(str(error)) from None  # so it stops working, and joins again
         self._heartbeat_at = self._clock.monotonic()
-        heartbeat = response.decode(responses.HeartbeatResponse)
-        self._update_settings(heartbeat.settings)
-        return _assignment(heartbeat)
+        if answer.settings is not None:
+            self._update_settings(answer.settings)
+        return None if answer.assignment is None else _assignment(answer.assignment)
 
     def _update_settings(self, settings: GroupSettings) -> None:
         self.settings = settings
@@ -148,13 +145,17 @@ class RemoteCoordinator(GroupCoordinator):
     async def assignment(self, identity: MemberIdentity) -> MemberAssignment:
         timeout = self._heartbeat_timeout
         response = await self._brokers.get(
-            _member_path(identity), timeout=timeout, retry_seconds=2 * timeout, epoch=identity.epoch
+            _member_path(identity),
+            timeout=timeout,
+            retry_seconds=2 * timeout,
+            epoch=identity.epoch,
         )
         return _assignment(response.decode(responses.Assignment))
 
     async def commit(self, identity: MemberIdentity, positions: Mapping[Partition, tuple[int, Position]]) -> None:
         named = {str(p): (owned, position.epoch, position.offset) for p, (owned, position) in positions.items()}
-        await self._brokers.post(f"{_member_path(identity)}/commit", requests.Commit(identity.epoch, named))
+        body = requests.Commit(identity.epoch, named)
+        await self._brokers.commit(frames.Commit(identity.group, identity.member, body))
 
     async def release(self, identity: MemberIdentity, partitions: Mapping[Partition, int]) -> None:
         named = {str(partition): epoch for partition, epoch in partitions.items()}
@@ -166,7 +167,10 @@ class RemoteCoordinator(GroupCoordinator):
 
     async def leave(self, identity: MemberIdentity) -> None:
         await self._brokers.call(
-            "DELETE", _member_path(identity), query={"epoch": identity.epoch}, retry_seconds=LEAVE_SECONDS
+            "DELETE",
+            _member_path(identity),
+            query={"epoch": identity.epoch},
+            retry_seconds=LEAVE_SECONDS,
         )
 
     async def fail(self, identity: MemberIdentity, failures: Sequence[requests.Failed]) -> None:
@@ -175,39 +179,51 @@ class RemoteCoordinator(GroupCoordinator):
 
     @contextlib.contextmanager
     def changes(self, identity: MemberIdentity) -> Iterator[Changes]:
-        yield _RemoteChanges(self._brokers, self._clock, identity.group, self._heartbeat_timeout)
+        changes = _RemoteChanges(self._brokers, self._clock, identity, self._heartbeat_timeout)
+        try:
+            yield changes
+        finally:
+            changes.close()
 
 
 class _RemoteChanges:
-    """Long polls for changes in a group."""
+    """Changes of a member's assignment, as the broker that is used now tells of them."""
 
-    def __init__(self, brokers: Brokers, clock: Clock, group: str, timeout: float) -> None:
+    def __init__(self, brokers: Brokers, clock: Clock, identity: MemberIdentity, timeout: float) -> None:
         self._brokers = brokers
         self._clock = clock
+        self._call = frames.Watch(identity.group, identity.member, identity.epoch)
         self._timeout = timeout
-        self._path = path("groups", group, "changes")
-        self._seen = ""
+        self._carrier: Carrier | None = None
+        self._watch: AssignmentWatch | None = None
 
     async def wait(self, seconds: float) -> bool:
         deadline = self._clock.monotonic() + seconds
         while (left := deadline - self._clock.monotonic()) > 0:
-            step = min(left, CHANGES_SECONDS)
-            query = structs.asdict(requests.Changes(self._seen, step))
             try:
-                response = await self._brokers.get(
-                    self._path, wait=step, timeout=self._timeout, retry_seconds=step, **query
-                )
-            except RetryLater:
-                continue  # the next heartbeat will report it
-            version, before = response.decode(responses.GroupVersion).version, self._seen
-            self._seen = version
-            if version != before:
-                return True
+                if await (await self._watching()).wait(left):
+                    return True
+            except (ConnectionError, RetryLater):
+                self.close()
+                await self._clock.sleep(min(left, WATCH_BACKOFF_SECONDS))  # the next heartbeat will report it
         return False
+
+    async def _watching(self) -> AssignmentWatch:
+        """The watch at the broker that is used now. A new one tells of a change at once."""
+        carrier = await self._brokers.connect()
+        if self._watch is None or carrier is not self._carrier:
+            self.close()
+            self._carrier, self._watch = carrier, carrier.watch(self._call, self._timeout, self._clock)
+        return self._watch
+
+    def close(self) -> None:
+        if self._watch is not None:
+            self._watch.close()
+            self._watch = None
 
 
 def _member_path(identity: MemberIdentity) -> str:
-    return path("groups", identity.group, "members", identity.member)
+    return member_path(identity.group, identity.member)
 
 
 def _assignment(response: responses.Assignment) -> MemberAssignment:
@@ -249,11 +265,9 @@ class RemoteLog:
     ) -> PlainBatch:
         if fence is None:
             raise TypeError("an owner reads under its fence")
+        group, owned = fenced_partition(fence)
         query = requests.Read(offset, fence.epoch, epoch, wait, max_records, max_bytes)
-        response = await self._brokers.get(
-            f"{_fenced_path(fence)}/records", wait=wait, accept=MSGPACK, **structs.asdict(query)
-        )
-        return decode_batch(partition, response.body)
+        return decode_batch(partition, await self._brokers.read(frames.Read(group, str(owned), query)))
 
     async def append(
         self,
@@ -263,30 +277,22 @@ class RemoteLog:
         stamp: Stamp | None = None,
         fence: Fence | None = None,
     ) -> Appended:
-        body, media = encode_records(records)
-        query = requests.Publish(
+        options = requests.Publish(
             partition.index,
             producer=None if stamp is None else stamp.producer,
             sequence=None if stamp is None else stamp.sequence,
             fence=None if fence is None else fence.name,
             owner=None if fence is None else fence.epoch,
         )
-        response = await self._brokers.call(
-            "POST",
-            path("topics", partition.topic, "records"),
-            body,
-            {"Content-Type": media},
-            query=structs.asdict(query),
-            timeout=self._brokers.failover_seconds if stamp is not None else RESPONSE_SECONDS,
-        )
-        (part,) = response.decode(responses.Published).stored
+        call = frames.Publish(partition.topic, packed(records), options)
+        (part,) = (await self._brokers.publish(call, is_stamped=stamp is not None)).stored
         return part.appended()
 
 
 def _fenced_path(fence: Fence) -> str:
     """The path of the partition that the fence of an owner protects."""
     group, partition = fenced_partition(fence)
-    return path("groups", group, "partitions", partition.topic, partition.index)
+    return partition_path(group, str(partition))
 
 
 class RemoteHost:

@@ -426,6 +426,13 @@ class BodyStalled(RetryLater):
         self.seconds = seconds
 
 
+class EarlierPublishFailed(RetryLater):
+    """Raised when records were to be stored after others, and those were refused for now. Nothing was stored."""
+
+    def __init__(self) -> None:
+        super().__init__("the publish before this one was not stored: send that one again first, then this one")
+
+
 class DatabaseUnavailable(RetryLater):
     """Raised when a database can't be reached, or can't be written to for now. Nothing was changed."""
 

@@ -15,19 +15,17 @@ from shardyard.queues.delays import Delays, Scheduler
 from shardyard.queues.failures import Failures
 from shardyard.queues.janitor import Janitor
 from shardyard.queues.publishing import Publisher, Quota
-from shardyard.queues.settings import TopicSettings, group_settings, hashed, topic_settings
+from shardyard.queues.settings import TopicSettings, has_topic_token, hashed
+from shardyard.queues.settings_cache import SettingsCache
 from shardyard.registry import Registry
 from shardyard.runtime.clock import Clock, SystemClock
-from shardyard.wire.settings import GroupSettings
 
 _log = logging.getLogger(__name__)
 
-SETTINGS_SECONDS = 0.5
-"""How long settings are cached."""
 RESTART_SECONDS = 1.0
 """Before a background task that failed is started again."""
 MAX_CACHED = 10_000
-"""Entries of each cache: settings, owners, and the ends of partitions."""
+"""Entries of each cache: owners, and the ends of partitions."""
 
 
 class Broker:
@@ -43,9 +41,9 @@ class Broker:
         self.delays = Delays(log, clock=self.clock)
         self.failures = Failures(log, self.delays, clock=self.clock)
         self.publisher = Publisher(log, self.delays, clock=self.clock)
+        self.settings = SettingsCache(registry, self.node.transactions, self.clock)
         self._token_hash = None if token is None else hashed(token)
         self._quotas: dict[str, Quota] = {}
-        self._settings: dict[str, tuple[float, TopicSettings | GroupSettings]] = {}
         self._read: dict[Partition, Position] = {}
         self._owners: dict[tuple[str, Partition], int] = {}
         self._stack = AsyncExitStack()
@@ -54,6 +52,7 @@ class Broker:
         await self._stack.enter_async_context(self.node)
         holder = self.node.name
         for name, work in (
+            ("settings", self.settings.run),
             ("delays", Scheduler(self.node, clock=self.clock).run),
             ("alarms", Alarms(self.log, self.registry, self.node.transactions, holder=holder, clock=self.clock).run),
             ("janitor", Janitor(self.log, self.node.transactions, holder=holder, clock=self.clock).run),
@@ -70,6 +69,12 @@ class Broker:
     def admits(self, token: str | None) -> bool:
         """Whether a caller with this token may do everything but publish to a topic with a token of its own."""
         return TopicSettings(token_hash=self._token_hash).admits(token)
+
+    async def admits_to_a_topic(self, token: str | None) -> bool:
+        """Whether this is the token of some topic."""
+        if token is None:
+            return False
+        return await self.node.transactions.read(lambda tx: has_topic_token(tx, token))
 
     @property
     def has_token(self) -> bool:
@@ -103,35 +108,6 @@ class Broker:
         if settings.records_per_second is not None:
             quota = self._quotas.setdefault(topic, Quota(self.clock))
             quota.take(topic, count, settings.records_per_second)
-
-    async def topic_settings(self, topic: str) -> TopicSettings:
-        """As of at most half a second ago."""
-        found = self._cached(f"topic/{topic}")
-        if not isinstance(found, TopicSettings):
-            found = await self.node.transactions.read(lambda tx: topic_settings(tx, topic))
-            self._cache(f"topic/{topic}", found)
-        return found
-
-    async def group_settings(self, group: str) -> GroupSettings:
-        """As of at most half a second ago."""
-        found = self._cached(f"group/{group}")
-        if not isinstance(found, GroupSettings):
-            found = await self.node.transactions.read(lambda tx: group_settings(tx, group))
-            self._cache(f"group/{group}", found)
-        return found
-
-    def forget_settings(self) -> None:
-        """Empty the cache, because settings were changed through this broker."""
-        self._settings.clear()
-
-    def _cache(self, scope: str, found: TopicSettings | GroupSettings) -> None:
-        if len(self._settings) >= MAX_CACHED:  # names that do not exist are cached too
-            self._settings.clear()
-        self._settings[scope] = (self.clock.monotonic(), found)
-
-    def _cached(self, scope: str) -> TopicSettings | GroupSettings | None:
-        cached = self._settings.get(scope)
-        return cached[1] if cached is not None and self.clock.monotonic() - cached[0] < SETTINGS_SECONDS else None
 
     async def _keep_running(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
         """Run `work` until cancelled. If it fails, that is logged, and it is started again."""

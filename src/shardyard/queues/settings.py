@@ -25,6 +25,8 @@ from shardyard.wire.validation import masked, validation_error
 
 NAME = "queue"
 """The name of the row with all settings of a topic or group."""
+WATCH_NAME = "settings"
+"""Touched by every change of settings."""
 
 S = TypeVar("S", bound=Struct)
 
@@ -69,6 +71,13 @@ def is_joined(tx: Snapshot, group: str) -> bool:
 
 def topic_settings(tx: Snapshot, topic: str) -> TopicSettings:
     return msgspec.convert(_stored(tx, topic_scope(topic)), TopicSettings)
+
+
+def has_topic_token(tx: Snapshot, token: str) -> bool:
+    """Whether this is the token of some topic."""
+    topics = [scope.removeprefix("topic/") for scope in tx.scopes() if scope.startswith("topic/")]
+    found = [topic_settings(tx, topic) for topic in topics]
+    return any(settings.token_hash is not None and settings.admits(token) for settings in found)
 
 
 def group_settings(tx: Snapshot, group: str) -> GroupSettings:
@@ -116,6 +125,7 @@ def change_topic(
     changed = _apply(topic_settings(tx, topic), check_topic(changes))
     if changes:
         tx.put_setting(topic_scope(topic), NAME, msgspec.to_builtins(changed))
+        tx.touch(WATCH_NAME)
     tx.audit(who, "topic settings changed", topic, _masked({**changes, **(limits or {})}))
     return changed
 
@@ -133,6 +143,7 @@ def change_group(tx: Transaction, group: str, who: str, changes: Mapping[str, An
                 configure(tx, name, replace(config, broadcast=False), who=None)
     stored = {name: value for name, value in msgspec.to_builtins(changed).items() if name not in _CONFIG_FIELDS}
     tx.put_setting(group_scope(group), NAME, stored)
+    tx.touch(WATCH_NAME)
     tx.audit(who, "group settings changed", group, _masked(changes))
     return changed
 
@@ -142,6 +153,7 @@ def delete_settings(tx: Transaction, scope: str) -> None:
     same name starts with none."""
     for row in tx.settings(scope):
         tx.delete_setting(scope, row.name)
+    tx.touch(WATCH_NAME)
 
 
 def _stored(tx: Snapshot, scope: str) -> dict[str, Any]:

@@ -176,9 +176,13 @@ REQUESTS_IN_FLIGHT = gauge(
 LONG_POLLS_WAITING = gauge(
     "shardyard_long_polls_waiting", "requests", "Long polls that wait for records or for a change in their group."
 ).series()
-CONNECTIONS = gauge("shardyard_connections", "connections", "Open HTTP connections.").series()
+CONNECTIONS = gauge("shardyard_connections", "connections", "Open connections, HTTP and WebSocket.").series()
+WEBSOCKETS = gauge("shardyard_websockets", "connections", "Open WebSocket connections.").series()
+CALLS = counter("shardyard_calls_total", "calls", "Calls on WebSocket connections, by kind.", "kind")
 BODY_BYTES = gauge(
-    "shardyard_body_bytes", "bytes", "Request bodies of more than 64 KiB that are being received and handled."
+    "shardyard_body_bytes",
+    "bytes",
+    "Request bodies, and messages, of more than 64 KiB that are being handled.",
 ).series()
 ERRORS = counter(
     "shardyard_errors_total",

@@ -16,13 +16,15 @@ from shardyard.queues.broker import Broker
 from shardyard.registry import Registry
 from shardyard.runtime.clock import Clock
 from shardyard.server import health
-from shardyard.server.bodies import limit_bodies
+from shardyard.server.bodies import Bodies, limit_bodies
 from shardyard.server.connections import Connection
 from shardyard.server.drain import Drain
 from shardyard.server.http import ERROR_HANDLERS
 from shardyard.server.limits import DEFAULT_LIMITS, ServerLimits
+from shardyard.server.measuring import measure
+from shardyard.server.opening import take_connections
 from shardyard.server.queues import groups, members, records, topics
-from shardyard.server.routing import dispatch
+from shardyard.server.websocket import WebSocketConnection
 from shardyard.wire import requests, responses
 from shardyard.wire.batches import JsonBatch
 from shardyard.wire.records import JsonRecord
@@ -137,12 +139,14 @@ def _config(
     limits: ServerLimits = DEFAULT_LIMITS,
 ) -> uvicorn.Config:
     limits = limits.within_open_files()
+    bodies = Bodies(limits)
+    app = measure(create_app(broker, drain))
     return uvicorn.Config(
-        limit_bodies(dispatch(create_app(broker, drain), ROUTERS), limits),
+        take_connections(limit_bodies(app, bodies), broker, drain, limits),
         host=host,
         port=port,
         http=functools.partial(Connection, limits=limits),  # type: ignore[arg-type]  # it is only called
-        ws="none",
+        ws=functools.partial(WebSocketConnection, limits=limits, bodies=bodies),  # type: ignore[arg-type]  # likewise
         access_log=False,
         log_level="warning",
         lifespan="off",

@@ -11,6 +11,14 @@ from shardyard.server.http import error_response
 from shardyard.server.limits import ServerLimits
 
 
+def refusal(error: ShardyardError) -> bytes:
+    """A whole response with the error, after which the connection is closed."""
+    response = error_response(error)
+    response.headers["Connection"] = "close"
+    headers = b"".join(b"%b: %b\r\n" % header for header in response.raw_headers)
+    return STATUS_LINE[response.status_code] + headers + b"\r\n" + bytes(response.body)
+
+
 class Connection(HttpToolsProtocol):
     """A connection that ends when its caller exceeds a limit. uvicorn has none on the number of connections, on the
     size of the headers and on the time that they take, on pipelined requests, and on callers that do not read."""
@@ -18,6 +26,8 @@ class Connection(HttpToolsProtocol):
     def __init__(self, *args: Any, limits: ServerLimits, **named: Any) -> None:
         super().__init__(*args, **named)
         self._limits = limits
+        self._upgraded = False
+        """It is a WebSocket connection now, with another protocol."""
         self._in_head = False
         self._head_bytes = 0
         self._head_until: float | None = None
@@ -44,7 +54,7 @@ class Connection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)  # this stops the timer of an idle connection
-        if self.transport.is_closing():
+        if self._upgraded or self.transport.is_closing():
             return
         if self._in_head:
             self._head_bytes += len(data)
@@ -83,11 +93,12 @@ class Connection(HttpToolsProtocol):
 
     def _refuse(self, error: ShardyardError) -> None:
         """Send the error, and close the connection."""
-        response = error_response(error)
-        response.headers["Connection"] = "close"
-        headers = b"".join(b"%b: %b\r\n" % header for header in response.raw_headers)
-        self.transport.write(STATUS_LINE[response.status_code] + headers + b"\r\n" + bytes(response.body))
+        self.transport.write(refusal(error))
         self.transport.close()
+
+    def handle_websocket_upgrade(self) -> None:
+        self._upgraded = True
+        super().handle_websocket_upgrade()
 
     # Responses -----------------------------------------------------------------------------------------------
 

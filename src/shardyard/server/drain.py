@@ -1,12 +1,12 @@
 """Long polls, and the drain of a server that stops: they are answered at once instead of holding it up."""
 
-import asyncio
 from collections.abc import Awaitable
 from typing import TypeVar
 
 from starlette.requests import Request
 
 from shardyard.runtime.clock import Clock
+from shardyard.runtime.interruptible import Interruptible
 from shardyard.runtime.metrics import LONG_POLLS_WAITING
 
 T = TypeVar("T")
@@ -17,29 +17,16 @@ class Drain:
 
     def __init__(self) -> None:
         self.started = False
-        self._waiting: set[asyncio.Timeout] = set()
+        self._waits = Interruptible()
 
     def start(self) -> None:
         """Interrupt all long polls that wait."""
-        if self.started:
-            return
         self.started = True
-        for waiting in self._waiting:
-            waiting.reschedule(0.0)
+        self._waits.interrupt()
 
     async def interrupt(self, work: Awaitable[T]) -> T | None:
         """The result of `work`; None if the server drains first, and then `work` is cancelled."""
-        try:
-            async with asyncio.timeout(0.0 if self.started else None) as waiting:
-                self._waiting.add(waiting)
-                try:
-                    return await work
-                finally:
-                    self._waiting.discard(waiting)
-        except TimeoutError:
-            if waiting.expired():
-                return None
-            raise
+        return await self._waits.run(work, at_once=self.started)
 
 
 def drain_of(request: Request) -> Drain:

@@ -26,9 +26,13 @@ Index = Annotated[int, Path(ge=0, lt=10**9)]
 
 def caller_of(request: Request) -> str:
     """Who makes the request, for the audit log: the name that the caller gives, and its address."""
-    host = request.client.host if request.client else "?"
     name = request.headers.get("x-shardyard-user")
-    return f"{name}@{host}" if name else host
+    return f"{name}@{host_of(request)}" if name else host_of(request)
+
+
+def host_of(request: Request) -> str:
+    """The address of the caller."""
+    return request.client.host if request.client else "?"
 
 
 async def read_bytes(request: Request) -> bytes:

@@ -32,6 +32,13 @@ class ServerLimits:
     """Without any progress of a response that the caller does not read. The kernel takes data in steps of a megabyte or
     so, and slow callers need some time for one."""
 
+    idle_seconds: float = 60.0
+    """Without anything from a client on a WebSocket connection, not even a ping. The client sends one every 10 s."""
+    calls: int = 10_000
+    """In progress on a WebSocket connection, with the reads that wait for records. Further ones are refused."""
+    call_bytes: int = 16 * 1024 * 1024
+    """Of messages in progress on a WebSocket connection. No more of them are read while they exceed it."""
+
     def within_open_files(self) -> Self:
         """The same with as many connections as the process may open files (`ulimit -n`)."""
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)

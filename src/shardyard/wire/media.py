@@ -8,6 +8,8 @@ MEDIA_TYPES = (JSON, MSGPACK, ARROW)
 
 MAX_BODY_BYTES = 32 * 1024 * 1024
 """A larger body is refused before it is read."""
+MAX_MESSAGE_BYTES = MAX_BODY_BYTES + 64 * 1024
+"""The same for a message on a WebSocket connection: a body of that size fits in."""
 MAX_DELAY_MS = 90 * 24 * 3_600_000
 """The longest delay of a record."""
 MAX_WAIT_SECONDS = 30.0

@@ -103,6 +103,11 @@ def _decode_packed(body: bytes) -> "pa.RecordBatch | list[Posted]":
     columns = packed.columns
     if columns is None:
         return [_from_packed(record) for record in packed.records or ()]
+    return records_of_columns(columns)
+
+
+def records_of_columns(columns: RecordColumns) -> "pa.RecordBatch | list[Posted]":
+    """The records of a publish: many as an Arrow batch, few one by one."""
     if len(columns) < ARROW_FROM_RECORDS:
         return [Posted(record) for record in columns.records()]
     from shardyard.wire.arrow import from_columns  # noqa: PLC0415 loads Arrow

@@ -42,8 +42,8 @@ class Resize(Struct, forbid_unknown_fields=True):
     partitions: int
 
 
-class Publish(Struct):
-    """The query of a publish, whose body has the records."""
+class Publish(Struct, omit_defaults=True):
+    """The options of a publish: over HTTP the query, beside a body with the records."""
 
     partition: Whole | None = None
     """Store all of them on this partition, instead of by key."""
@@ -142,7 +142,7 @@ class Changes(Struct):
     wait_seconds: Annotated[float, Meta(ge=0)] = 0.0
 
 
-class Read(Struct):
+class Read(Struct, omit_defaults=True):
     """The query of a read by a partition's owner."""
 
     offset: int

@@ -63,7 +63,7 @@ async def show_group(group: str, broker: Authorised) -> Response:
         lambda tx: ([m for part in parts for m in tx.members(part)], is_joined(tx, group))
     )
     owners = {row.owner for row in rows}
-    settings = responses.ReportedSettings.of(await broker.group_settings(group))
+    settings = responses.ReportedSettings.of(await broker.settings.group(group))
     shown = [_member(member, standby=member.name not in owners) for member in members]
     return respond(responses.GroupDescription(group, joined, rows, shown, settings))
 
@@ -114,7 +114,7 @@ async def set_group(group: str, request: Request, broker: Authorised) -> Respons
     check_group_name(group)
     changes = await read_body(request, dict[str, Any])
     settings = await broker.node.transactions.run(lambda tx: change_group(tx, group, caller_of(request), changes))
-    broker.forget_settings()
+    broker.settings.forget()
     return respond(responses.ReportedSettings.of(settings))
 
 
@@ -130,7 +130,7 @@ async def delete_group(group: str, request: Request, broker: Authorised, force: 
     who = caller_of(request)
     has_topics = bool(companions.deleted or companions.kept)
     await broker.node.transactions.run(lambda tx: _delete(tx, group, who, has_topics=has_topics))
-    broker.forget_settings()
+    broker.settings.forget()
     now = await broker.node.transactions.read(topic_readers)  # a member may have joined in the meantime
     deleted = [topic for topic in companions.deleted if not now.subscribed_groups([topic])]
     await delete_topics(broker, deleted, who, {"with": f"group {group}"})
@@ -204,7 +204,7 @@ async def redrive(group: str, request: Request, broker: Authorised) -> Response:
     body = await read_body(request, requests.Redrive)
     if not await _parts(broker, group):
         raise UnknownGroup(group)
-    if (await broker.group_settings(group)).broadcast:
+    if (await broker.settings.group(group)).broadcast:
         raise InvalidCall(
             f"group {group!r} is a broadcast group: publish its dead letters again for all of its members"
         )

@@ -1,6 +1,5 @@
 """Membership over HTTP: what `GroupCoordinator` and `OwnerLog` need from a broker. Any broker takes any of it."""
 
-import contextlib
 import re
 import uuid
 from collections.abc import Iterable
@@ -12,45 +11,21 @@ from shardyard.groups.broadcast import parent_group
 from shardyard.groups.coordinator import JoinRequest, MemberIdentity
 from shardyard.groups.fence import ownership_fence
 from shardyard.groups.protocol import MemberAssignment
-from shardyard.model import (
-    CommitBeyond,
-    InvalidValue,
-    NotAllowed,
-    OffsetTrimmed,
-    Partition,
-    PartitionOutOfRange,
-    Position,
-    UnknownTopic,
-    WrongEpoch,
-)
-from shardyard.model.batch import Batch
+from shardyard.model import InvalidValue, NotAllowed, Partition, PartitionOutOfRange
 from shardyard.model.limits import Limits, check_topic_name
-from shardyard.queues.broker import SETTINGS_SECONDS, Broker
-from shardyard.queues.dropped_unread import count_dropped_unread
+from shardyard.queues.broker import Broker
 from shardyard.queues.failures import Disposition, Failure, Outcome
-from shardyard.queues.filtering import only_tagged, without_header
-from shardyard.queues.retry_topics import ensure_retry_topics, original_topic, with_retry_topics
+from shardyard.queues.retry_topics import ensure_retry_topics, with_retry_topics
 from shardyard.queues.settings import initial_config
 from shardyard.registry import ChangeSignal, Snapshot
-from shardyard.runtime.metrics import (
-    COMMITS,
-    DEAD_LETTERS,
-    DELIVERED_BYTES,
-    DELIVERED_RECORDS,
-    HEARTBEATS,
-    JOINS,
-    RETRIES,
-)
+from shardyard.runtime.metrics import DEAD_LETTERS, JOINS, RETRIES
 from shardyard.server.auth import Authorised
 from shardyard.server.drain import LongPoll, drain_of
-from shardyard.server.http import Index, accepted_media, read_body, read_query, request_body, respond
-from shardyard.server.routing import data_plane
+from shardyard.server.http import Index, accepted_media, host_of, read_body, read_query, request_body, respond
+from shardyard.server.queues import calls
 from shardyard.wire import requests, responses
-from shardyard.wire.batches import encode_batch
 from shardyard.wire.codec import parse_partition
-from shardyard.wire.headers import PUBLISHED
 from shardyard.wire.media import MAX_WAIT_SECONDS
-from shardyard.wire.settings import GroupSettings
 
 router = APIRouter(prefix="/v1/groups/{group}", tags=["members"])
 
@@ -69,8 +44,9 @@ async def join(group: str, request: Request, broker: Authorised) -> Response:
             "member name", name, "1 to 200 letters, digits, '.', '_' and '-', not starting with '.' or '-'"
         )
     protocol.check_session(body.session_timeout)
-    settings = await broker.group_settings(group)
-    _check_allowed(settings, group, name, request)
+    settings = await broker.settings.group(group)
+    if not settings.admits(name, host_of(request)):
+        raise NotAllowed(group, name)
     manual = None if body.partitions is None else [parse_partition(partition) for partition in body.partitions]
     await _check_exist(broker, body.topics, manual or ())
     topics = body.topics
@@ -112,26 +88,12 @@ async def _check_exist(broker: Broker, topics: list[str], manual: Iterable[Parti
             raise PartitionOutOfRange(partition, counts[partition.topic])
 
 
-def _check_allowed(settings: GroupSettings, group: str, name: str, request: Request) -> None:
-    if not settings.admits(name, request.client.host if request.client else ""):
-        raise NotAllowed(group, name)
-
-
 @router.post("/members/{member}/heartbeat", openapi_extra=request_body(requests.Heartbeat))
 async def heartbeat(group: str, member: str, request: Request, broker: Authorised) -> Response:
     """Stay a member. The response has the partitions that the member owns, and the settings of the group."""
     body = await read_body(request, requests.Heartbeat)
-    settings = await broker.group_settings(parent_group(group))
-    identity = MemberIdentity(group, member, body.epoch)
-    try:
-        _check_allowed(settings, parent_group(group), member, request)
-    except NotAllowed:
-        await broker.node.coordinator.leave(identity)
-        raise
-    progress = [parse_partition(partition) for partition in body.progress]
-    await broker.node.coordinator.heartbeat(identity, progress)
-    assignment = await broker.node.coordinator.assignment(identity)
-    HEARTBEATS.add()
+    settings = await calls.heartbeat(broker, group, member, host_of(request), body)
+    assignment = await broker.node.coordinator.assignment(MemberIdentity(group, member, body.epoch))
     reported = responses.ReportedSettings.for_members(settings)
     return respond(responses.HeartbeatResponse(_owned(assignment), _incoming(assignment), reported))
 
@@ -168,30 +130,10 @@ def _incoming(assignment: MemberAssignment) -> list[str]:
 
 
 @router.post("/members/{member}/commit", status_code=204, openapi_extra=request_body(requests.Commit))
-@data_plane
 async def commit(group: str, member: str, request: Request, broker: Authorised) -> Response:
     """Commit the positions that a member has reached: all of them or none. Durable when the response comes."""
-    body = await read_body(request, requests.Commit)
-    positions = {
-        parse_partition(name): (owned, Position(epoch, offset))
-        for name, (owned, epoch, offset) in body.positions.items()
-    }
-    for partition, (_, position) in positions.items():
-        if not broker.has_read(partition, position):
-            await _check_end(broker, partition, position)
-    await broker.node.coordinator.commit(MemberIdentity(group, member, body.epoch), positions)
-    COMMITS.add()
+    await calls.commit(broker, group, member, await read_body(request, requests.Commit))
     return Response(status_code=204)
-
-
-async def _check_end(broker: Broker, partition: Partition, position: Position) -> None:
-    """Refuse a position beyond the partition's end."""
-    with contextlib.suppress(UnknownTopic, PartitionOutOfRange):  # deleted: its owner will learn of that
-        span = await broker.log.span(partition)
-        if position.epoch > span.epoch:
-            raise WrongEpoch(partition, position.epoch, span.epoch)
-        if position.epoch == span.epoch and position.offset > span.end:
-            raise CommitBeyond(partition, position.offset, span.end)
 
 
 @router.post("/members/{member}/release", status_code=204, openapi_extra=request_body(requests.Release))
@@ -207,7 +149,7 @@ async def release(group: str, member: str, request: Request, broker: Authorised)
 async def fail(group: str, request: Request, broker: Authorised) -> Response:
     """Report records whose handlers failed. They will be retried, or become dead letters; commit past them then."""
     body = await read_body(request, requests.Failures)
-    settings = await broker.group_settings(parent_group(group))
+    settings = await broker.settings.group(parent_group(group))
     failures = [Failure(parse_partition(f.partition), f.epoch, f.offset, f.reason, f.traceback) for f in body.failures]
     for failure in failures:
         await broker.check_owner(group, failure.partition, failure.epoch)
@@ -268,7 +210,6 @@ async def set_fence(group: str, topic: str, index: Index, request: Request, brok
 
 
 @router.get("/partitions/{topic}/{index}/records")
-@data_plane
 async def read(group: str, topic: str, index: Index, request: Request, broker: Authorised) -> Response:
     """Read as the owner of a partition, waiting for records if there are none.
 
@@ -277,63 +218,6 @@ async def read(group: str, topic: str, index: Index, request: Request, broker: A
     that have one of them.
     """
     query = read_query(request, requests.Read)
-    partition = Partition(topic, index)
-    await broker.check_owner(group, partition, query.owner)
-    poll = LongPoll(drain_of(request), broker.clock, min(query.wait_seconds, MAX_WAIT_SECONDS))
-    try:
-        batch = await _OwnerRead(broker, group, partition, query).next(poll)
-    except OffsetTrimmed as error:
-        position = Position((await broker.log.span(partition)).epoch, query.offset)
-        await count_dropped_unread(broker.node.transactions, group, {partition: (position, error.first)})
-        raise
-    broker.note_read(partition, Position(batch.epoch, batch.end))
+    batch = await calls.read(broker, drain_of(request), group, Partition(topic, index), query)
     media = accepted_media(request)
-    body = encode_batch(batch, media)
-    DELIVERED_RECORDS.add(len(batch))
-    DELIVERED_BYTES.add(len(body))
-    return Response(body, media_type=media)
-
-
-class _OwnerRead:
-    """One request to read, during which the settings of the group may change."""
-
-    def __init__(self, broker: Broker, group: str, partition: Partition, query: requests.Read) -> None:
-        self._broker = broker
-        self._group = parent_group(group)
-        self._partition = partition
-        self._query = query
-        self._fence = ownership_fence(group, partition, query.owner)
-
-    async def next(self, poll: LongPoll) -> Batch:
-        while True:
-            settings = await self._broker.group_settings(self._group)
-            step = min(poll.left, SETTINGS_SECONDS)
-            paused = settings.is_paused(self._partition)
-            batch = None
-            if step > 0 and not paused:
-                batch = await poll.wait(self._read(settings.max_records, step))
-            if batch is None:
-                batch = await self._read(1 if paused else settings.max_records)
-            settings = await self._broker.group_settings(self._group)  # they may have changed while it waited
-            if len(batch) and not settings.is_paused(self._partition):
-                return self._to_deliver(only_tagged(batch, settings.tags) if settings.tags else batch)
-            if poll.over:
-                return batch.emptied()
-            if paused:
-                await poll.wait(self._broker.clock.sleep(step))
-
-    def _to_deliver(self, batch: Batch) -> Batch:
-        """Without the time of publishing that retried records carry for the case that they become dead letters."""
-        is_retry = original_topic(self._group, batch.partition.topic) != batch.partition.topic
-        return without_header(batch, PUBLISHED) if is_retry else batch
-
-    async def _read(self, max_records: int, wait: float = 0.0) -> Batch:
-        return await self._broker.log.read(
-            self._partition,
-            self._query.offset,
-            epoch=self._query.epoch,
-            max_records=min(self._query.max_records, max_records),
-            max_bytes=self._query.max_bytes,
-            wait=wait,
-            fence=self._fence,
-        )
+    return Response(calls.encode_delivery(batch, media), media_type=media)

@@ -4,19 +4,15 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
-from shardyard.groups.fence import ownership_fence
-from shardyard.model import Fence, InvalidValue, Partition, Stamp
-from shardyard.queues.broker import Broker
+from shardyard.model import Partition
 from shardyard.queues.read_at import newest_offset
 from shardyard.queues.search import search
 from shardyard.runtime.clock import now_ms
-from shardyard.runtime.metrics import PUBLISHED_BYTES, PUBLISHED_RECORDS
 from shardyard.server.auth import Authorised, AuthorisedPublisher
 from shardyard.server.http import media_type_of, read_bytes, read_query, request_body, respond
-from shardyard.server.routing import data_plane
-from shardyard.wire import requests, responses
+from shardyard.server.queues import calls
+from shardyard.wire import requests
 from shardyard.wire.batches import encode_batch
-from shardyard.wire.codec import parse_partition
 from shardyard.wire.media import JSON, MEDIA_TYPES
 from shardyard.wire.records import JsonRecord, decode_records, json_record
 
@@ -27,7 +23,6 @@ Count = Annotated[int, Query(ge=1, le=10_000)]
 
 
 @router.post("/records", openapi_extra=request_body(JsonRecord, media=MEDIA_TYPES))
-@data_plane
 async def publish(topic: str, request: Request, broker: AuthorisedPublisher) -> Response:
     """Publish one record, or several as `{"records": [...]}`. They are durable when the response comes.
 
@@ -37,42 +32,8 @@ async def publish(topic: str, request: Request, broker: AuthorisedPublisher) -> 
     """
     body = await read_bytes(request)
     records = decode_records(body, media_type_of(request), now_ms())
-    query = read_query(request, requests.Publish)
-    stamp = _stamp(query)
-    broker.take_quota(topic, len(records), await broker.topic_settings(topic))
-    stored = await broker.publisher.publish(
-        topic,
-        records,
-        partition=query.partition,
-        stamp=stamp,
-        fence=await _fence(query, broker),
-        round_robin_start=query.round_robin_start,
-        together=bool(query.together),
-    )
-    PUBLISHED_RECORDS.add(len(records))
-    PUBLISHED_BYTES.add(len(body))
-    delayed = len(records) - sum(part.count for part in stored)
-    return respond(responses.Published([responses.Stored.of(part) for part in stored], delayed))
-
-
-def _stamp(query: requests.Publish) -> Stamp | None:
-    if query.producer is None and query.sequence is None:
-        return None
-    if query.producer is None or query.sequence is None:
-        raise InvalidValue("producer", query.producer, "both producer and sequence, or neither of them")
-    return Stamp(query.producer, query.sequence)
-
-
-async def _fence(query: requests.Publish, broker: Broker) -> Fence | None:
-    """The ownership that the publisher relies on, if it is current."""
-    if query.fence is None:
-        return None
-    if query.owner is None:
-        raise InvalidValue("owner", query.owner, "the epoch of the ownership")
-    group, _, name = query.fence.partition("/")
-    partition = parse_partition(name)
-    await broker.check_owner(group, partition, query.owner)
-    return ownership_fence(group, partition, query.owner)
+    options = read_query(request, requests.Publish)
+    return respond(await calls.publish(broker, topic, records, options, len(body)))
 
 
 @router.get("/records")

@@ -51,7 +51,7 @@ async def describe_topic(name: str, broker: Authorised) -> Response:
     """
     topic = await broker.log.topic(name)
     found = await spans(broker.log, topic)
-    settings = await broker.topic_settings(name)
+    settings = await broker.settings.topic(name)
     return respond(
         responses.TopicDescription.of(
             topic,
@@ -119,7 +119,7 @@ async def set_topic(name: str, request: Request, broker: Authorised) -> Response
 
     def check_token(tx: Snapshot) -> None:
         if not broker.has_token:  # otherwise the caller has shown that one
-            check_token_change(tx, name, changes, token_of(request))
+            check_token_change(tx, name, changes, token_of(request.headers))
 
     def change(tx: Transaction) -> None:
         check_token(tx)
@@ -130,7 +130,7 @@ async def set_topic(name: str, request: Request, broker: Authorised) -> Response
         await broker.log.set_retention(name, retention)
     if changes or retention != current:
         await broker.node.transactions.run(change)
-        broker.forget_settings()
+        broker.settings.forget()
     return await describe_topic(name, broker)
 
 
@@ -175,7 +175,7 @@ async def _forget(broker: Broker, name: str, who: str, detail: object) -> None:
         tx.audit(who, "topic deleted", name, detail)
 
     await broker.node.transactions.run(work)
-    broker.forget_settings()
+    broker.settings.forget()
 
 
 async def _audit(broker: Broker, who: str, action: str, subject: str, detail: object) -> None:

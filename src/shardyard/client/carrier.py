@@ -1,0 +1,82 @@
+"""What a client needs of the connection to one broker, whether it is HTTP or a WebSocket."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import msgspec
+
+from shardyard.model import InvalidCall
+from shardyard.runtime.clock import Clock
+from shardyard.wire import frames, responses
+from shardyard.wire.errors import ErrorResponse, error_of
+from shardyard.wire.settings import GroupSettings
+
+
+@dataclass(frozen=True, slots=True)
+class HttpRequest:
+    """A request of the HTTP API, as any of the brokers gets it."""
+
+    method: str
+    path: str
+    body: bytes | None
+    headers: Mapping[str, str]
+    query: Mapping[str, str]
+    wait: float
+    """Seconds for which the broker was asked to wait."""
+    timeout: float
+    """Seconds without a response, beyond that, after which the broker counts as unreachable."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeartbeatAnswer:
+    """What a broker says to a heartbeat."""
+
+    settings: GroupSettings | None
+    """Of the group; None if they are as before."""
+    assignment: responses.Assignment | None
+    """None if a watch tells of its changes."""
+
+
+class AssignmentWatch(Protocol):
+    """Tells of changes of a member's assignment."""
+
+    async def wait(self, seconds: float) -> bool:
+        """Return after a change, or after `seconds`. Returns whether there may have been a change. `ConnectionError` if
+        the broker can't be reached; then another watch is needed."""
+
+    def close(self) -> None: ...
+
+
+class Carrier(Protocol):
+    """Carries calls to one broker. All of them raise the errors of the broker as they were raised there, and
+    `ConnectionError`, with the reason, if it does not answer within `timeout` seconds."""
+
+    @property
+    def keeps_order(self) -> bool:
+        """Whether `Publish.after` keeps the order of publishes that are in flight at the same time."""
+
+    async def request(self, request: HttpRequest) -> bytes:
+        """The body of the response."""
+
+    async def publish(self, call: frames.Publish, timeout: float) -> responses.Published: ...  # noqa: ASYNC109
+    async def read(self, call: frames.Read, timeout: float) -> bytes:  # noqa: ASYNC109
+        """A `PackedBatch`. `timeout` is beyond the time for which the broker was asked to wait."""
+
+    async def commit(self, call: frames.Commit, timeout: float) -> None: ...  # noqa: ASYNC109
+    async def heartbeat(self, call: frames.Heartbeat, timeout: float) -> HeartbeatAnswer: ...  # noqa: ASYNC109
+    def watch(self, call: frames.Watch, timeout: float, clock: Clock) -> AssignmentWatch: ...
+
+
+def response_body(status: int, body: bytes) -> bytes:
+    """The body of a response, unless it reports an error. An error of a proxy counts as a broker that can't be
+    reached."""
+    if status < 400:
+        return body
+    try:
+        raise error_of(msgspec.json.decode(body, type=ErrorResponse).error)
+    except msgspec.DecodeError:
+        if status >= 500:
+            raise ConnectionError(f"status {status}") from None
+        text = body[:200].decode(errors="replace")
+        raise InvalidCall(f"a broker answered with status {status}: {text}") from None

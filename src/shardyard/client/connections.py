@@ -1,0 +1,85 @@
+"""The connections of a client to its brokers, opened when they are first used.
+
+Only an open client imports this: aiohttp takes longer to load than all the rest.
+"""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+import aiohttp
+
+from shardyard.client.brokers import CarrierName
+from shardyard.client.carrier import Carrier
+from shardyard.client.http import HttpCarrier
+from shardyard.client.websocket import NoWebSocket, WebSocketCarrier, connect
+from shardyard.runtime.clock import Clock
+
+_log = logging.getLogger(__name__)
+
+HTTP_SECONDS = 60.0
+"""How long a broker that lets no WebSocket connection through is used over HTTP, before one is tried again."""
+
+
+class Connections:
+    """One connection to each broker."""
+
+    def __init__(self, urls: Sequence[str], headers: dict[str, str], carrier: CarrierName, clock: Clock) -> None:
+        """`headers`: of all requests."""
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=30)
+        self._session = aiohttp.ClientSession(connector=connector, headers=headers)
+        self._brokers = [_Broker(self._session, url, carrier, clock) for url in urls]
+
+    @property
+    def closed(self) -> bool:
+        return self._session.closed
+
+    async def close(self) -> None:
+        for broker in self._brokers:
+            await broker.close()
+        await self._session.close()
+
+    async def get(self, index: int, timeout: float) -> Carrier:  # noqa: ASYNC109 it is part of what the error means
+        """The connection to one of the brokers. `ConnectionError` if it can't be reached within `timeout` seconds."""
+        return await self._brokers[index].get(timeout)
+
+
+class _Broker:
+    """The connection to one broker."""
+
+    def __init__(self, session: aiohttp.ClientSession, url: str, carrier: CarrierName, clock: Clock) -> None:
+        self._session = session
+        self._url = url
+        self._only = None if carrier == "auto" else carrier
+        self._clock = clock
+        self._http = HttpCarrier(session, url)
+        self._http_until = float("inf") if carrier == "http" else 0.0
+        self._websocket: WebSocketCarrier | None = None
+        self._opening = asyncio.Lock()
+
+    async def get(self, timeout: float) -> Carrier:  # noqa: ASYNC109
+        websocket = self._websocket
+        if websocket is not None and not websocket.is_lost:
+            return websocket
+        if self._http_until > self._clock.monotonic():
+            return self._http
+        async with self._opening:
+            if self._websocket is not None:
+                if not self._websocket.is_lost:
+                    return self._websocket
+                await self._websocket.close()
+                self._websocket = None
+            try:
+                self._websocket = await connect(self._session, self._url, timeout)
+            except NoWebSocket as error:
+                if self._only is not None:
+                    raise ConnectionError(f"it takes no WebSocket connections: {error}") from None
+                if not self._http_until:
+                    _log.warning("%s takes no WebSocket connections (%s): using HTTP", self._url, error)
+                self._http_until = self._clock.monotonic() + HTTP_SECONDS
+                return self._http
+            return self._websocket
+
+    async def close(self) -> None:
+        if self._websocket is not None:
+            await self._websocket.close()

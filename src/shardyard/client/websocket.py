@@ -1,0 +1,242 @@
+"""Calls to one broker on a WebSocket connection, by aiohttp. Calls are sent as soon as they are made, those of the same
+turn of the event loop together, and answered in any order."""
+
+import asyncio
+import itertools
+from collections.abc import Callable
+from typing import TypeVar
+
+import aiohttp
+import msgspec
+
+from shardyard.client.carrier import HeartbeatAnswer, HttpRequest, response_body
+from shardyard.client.http import reason
+from shardyard.model import InvalidCall, Malformed, TooLarge, WrongToken
+from shardyard.runtime.clock import Clock, wait_until_set
+from shardyard.wire import frames, responses
+from shardyard.wire.close_codes import Advice, advice
+from shardyard.wire.errors import error_of
+from shardyard.wire.media import MAX_BODY_BYTES, MAX_MESSAGE_BYTES
+
+T = TypeVar("T")
+
+PING_SECONDS = 10.0
+"""A connection on which nothing was received for this long is pinged, and counts as lost without an answer in half of
+that."""
+REFUSED = (401, 403)
+UNREACHABLE = 500
+"""From this status on, a broker or a proxy before it can't take the connection for now."""
+
+
+class NoWebSocket(Exception):
+    """Raised when something answers that does not let WebSocket connections through."""
+
+
+async def connect(
+    session: aiohttp.ClientSession,
+    url: str,
+    timeout: float,  # noqa: ASYNC109 it is part of what `ConnectionError` means
+) -> "WebSocketCarrier":
+    """A new connection. `ConnectionError` if the broker can't be reached, `NoWebSocket` if only HTTP reaches it."""
+    address = "ws" + url.removeprefix("http") + frames.PATH
+    try:
+        async with asyncio.timeout(timeout):
+            socket = await session.ws_connect(
+                address, protocols=[frames.SUBPROTOCOL], heartbeat=PING_SECONDS, max_msg_size=2 * MAX_MESSAGE_BYTES
+            )
+    except aiohttp.WSServerHandshakeError as error:
+        if error.status in REFUSED:
+            raise WrongToken("this broker") from None
+        if error.status >= UNREACHABLE:
+            raise ConnectionError(f"status {error.status}") from None
+        raise NoWebSocket(f"status {error.status}") from None
+    except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        raise ConnectionError(reason(error)) from error
+    if socket.protocol != frames.SUBPROTOCOL:
+        await socket.close()
+        raise NoWebSocket("it speaks another protocol")
+    return WebSocketCarrier(socket)
+
+
+class WebSocketCarrier:
+    """`Carrier` on one connection. When that is lost, it stays lost: all calls raise `ConnectionError`."""
+
+    keeps_order = True
+
+    def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        self._socket = socket
+        self._numbers = itertools.count(1)
+        self._calls: dict[int, asyncio.Future[frames.Answer]] = {}
+        self._watches: dict[int, WebSocketWatch] = {}
+        self._outbox: list[bytes] = []
+        self._sending: asyncio.Task[None] | None = None
+        self._lost: Exception | None = None
+        self._receiving = asyncio.create_task(self._receive(), name="connection to a broker")
+
+    @property
+    def is_lost(self) -> bool:
+        return self._lost is not None
+
+    async def close(self) -> None:
+        if self._sending is not None:
+            await asyncio.gather(self._sending, return_exceptions=True)  # a `Cancel` may be on its way
+        await self._socket.close()
+        await asyncio.gather(self._receiving, return_exceptions=True)
+
+    # Calls
+
+    async def request(self, request: HttpRequest) -> bytes:
+        call = frames.Request(
+            request.method, request.path, dict(request.query), dict(request.headers), request.body or b""
+        )
+        answer = await self._call(call, request.wait + request.timeout)
+        if not isinstance(answer, frames.Response):
+            raise Malformed("answer", "a request is answered with a response")
+        return response_body(answer.status, answer.body)
+
+    async def publish(self, call: frames.Publish, timeout: float) -> responses.Published:  # noqa: ASYNC109
+        return await self._result(call, timeout, _published)
+
+    async def read(self, call: frames.Read, timeout: float) -> bytes:  # noqa: ASYNC109
+        return await self._result(call, call.query.wait_seconds + timeout, bytes)
+
+    async def commit(self, call: frames.Commit, timeout: float) -> None:  # noqa: ASYNC109
+        await self._result(call, timeout, bytes)
+
+    async def heartbeat(self, call: frames.Heartbeat, timeout: float) -> HeartbeatAnswer:  # noqa: ASYNC109
+        return HeartbeatAnswer(await self._result(call, timeout, _settings), None)
+
+    def watch(self, call: frames.Watch, timeout: float, clock: Clock) -> "WebSocketWatch":  # noqa: ARG002 it has no end
+        number = next(self._numbers)
+        watch = self._watches[number] = WebSocketWatch(clock, lambda: self._end_watch(number))
+        if self._lost is not None:
+            watch.lose(self._lost)
+        else:
+            self._send(number, call)
+        return watch
+
+    def _end_watch(self, number: int) -> None:
+        if self._watches.pop(number, None) is not None and self._lost is None:
+            self._send(number, frames.Cancel())
+
+    async def _result(self, call: frames.Call, timeout: float, decode: Callable[[msgspec.Raw], T]) -> T:  # noqa: ASYNC109
+        answer = await self._call(call, timeout)
+        if not isinstance(answer, frames.Result):
+            raise Malformed("answer", "a call is answered with a result")
+        return decode(answer.body)
+
+    async def _call(self, call: frames.Call, timeout: float) -> frames.Answer:  # noqa: ASYNC109
+        if self._lost is not None:
+            raise self._lost
+        number = next(self._numbers)
+        answered: asyncio.Future[frames.Answer] = asyncio.get_running_loop().create_future()
+        self._send(number, call)
+        self._calls[number] = answered
+        try:
+            async with asyncio.timeout(timeout):
+                answer = await answered
+        except TimeoutError:
+            raise ConnectionError("no response in time") from None
+        finally:
+            del self._calls[number]
+            if isinstance(call, frames.Read) and (answered.cancelled() or not answered.done()) and not self.is_lost:
+                self._send(number, frames.Cancel())
+        if isinstance(answer, frames.Failed):
+            raise error_of(answer.error)
+        return answer
+
+    # The connection
+
+    def _send(self, number: int, call: frames.Call) -> None:
+        frame = frames.encode_frame(number, call)
+        if len(frame) > MAX_BODY_BYTES:
+            raise TooLarge("body in bytes", len(frame), MAX_BODY_BYTES)
+        self._outbox.append(frame)
+        if self._sending is None or self._sending.done():
+            self._sending = asyncio.create_task(self._flush(), name="sending to a broker")
+
+    async def _flush(self) -> None:
+        while self._outbox:
+            waiting, self._outbox = self._outbox, []
+            for message in frames.messages(waiting):
+                try:
+                    await self._socket.send_bytes(message)
+                except (aiohttp.ClientError, ConnectionError, RuntimeError) as error:
+                    self._lose(ConnectionError(f"the connection was lost: {error}"))
+                    return
+
+    async def _receive(self) -> None:
+        """Hand answers to their calls until the connection ends."""
+        ended: Exception = ConnectionError("it closed the connection")
+        try:
+            async for message in self._socket:
+                if message.type is not aiohttp.WSMsgType.BINARY:
+                    continue
+                for number, answer in frames.decode_answers(message.data):
+                    self._hand_over(number, answer)
+            code = self._socket.close_code or 1006
+            if advice(code) is Advice.GIVE_UP:
+                ended = InvalidCall(f"the broker closed the connection with code {code}: see docs/protocol.md")
+        except (aiohttp.ClientError, OSError) as error:
+            ended = ConnectionError(reason(error))
+        except Malformed as error:
+            ended = error
+        finally:
+            self._lose(ended)
+            await self._socket.close()
+
+    def _hand_over(self, number: int, answer: frames.Answer) -> None:
+        if isinstance(answer, frames.Changed):
+            if (watch := self._watches.get(number)) is not None:
+                watch.notify()
+        elif (call := self._calls.get(number)) is not None:
+            if not call.done():
+                call.set_result(answer)
+        elif isinstance(answer, frames.Failed) and (watch := self._watches.get(number)) is not None:
+            watch.lose(error_of(answer.error))
+
+    def _lose(self, error: Exception) -> None:
+        if self._lost is not None:
+            return
+        self._lost = error
+        for call in self._calls.values():
+            if not call.done():
+                call.set_exception(error)
+        for watch in self._watches.values():
+            watch.lose(error)
+
+
+class WebSocketWatch:
+    """`AssignmentWatch` by frames that the broker sends."""
+
+    def __init__(self, clock: Clock, end: Callable[[], None]) -> None:
+        self._clock = clock
+        self._end = end
+        self._event = asyncio.Event()
+        self._lost: Exception | None = None
+
+    def notify(self) -> None:
+        self._event.set()
+
+    def lose(self, error: Exception) -> None:
+        self._lost = error
+        self._event.set()
+
+    async def wait(self, seconds: float) -> bool:
+        if not await wait_until_set(self._event, seconds, self._clock):
+            return False
+        if self._lost is not None:
+            raise self._lost
+        self._event.clear()
+        return True
+
+    def close(self) -> None:
+        self._end()
+
+
+def _published(body: msgspec.Raw) -> responses.Published:
+    return msgspec.msgpack.decode(body, type=responses.Published)
+
+
+def _settings(body: msgspec.Raw) -> responses.ReportedSettings | None:
+    return msgspec.msgpack.decode(body, type=responses.ReportedSettings | None)

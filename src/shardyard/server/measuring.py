@@ -1,0 +1,56 @@
+"""Measures all requests, by the route that answers them."""
+
+import time
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from shardyard.runtime.metrics import REQUEST_SECONDS, REQUESTS, REQUESTS_IN_FLIGHT, Counter
+
+NO_ROUTE = "none"
+"""The label `route` of requests whose path does not exist."""
+
+
+class _Measured:
+    """The metrics of one route."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._seconds = REQUEST_SECONDS.series(path)
+        self._by_status: dict[int, Counter] = {}
+
+    def record(self, status: int, started: float) -> None:
+        count = self._by_status.get(status)
+        if count is None:
+            count = self._by_status[status] = REQUESTS.series(self._path, str(status))
+        count.add()
+        self._seconds.observe(time.perf_counter() - started)
+
+
+def measure(app: ASGIApp) -> ASGIApp:
+    """The application, with metrics of all HTTP requests."""
+    measured: dict[str, _Measured] = {}
+
+    async def call(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await app(scope, receive, send)
+            return
+        started = time.perf_counter()
+        status = 500
+
+        async def watch(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        REQUESTS_IN_FLIGHT.add(1)
+        try:
+            await app(scope, receive, watch)
+        finally:
+            REQUESTS_IN_FLIGHT.add(-1)
+            path = getattr(scope.get("route"), "path", NO_ROUTE)
+            if path not in measured:
+                measured[path] = _Measured(path)
+            measured[path].record(status, started)
+
+    return call

@@ -1,0 +1,251 @@
+"""The calls of one client on its WebSocket connection."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from shardyard.groups.coordinator import MemberIdentity
+from shardyard.model import EarlierPublishFailed, InvalidCall, Malformed, Overloaded, RetryLater, ShardyardError
+from shardyard.queues.broker import Broker
+from shardyard.runtime.metrics import CALLS, ERRORS
+from shardyard.server.auth import check_publisher, check_token
+from shardyard.server.bodies import HeldBytes
+from shardyard.server.drain import Drain
+from shardyard.server.limits import ServerLimits
+from shardyard.server.queues import calls
+from shardyard.server.tunnel import Tunnel
+from shardyard.server.websocket import WebSocketConnection
+from shardyard.wire import frames, responses
+from shardyard.wire.arrow import decode_arrow
+from shardyard.wire.close_codes import CloseCode
+from shardyard.wire.codec import parse_partition
+from shardyard.wire.errors import ErrorBody, error_body
+from shardyard.wire.media import MSGPACK
+from shardyard.wire.records import records_of_columns
+
+_log = logging.getLogger(__name__)
+
+CarryOut = Callable[[int, Any], Awaitable[frames.Answer | None]]
+"""Carries out one kind of call."""
+
+WATCH_SECONDS = 3600.0
+"""The longest wait for one change; then it waits again."""
+MAX_REFUSED = 1000
+"""How many numbers of refused publishes are kept, for those that are to be stored after them."""
+
+
+class Session:
+    """Carries out calls, and sends the answers. All answers of one turn of the event loop travel in one message."""
+
+    def __init__(
+        self,
+        connection: WebSocketConnection,
+        broker: Broker,
+        drain: Drain,
+        tunnel: Tunnel,
+        limits: ServerLimits,
+        *,
+        token: str | None,
+        host: str,
+    ) -> None:
+        """`token` and `host`: of the client."""
+        self._connection = connection
+        self._broker = broker
+        self._drain = drain
+        self._tunnel = tunnel
+        self._limits = limits
+        self._token = token
+        self._host = host
+        self._loop = asyncio.get_running_loop()
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._bytes = 0
+        """Of messages in progress."""
+        self._answers: list[bytes] = []
+        """Frames that wait to be sent."""
+        self._publishing: dict[int, asyncio.Future[bool]] = {}
+        """By the number of the call: whether it was stored, or will never be."""
+        self._refused: dict[int, None] = {}
+        """Publishes that were refused for now, the latest last."""
+        self._settings: dict[tuple[str, str], object] = {}
+        """Of groups, as they were last sent to a member."""
+        self._draining = False
+        self._kinds: dict[type[Any], CarryOut] = {
+            frames.Publish: self._publish,
+            frames.Read: self._read,
+            frames.Commit: self._commit,
+            frames.Heartbeat: self._heartbeat,
+            frames.Watch: self._watch,
+            frames.Request: self._request,
+        }
+
+    # Messages
+
+    def receive(self, message: bytes, held: HeldBytes) -> None:
+        try:
+            received = frames.decode_calls(message)
+        except Malformed as error:
+            held.release()
+            self._connection.close(CloseCode.MALFORMED, str(error))
+            return
+        size = len(message)
+        self._bytes += size
+        left = 0
+
+        def finish(_: "asyncio.Task[None]") -> None:
+            nonlocal left
+            left -= 1
+            if not left:
+                self._release(size, held)
+
+        for number, call in received:
+            if isinstance(call, frames.Cancel):
+                if (running := self._tasks.get(number)) is not None:
+                    running.cancel()
+            elif (task := self._start(number, call)) is not None and not isinstance(call, frames.Read | frames.Watch):
+                left += 1
+                task.add_done_callback(finish)
+        if not left:
+            self._release(size, held)
+        elif self._bytes > self._limits.call_bytes:
+            self._connection.set_busy(True)
+
+    def _release(self, size: int, held: HeldBytes) -> None:
+        held.release()
+        was_busy = self._bytes > self._limits.call_bytes
+        self._bytes -= size
+        if was_busy and self._bytes <= self._limits.call_bytes:
+            self._connection.set_busy(False)
+
+    def _start(self, number: int, call: frames.Call) -> "asyncio.Task[None] | None":
+        """Carry out a call in a task of its own, unless it is refused at once."""
+        if number in self._tasks:
+            error: ShardyardError = InvalidCall(f"call {number} is in progress: each call needs a number of its own")
+        elif len(self._tasks) >= self._limits.calls:
+            error = Overloaded("calls of this connection", self._limits.calls)
+        else:
+            if isinstance(call, frames.Publish):
+                self._publishing[number] = self._loop.create_future()
+            CALLS.series(type(call).__name__.lower()).add()
+            task = self._tasks[number] = self._loop.create_task(self._run(number, call))
+            return task
+        self._answer(number, _failed(error))
+        return None
+
+    async def _run(self, number: int, call: frames.Call) -> None:
+        try:
+            answer = await self._kinds[type(call)](number, call)
+        except ShardyardError as error:
+            answer = _failed(error)
+        except Exception:  # noqa: BLE001 the client gets an answer, whatever it is
+            _log.exception("a call on a WebSocket connection failed")
+            answer = frames.Failed(ErrorBody("internal_error", "the broker failed: its log says why"))
+        finally:
+            del self._tasks[number]
+            if self._draining and not self._tasks:
+                self._loop.call_soon(self._close)
+        if answer is not None:
+            self._answer(number, answer)
+
+    def _answer(self, number: int, answer: frames.Answer) -> None:
+        self._answers.append(frames.encode_frame(number, answer))
+        if len(self._answers) == 1:
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        answers, self._answers = self._answers, []
+        for message in frames.messages(answers):
+            self._connection.send(message)
+
+    def drain(self) -> None:
+        """Take no more calls, answer those in progress, and close the connection."""
+        self._draining = True
+        self._connection.set_busy(True)
+        if not self._tasks:
+            self._close()
+
+    def _close(self) -> None:
+        self._flush()
+        self._connection.close(CloseCode.DRAINING, "this broker is about to stop")
+
+    def lost(self) -> None:
+        """End what waits. What is being stored is stored."""
+        for task in self._tasks.values():
+            task.cancel()
+
+    # Calls
+
+    async def _publish(self, number: int, call: frames.Publish) -> frames.Answer:
+        stored = self._publishing[number]
+        try:
+            await self._await_stored(call.after)
+            answer = await self._store(call)
+        except RetryLater:
+            self._refused[number] = None
+            if len(self._refused) > MAX_REFUSED:
+                del self._refused[next(iter(self._refused))]
+            stored.set_result(False)
+            raise
+        finally:
+            del self._publishing[number]
+            if not stored.done():
+                stored.set_result(True)
+        return answer
+
+    async def _await_stored(self, number: int | None) -> None:
+        """Wait for the publish of this number. `EarlierPublishFailed` if it was refused for now."""
+        if number is None:
+            return
+        before = self._publishing.get(number)
+        was_stored = number not in self._refused if before is None else await asyncio.shield(before)
+        if not was_stored:
+            raise EarlierPublishFailed
+
+    async def _store(self, call: frames.Publish) -> frames.Answer:
+        await check_publisher(self._broker, self._token, call.topic)
+        if isinstance(call.records, bytes):
+            size = len(call.records)
+            published = await calls.publish(self._broker, call.topic, decode_arrow(call.records), call.options, size)
+        else:
+            size = sum(map(len, call.records.values))
+            records = records_of_columns(call.records)
+            published = await calls.publish(self._broker, call.topic, records, call.options, size)
+        return frames.result_of(published)
+
+    async def _read(self, _: int, call: frames.Read) -> frames.Answer:
+        check_token(self._broker, self._token)
+        batch = await calls.read(self._broker, self._drain, call.group, parse_partition(call.partition), call.query)
+        await self._connection.writable()
+        return frames.raw_result(calls.encode_delivery(batch, MSGPACK))
+
+    async def _commit(self, _: int, call: frames.Commit) -> frames.Answer:
+        check_token(self._broker, self._token)
+        await calls.commit(self._broker, call.group, call.member, call.body)
+        return frames.NOTHING
+
+    async def _heartbeat(self, _: int, call: frames.Heartbeat) -> frames.Answer:
+        check_token(self._broker, self._token)
+        settings = await calls.heartbeat(self._broker, call.group, call.member, self._host, call.body)
+        key = (call.group, call.member)
+        if self._settings.get(key) == settings:
+            return frames.NOTHING
+        self._settings[key] = settings
+        return frames.result_of(responses.ReportedSettings.for_members(settings))
+
+    async def _watch(self, number: int, call: frames.Watch) -> None:
+        check_token(self._broker, self._token)
+        identity = MemberIdentity(call.group, call.member, call.epoch)
+        with self._broker.node.coordinator.changes(identity) as changes:
+            self._answer(number, frames.CHANGED)
+            while not self._drain.started:
+                if await self._drain.interrupt(changes.wait(WATCH_SECONDS)):
+                    self._answer(number, frames.CHANGED)
+
+    async def _request(self, _: int, call: frames.Request) -> frames.Answer:
+        return await self._tunnel.request(call)
+
+
+def _failed(error: ShardyardError) -> frames.Failed:
+    body = error_body(error)
+    ERRORS.series(body.code).add()
+    return frames.Failed(body)
