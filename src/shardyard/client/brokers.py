@@ -187,21 +187,37 @@ class Brokers:
             """One attempt with each broker, until one responds."""
             reason = ""
             for _ in self.urls:
-                at = self._at
                 try:
-                    carrier = await self._connect(at, timeout)
-                    if wait <= 0 or len(self.urls) == 1:
-                        return await attempt(carrier)
-                    return await self._unless_failed_over(attempt(carrier))
+                    return await self.attempt(attempt, wait, timeout)
                 except ConnectionError as error:
-                    if self._at == at:  # otherwise a concurrent call has failed over already
-                        self._fail_over()
                     reason = str(error)
                 if self.clock.monotonic() >= deadline:
                     break
             raise Unreachable(self.urls, retry_seconds, reason)
 
         return await retry(try_brokers, clock=self.clock, deadline=deadline, backoff=BACKOFF)
+
+    async def attempt(
+        self,
+        attempt: Callable[[Carrier], Awaitable[T]],
+        wait: float = 0.0,
+        timeout: float = RESPONSE_SECONDS,  # noqa: ASYNC109 of connecting
+    ) -> T:
+        """The result of an attempt with the broker that is used now. If it is out of reach, that is `ConnectionError`,
+        and the next attempt goes to the next broker."""
+        at = self._at
+
+        async def connect_and_call() -> T:
+            return await attempt(await self._connect(at, timeout))
+
+        try:
+            if wait <= 0 or len(self.urls) == 1:
+                return await connect_and_call()
+            return await self._unless_failed_over(connect_and_call())
+        except ConnectionError:
+            if self._at == at:  # otherwise a concurrent call has failed over already
+                self._fail_over()
+            raise
 
     async def connect(self) -> Carrier:
         """The connection to the broker that is used now. `ConnectionError` if it can't be reached."""

@@ -54,12 +54,20 @@ class Carrier(Protocol):
 
     @property
     def keeps_order(self) -> bool:
-        """Whether `Publish.after` keeps the order of publishes that are in flight at the same time."""
+        """Whether publishes of a lane can be in flight at the same time."""
 
     async def request(self, request: HttpRequest) -> bytes:
         """The body of the response."""
 
-    async def publish(self, call: frames.Publish, timeout: float) -> responses.Published: ...  # noqa: ASYNC109
+    async def publish(
+        self,
+        call: frames.Publish,
+        timeout: float,  # noqa: ASYNC109
+        lane: object = None,
+    ) -> responses.Published:
+        """Publish. If this carrier keeps order, publishes with the same `lane` are stored in the order of their calls:
+        one is refused if the one before it is refused for now, and both are in flight at the same time."""
+
     async def read(self, call: frames.Read, timeout: float) -> bytes:  # noqa: ASYNC109
         """A `PackedBatch`. `timeout` is beyond the time for which the broker was asked to wait."""
 

@@ -41,7 +41,11 @@ class Connections:
 
     async def get(self, index: int, timeout: float) -> Carrier:  # noqa: ASYNC109 it is part of what the error means
         """The connection to one of the brokers. `ConnectionError` if it can't be reached within `timeout` seconds."""
-        return await self._brokers[index].get(timeout)
+        try:
+            async with asyncio.timeout(timeout):
+                return await self._brokers[index].get()
+        except TimeoutError:
+            raise ConnectionError("no response in time") from None
 
 
 class _Broker:
@@ -57,7 +61,7 @@ class _Broker:
         self._websocket: WebSocketCarrier | None = None
         self._opening = asyncio.Lock()
 
-    async def get(self, timeout: float) -> Carrier:  # noqa: ASYNC109
+    async def get(self) -> Carrier:
         websocket = self._websocket
         if websocket is not None and not websocket.is_lost:
             return websocket
@@ -70,7 +74,7 @@ class _Broker:
                 await self._websocket.close()
                 self._websocket = None
             try:
-                self._websocket = await connect(self._session, self._url, timeout)
+                self._websocket = await connect(self._session, self._url)
             except NoWebSocket as error:
                 if self._only is not None:
                     raise ConnectionError(f"it takes no WebSocket connections: {error}") from None

@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Any, Self
 
-from shardyard.client.brokers import Brokers
+from shardyard.client.brokers import Brokers, CarrierName
 from shardyard.client.failures import HandlerExit
 from shardyard.client.handling import Caller, Handler, Handling, Slots
 from shardyard.client.remote import RemoteHost
@@ -48,12 +48,13 @@ class Consumer:
         start: Start = "earliest",
         max_records: int = 500,
         retry_seconds: float = 30.0,
+        carrier: CarrierName = "auto",
         clock: Clock | None = None,
     ) -> None:
-        """As for `Reader`; `token` and `retry_seconds` as for `Brokers`."""
+        """As for `Reader`; `token`, `retry_seconds` and `carrier` as for `Brokers`."""
         self._owns_brokers = not isinstance(brokers, Brokers)
         if not isinstance(brokers, Brokers):
-            brokers = Brokers(brokers, token=token, retry_seconds=retry_seconds, clock=clock)
+            brokers = Brokers(brokers, token=token, retry_seconds=retry_seconds, carrier=carrier, clock=clock)
         self._brokers = brokers
         self._clock = clock or brokers.clock
         self._host = RemoteHost(brokers, f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}", clock=self._clock)

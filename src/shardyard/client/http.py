@@ -52,7 +52,12 @@ class HttpCarrier:
             raise ConnectionError(reason(error)) from error
         return response_body(status, content)
 
-    async def publish(self, call: frames.Publish, timeout: float) -> responses.Published:  # noqa: ASYNC109
+    async def publish(
+        self,
+        call: frames.Publish,
+        timeout: float,  # noqa: ASYNC109
+        lane: object = None,  # noqa: ARG002 it keeps no order
+    ) -> responses.Published:
         if isinstance(call.records, bytes):
             body, media = call.records, ARROW
         else:

@@ -4,17 +4,17 @@ import asyncio
 import math
 import random
 import uuid
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from shardyard.client.bodies import packed
-from shardyard.client.brokers import Brokers
+from shardyard.client.brokers import Brokers, CarrierName
+from shardyard.client.carrier import Carrier
 from shardyard.client.paths import path
 from shardyard.log import SequenceWindow
-from shardyard.model import TAG, TRACE, Appended, Closed, Headers, InvalidValue, Record
+from shardyard.model import TAG, TRACE, Appended, Closed, Headers, InvalidValue, Record, RetryLater
 from shardyard.model.checks import check_int64
 from shardyard.model.given import GivenHeaders, GivenValue, encoded_headers, encoded_text
 from shardyard.model.limits import Limits, check_records, is_arrow
@@ -27,39 +27,56 @@ from shardyard.wire.records import PackedRecord, PackedRecords
 if TYPE_CHECKING:
     import pyarrow as pa
 
-MAX_BATCH_RECORDS = 500
+MAX_BATCH_RECORDS = 256
 MAX_BATCH_BYTES = 1024 * 1024
-"""The limits of what `send` puts into one request."""
+"""The limits of what `send` puts into one batch."""
+MAX_PIPELINED = 2
+"""Batches of `send` per topic that are in flight at the same time, on a connection that keeps their order."""
 BUSY_SECONDS = 0.1
-"""A lane is busy if a request follows the last one within this time."""
+"""A lane is busy if a batch follows the last one within this time."""
 MAX_IN_FLIGHT = 16
 """Batches of `publish` per topic."""
 _LIMITS = Limits()
 
+Waiting = tuple[Record, "asyncio.Future[None]"]
+"""A record, and who waits for it to be durable."""
 
-@dataclass(slots=True)
+
 class _Lane:
-    """The records that wait to be sent to one topic."""
+    """The records that are sent to one topic."""
 
-    clock: Clock
-    waiting: list[tuple[Record, asyncio.Future[None]]] = field(default_factory=list)
-    sending: asyncio.Task[None] | None = None
-    window: SequenceWindow = field(default_factory=SequenceWindow)
-    round_robin_start: int = 0
-    sent_at: float = -math.inf
-    capacity: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_IN_FLIGHT))
+    def __init__(self, clock: Clock) -> None:
+        self.waiting: list[Waiting] = []
+        self.draining: asyncio.Task[None] | None = None
+        self.batches: deque[asyncio.Task[None]] = deque()
+        """Those in flight, in their order."""
+        self.carrier: Carrier | None = None
+        """The connection on which they are."""
+        self.retrying = 0
+        """How many of them are sent again: then each waits for the one before it."""
+        self.window = SequenceWindow()
+        self.capacity = asyncio.Semaphore(MAX_IN_FLIGHT)
+        self._clock = clock
+        self._round_robin_start = 0
+        self._sent_at = -math.inf
 
     def distribute(self, count: int) -> tuple[int, int]:
-        """`round_robin_start` and `together` of the next request: how its records without a key are distributed.
+        """`round_robin_start` and `together` of the next batch: how its records without a key are distributed.
 
-        Round-robin over the partitions; on a busy lane, a whole request goes to one partition, which is chosen at
-        random: if these were chosen round-robin too, alternating small and large requests would always meet the same
+        Round-robin over the partitions; on a busy lane, a whole batch goes to one partition, which is chosen at
+        random: if these were chosen round-robin too, alternating small and large batches would always meet the same
         partitions."""
-        if count > 1 and self.clock.monotonic() - self.sent_at < BUSY_SECONDS:
+        now = self._clock.monotonic()
+        busy, self._sent_at = now - self._sent_at < BUSY_SECONDS, now
+        if count > 1 and busy:
             return random.getrandbits(31), 1
-        start = self.round_robin_start
-        self.round_robin_start += count
+        start = self._round_robin_start
+        self._round_robin_start += count
         return start, 0
+
+    def can_pipeline(self, carrier: Carrier) -> bool:
+        """Whether a batch sent now is stored after those in flight, or not at all."""
+        return not self.retrying and carrier.keeps_order and carrier is self.carrier
 
     def close(self) -> None:
         """Fail the records that were not sent."""
@@ -84,13 +101,14 @@ class Producer:
         token: str | None = None,
         retry_seconds: float = 30.0,
         linger: float = 0.0,
+        carrier: CarrierName = "auto",
         clock: Clock | None = None,
     ) -> None:
-        """`token` and `retry_seconds` as for `Brokers`. `linger`: seconds for which `send` waits for more records,
+        """`token`, `retry_seconds` and `carrier` as for `Brokers`. `linger`: seconds for which `send` waits for more records,
         to send them together."""
         self._owns_brokers = not isinstance(brokers, Brokers)
         if not isinstance(brokers, Brokers):
-            brokers = Brokers(brokers, token=token, retry_seconds=retry_seconds, clock=clock)
+            brokers = Brokers(brokers, token=token, retry_seconds=retry_seconds, carrier=carrier, clock=clock)
         self._brokers = brokers
         self._clock = clock or brokers.clock
         self._name = uuid.uuid4().hex
@@ -108,10 +126,11 @@ class Producer:
     ) -> None:
         """Send what is waiting, unless the block ends with an error."""
         self._closed = True
-        tasks = [lane.sending for lane in self._lanes.values() if lane.sending is not None]
-        for task in tasks if kind is not None else ():
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        for lane in self._lanes.values():
+            if lane.draining is not None:
+                if kind is not None:
+                    lane.draining.cancel()
+                await asyncio.gather(lane.draining, return_exceptions=True)
         for lane in self._lanes.values():
             lane.close()
         if self._owns_brokers:
@@ -147,8 +166,8 @@ class Producer:
         lane = self._lanes[topic]
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         lane.waiting.append((record, done))
-        if lane.sending is None or lane.sending.done():
-            lane.sending = asyncio.create_task(self._drain(topic, lane), name=f"sending to {topic}")
+        if lane.draining is None or lane.draining.done():
+            lane.draining = asyncio.create_task(self._drain(topic, lane), name=f"sending to {topic}")
         await done
         return record.id
 
@@ -160,24 +179,23 @@ class Producer:
             raise Closed("the producer")
         rows = records if is_arrow(records) else check_records(records, _LIMITS)[0]
         lane = self._lanes[topic]
-        async with lane.capacity:
-            return await self._post(topic, rows, lane, partition=partition)
+        async with lane.capacity, lane.window.sequence() as sequence:
+            call = self._call(topic, rows, sequence, partition=partition)
+            published = await self._brokers.publish(call, is_stamped=True)
+        return [part.appended() for part in published.stored]
 
-    async def _post(
+    def _call(
         self,
         topic: str,
         rows: "Sequence[Record] | pa.RecordBatch",
-        lane: _Lane,
+        sequence: int,
         *,
         partition: int | None = None,
         round_robin_start: int | None = None,
         together: int = 0,
-    ) -> list[Appended]:
-        records = packed(rows)
-        async with lane.window.sequence() as sequence:
-            options = requests.Publish(partition, self._name, sequence, round_robin_start, together)
-            published = await self._brokers.publish(frames.Publish(topic, records, options), is_stamped=True)
-        return [part.appended() for part in published.stored]
+    ) -> frames.Publish:
+        options = requests.Publish(partition, self._name, sequence, round_robin_start, together)
+        return frames.Publish(topic, packed(rows), options)
 
     async def _delay(self, topic: str, record: Record, delay: float | None, deliver_at: int | None) -> None:
         if delay is not None:
@@ -191,30 +209,74 @@ class Producer:
         await self._brokers.call("POST", path("topics", topic, "records"), body, {"Content-Type": MSGPACK})
 
     async def _drain(self, topic: str, lane: _Lane) -> None:
-        """Send what is waiting, request after request, until nothing is left."""
-        while lane.waiting:
-            if self._linger and len(lane.waiting) < MAX_BATCH_RECORDS:
-                await self._clock.sleep(self._linger)
-            batch = _fitting(lane.waiting)
-            del lane.waiting[: len(batch)]
-            round_robin_start, together = lane.distribute(len(batch))
-            try:
+        """Send what is waiting, batch after batch, until nothing is left."""
+        try:
+            while lane.waiting or lane.batches:
+                if not lane.waiting or len(lane.batches) >= MAX_PIPELINED:
+                    await asyncio.wait(lane.batches, return_when=asyncio.FIRST_COMPLETED)
+                    while lane.batches and lane.batches[0].done():
+                        lane.batches.popleft()
+                    continue
+                if self._linger and len(lane.waiting) < MAX_BATCH_RECORDS:
+                    await self._clock.sleep(self._linger)
+                batch = _fitting(lane.waiting)
+                del lane.waiting[: len(batch)]
+                before = lane.batches[-1] if lane.batches else None
+                lane.batches.append(asyncio.create_task(self._send_batch(topic, lane, batch, before)))
+        finally:
+            for sending in lane.batches:
+                sending.cancel()
+            await asyncio.gather(*lane.batches, return_exceptions=True)
+            lane.batches.clear()
+
+    async def _send_batch(
+        self, topic: str, lane: _Lane, batch: Sequence[Waiting], before: "asyncio.Task[None] | None"
+    ) -> None:
+        """Send a batch of `send`, after the one before it, and report to those who wait."""
+        error: Exception | None = None
+        try:
+            async with lane.window.sequence() as sequence:
+                start, together = lane.distribute(len(batch))
                 rows = [record for record, _ in batch]
-                await self._post(topic, rows, lane, round_robin_start=round_robin_start, together=together)
-            except BaseException as error:
-                for _, done in batch:
-                    if not done.done():
-                        done.set_exception(error if isinstance(error, Exception) else Closed("the producer"))
-                if not isinstance(error, Exception):
-                    raise
-            else:
-                for _, done in batch:
-                    if not done.done():
-                        done.set_result(None)
-            lane.sent_at = self._clock.monotonic()
+                call = self._call(topic, rows, sequence, round_robin_start=start, together=together)
+                await self._publish_in_order(lane, call, before)
+        except asyncio.CancelledError:
+            error = Closed("the producer")
+            raise
+        except Exception as failure:  # noqa: BLE001 those who wait get it
+            error = failure
+        finally:
+            for _, done in batch:
+                if done.done():
+                    continue
+                if error is None:
+                    done.set_result(None)
+                else:
+                    done.set_exception(error)
+
+    async def _publish_in_order(self, lane: _Lane, call: frames.Publish, before: "asyncio.Task[None] | None") -> None:
+        """Publish without waiting for the batch before, if the connection keeps their order. When that fails, wait for
+        it after all, and publish again."""
+
+        async def publish(carrier: Carrier) -> None:
+            if before is not None and not lane.can_pipeline(carrier):
+                await asyncio.wait([before])
+            lane.carrier = carrier
+            await carrier.publish(call, self._brokers.failover_seconds, lane)
+
+        try:
+            await self._brokers.attempt(publish, timeout=self._brokers.failover_seconds)
+        except (ConnectionError, RetryLater):
+            lane.retrying += 1
+            try:
+                if before is not None:
+                    await asyncio.wait([before])
+                await self._brokers.publish(call, is_stamped=True)
+            finally:
+                lane.retrying -= 1
 
 
-def _fitting(waiting: Sequence[tuple[Record, "asyncio.Future[None]"]]) -> list[tuple[Record, "asyncio.Future[None]"]]:
+def _fitting(waiting: Sequence[Waiting]) -> list[Waiting]:
     """As much from the front as fits into one request."""
     size, count = 0, 0
     for record, _ in waiting[:MAX_BATCH_RECORDS]:

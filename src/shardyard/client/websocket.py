@@ -8,6 +8,7 @@ from typing import TypeVar
 
 import aiohttp
 import msgspec
+from msgspec import structs
 
 from shardyard.client.carrier import HeartbeatAnswer, HttpRequest, response_body
 from shardyard.client.http import reason
@@ -32,18 +33,13 @@ class NoWebSocket(Exception):
     """Raised when something answers that does not let WebSocket connections through."""
 
 
-async def connect(
-    session: aiohttp.ClientSession,
-    url: str,
-    timeout: float,  # noqa: ASYNC109 it is part of what `ConnectionError` means
-) -> "WebSocketCarrier":
+async def connect(session: aiohttp.ClientSession, url: str) -> "WebSocketCarrier":
     """A new connection. `ConnectionError` if the broker can't be reached, `NoWebSocket` if only HTTP reaches it."""
     address = "ws" + url.removeprefix("http") + frames.PATH
     try:
-        async with asyncio.timeout(timeout):
-            socket = await session.ws_connect(
-                address, protocols=[frames.SUBPROTOCOL], heartbeat=PING_SECONDS, max_msg_size=2 * MAX_MESSAGE_BYTES
-            )
+        socket = await session.ws_connect(
+            address, protocols=[frames.SUBPROTOCOL], heartbeat=PING_SECONDS, max_msg_size=2 * MAX_MESSAGE_BYTES
+        )
     except aiohttp.WSServerHandshakeError as error:
         if error.status in REFUSED:
             raise WrongToken("this broker") from None
@@ -67,6 +63,8 @@ class WebSocketCarrier:
         self._socket = socket
         self._numbers = itertools.count(1)
         self._calls: dict[int, asyncio.Future[frames.Answer]] = {}
+        self._lanes: dict[object, int] = {}
+        """The number of the last publish of each lane that has one in flight."""
         self._watches: dict[int, WebSocketWatch] = {}
         self._outbox: list[bytes] = []
         self._sending: asyncio.Task[None] | None = None
@@ -94,8 +92,23 @@ class WebSocketCarrier:
             raise Malformed("answer", "a request is answered with a response")
         return response_body(answer.status, answer.body)
 
-    async def publish(self, call: frames.Publish, timeout: float) -> responses.Published:  # noqa: ASYNC109
-        return await self._result(call, timeout, _published)
+    async def publish(
+        self,
+        call: frames.Publish,
+        timeout: float,  # noqa: ASYNC109
+        lane: object = None,
+    ) -> responses.Published:
+        if lane is None:
+            return await self._result(call, timeout, _published)
+        before = self._lanes.get(lane)
+        if before is not None:
+            call = structs.replace(call, after=before)
+        self._lanes[lane] = number = next(self._numbers)
+        try:
+            return await self._result(call, timeout, _published, number)
+        finally:
+            if self._lanes[lane] == number:
+                del self._lanes[lane]
 
     async def read(self, call: frames.Read, timeout: float) -> bytes:  # noqa: ASYNC109
         return await self._result(call, call.query.wait_seconds + timeout, bytes)
@@ -119,16 +132,29 @@ class WebSocketCarrier:
         if self._watches.pop(number, None) is not None and self._lost is None:
             self._send(number, frames.Cancel())
 
-    async def _result(self, call: frames.Call, timeout: float, decode: Callable[[msgspec.Raw], T]) -> T:  # noqa: ASYNC109
-        answer = await self._call(call, timeout)
+    async def _result(
+        self,
+        call: frames.Call,
+        timeout: float,  # noqa: ASYNC109
+        decode: Callable[[msgspec.Raw], T],
+        number: int | None = None,
+    ) -> T:
+        answer = await self._call(call, timeout, number)
         if not isinstance(answer, frames.Result):
             raise Malformed("answer", "a call is answered with a result")
         return decode(answer.body)
 
-    async def _call(self, call: frames.Call, timeout: float) -> frames.Answer:  # noqa: ASYNC109
+    async def _call(
+        self,
+        call: frames.Call,
+        timeout: float,  # noqa: ASYNC109
+        number: int | None = None,
+    ) -> frames.Answer:
+        """`number`: of the call; by default the next one."""
         if self._lost is not None:
             raise self._lost
-        number = next(self._numbers)
+        if number is None:
+            number = next(self._numbers)
         answered: asyncio.Future[frames.Answer] = asyncio.get_running_loop().create_future()
         self._send(number, call)
         self._calls[number] = answered

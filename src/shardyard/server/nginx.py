@@ -22,12 +22,12 @@ _CONFIG = Template("""\
 # All other files are in FOLDER too. If root starts it, its workers run as another user, who needs access to FOLDER.
 
 worker_processes auto;
-worker_rlimit_nofile 16384;
+worker_rlimit_nofile 32768;
 pid nginx.pid;
 error_log error.log warn;
 
 events {
-    worker_connections 4096; # two for each long poll
+    worker_connections 16384; # two for each connection of a client
 }
 
 http {
@@ -39,6 +39,11 @@ http {
     fastcgi_temp_path fastcgi_temp;
     uwsgi_temp_path uwsgi_temp;
     scgi_temp_path scgi_temp;
+
+    map $$http_upgrade $$connection_header {
+        default upgrade; # a WebSocket connection
+        ""      "";      # any other request keeps the connection to the broker
+    }
 
     upstream brokers {
         zone brokers 256k; # all workers share what they know about the brokers
@@ -59,14 +64,15 @@ $servers
         location / {
             proxy_pass http://brokers;
             proxy_http_version 1.1;
-            proxy_set_header Connection "";
+            proxy_set_header Upgrade $$http_upgrade;
+            proxy_set_header Connection $$connection_header;
             proxy_set_header Host $$host;
             proxy_set_header X-Forwarded-For $$remote_addr;
             proxy_set_header X-Forwarded-Proto $$scheme;
 
             proxy_connect_timeout 2s;
             proxy_send_timeout ${read}s;
-            proxy_read_timeout ${read}s; # a long poll waits for up to ${wait} s
+            proxy_read_timeout ${read}s; # a long poll waits for up to ${wait} s; a connection is pinged every 10 s
             proxy_buffering off; # responses are passed on at once
 
             # All requests can be repeated, also POST. A publish is stored once if it has a producer and a sequence, as

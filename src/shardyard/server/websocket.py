@@ -3,7 +3,7 @@
 
 import asyncio
 import logging
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 from urllib.parse import unquote
 
 from starlette.types import Scope
@@ -16,11 +16,12 @@ from websockets.server import ServerProtocol
 from websockets.typing import Subprotocol
 
 from shardyard.model import InvalidValue, Overloaded, ShardyardError
-from shardyard.runtime.metrics import CONNECTIONS, WEBSOCKETS
+from shardyard.runtime.metrics import CONNECTIONS, ERRORS, WEBSOCKETS
 from shardyard.server.bodies import Bodies, HeldBytes
 from shardyard.server.connections import refusal
 from shardyard.server.limits import ServerLimits
 from shardyard.wire.close_codes import CloseCode
+from shardyard.wire.errors import error_body
 from shardyard.wire.frames import SUBPROTOCOL
 from shardyard.wire.media import MAX_MESSAGE_BYTES
 
@@ -85,8 +86,7 @@ class WebSocketConnection(asyncio.Protocol):
     # Opening -------------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)  # noqa: S101 it is that of the HTTP connection
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # that of uvloop does not inherit from it
         self._connections.add(self)
         WEBSOCKETS.add(1)
         self._received_at = self._loop.time()
@@ -151,6 +151,7 @@ class WebSocketConnection(asyncio.Protocol):
         try:
             self._held.hold(self._partial)
         except Overloaded as error:
+            ERRORS.series(error_body(error).code).add()
             self.close(CloseCode.OVERLOADED, str(error))
             return
         self._websocket.receive_data(data)

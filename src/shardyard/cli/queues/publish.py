@@ -112,7 +112,7 @@ def publish(
         raise InvalidValue("--partition", partition, "an integer of at least 0")
     all_headers = _headers(tag, trace, headers or [])
     request(brokers, "GET", "/healthz")  # fail at once if no broker can be reached
-    with Session(brokers, RETRY_SECONDS) as session:
+    with Session(brokers, RETRY_SECONDS, "auto") as session:
         publisher = _Publisher(session, topic, partition)
         if values:
             in_batches = _in_batches(map(os.fsencode, values))

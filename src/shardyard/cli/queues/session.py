@@ -6,11 +6,14 @@ import getpass
 import os
 from collections.abc import Coroutine, Iterator, Sequence
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import msgspec
 
 from shardyard.model import InvalidCall, RetryLater, Unreachable
+
+if TYPE_CHECKING:
+    from shardyard.client.brokers import CarrierName
 
 T = TypeVar("T")
 
@@ -44,10 +47,13 @@ def explain_errors() -> Iterator[None]:
 class Session:
     """A connection to brokers, open while its `with` block is, for a command that waits for each response."""
 
-    def __init__(self, brokers: Sequence[str] | None, retry_seconds: float = RETRY_SECONDS) -> None:
+    def __init__(
+        self, brokers: Sequence[str] | None, retry_seconds: float = RETRY_SECONDS, carrier: "CarrierName" = "http"
+    ) -> None:
+        """`carrier`: as for the client; a single request takes HTTP."""
         from shardyard.client import Brokers as Client  # noqa: PLC0415 slow to import, and other commands need none
 
-        self.brokers = Client(addresses(brokers), token=token(), retry_seconds=retry_seconds)
+        self.brokers = Client(addresses(brokers), token=token(), retry_seconds=retry_seconds, carrier=carrier)
         self._runner = asyncio.Runner()
 
     def __enter__(self) -> Self:
