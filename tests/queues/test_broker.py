@@ -15,7 +15,7 @@ from shardyard.groups import ResetTarget, resolve_positions
 from shardyard.log.memory import MemoryLog
 from shardyard.model import OverQuota, Partition, PartitionOutOfRange, Record, Span, Topic
 from shardyard.model.batch import SCHEMA
-from shardyard.queues.broker import SETTINGS_SECONDS, Broker
+from shardyard.queues.broker import Broker
 from shardyard.queues.delays import GROUP
 from shardyard.queues.janitor import Janitor
 from shardyard.queues.settings import TopicSettings, change_topic
@@ -834,12 +834,26 @@ def test_a_broker_goes_by_the_clock_it_is_given() -> None:
                         broker.take_quota("orders", 10, settings)
                     await clock.advance(1.0)
                     broker.take_quota("orders", 10, settings)
-                    assert (await broker.topic_settings("orders")).records_per_second is None
-                    await broker.node.transactions.run(
+
+    asyncio.run(scenario())
+
+
+def test_settings_are_read_once_and_again_as_soon_as_they_have_changed() -> None:
+    async def scenario() -> None:
+        async with MemoryLog() as log:
+            with MemoryRegistry() as registry:
+                async with Broker(log, registry) as broker, Broker(log, registry) as other:
+                    await broker.settings.topic("orders")  # by now it watches
+                    before = await broker.settings.topic("orders")
+                    assert before.records_per_second is None
+                    assert await broker.settings.topic("orders") is before, "from memory"
+                    waiting = asyncio.create_task(broker.settings.until_changed(asyncio.Event().wait()))
+                    await asyncio.sleep(0)
+                    await other.node.transactions.run(
                         lambda tx: change_topic(tx, "orders", "ann", {"records_per_second": 7})
                     )
-                    assert (await broker.topic_settings("orders")).records_per_second is None, "cached"
-                    await clock.advance(SETTINGS_SECONDS)
-                    assert (await broker.topic_settings("orders")).records_per_second == 7
+                    async with asyncio.timeout(5):
+                        assert await waiting is None
+                    assert (await broker.settings.topic("orders")).records_per_second == 7
 
     asyncio.run(scenario())

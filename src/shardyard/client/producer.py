@@ -104,8 +104,8 @@ class Producer:
         carrier: CarrierName = "auto",
         clock: Clock | None = None,
     ) -> None:
-        """`token`, `retry_seconds` and `carrier` as for `Brokers`. `linger`: seconds for which `send` waits for more records,
-        to send them together."""
+        """`token`, `retry_seconds` and `carrier` as for `Brokers`. `linger`: seconds for which `send` waits for more
+        records, to send them together."""
         self._owns_brokers = not isinstance(brokers, Brokers)
         if not isinstance(brokers, Brokers):
             brokers = Brokers(brokers, token=token, retry_seconds=retry_seconds, carrier=carrier, clock=clock)

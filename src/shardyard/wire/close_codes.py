@@ -20,8 +20,6 @@ class CloseCode(IntEnum):
     """The broker is about to stop."""
     MALFORMED = 4200
     """A message was not a valid array of frames."""
-    TOO_LARGE = 4201
-    """A message was larger than the limit."""
 
 
 class Advice(Enum):
