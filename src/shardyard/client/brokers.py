@@ -165,6 +165,16 @@ class Brokers:
         timeout = self.failover_seconds
         await self.run(lambda carrier: carrier.commit(call, timeout), timeout=timeout)
 
+    async def set_fence(self, call: frames.SetFence) -> None:
+        """Fence off the earlier owners of a partition."""
+        timeout = self.failover_seconds
+        await self.run(lambda carrier: carrier.set_fence(call, timeout), timeout=timeout)
+
+    async def span(self, call: frames.ReadSpan) -> responses.PartitionSpan:
+        """The offsets that a partition holds."""
+        timeout = self.failover_seconds
+        return await self.run(lambda carrier: carrier.span(call, timeout), timeout=timeout)
+
     async def heartbeat(self, call: frames.Heartbeat, timeout: float) -> HeartbeatAnswer:  # noqa: ASYNC109 of one attempt
         """Send a heartbeat, within twice the time of one attempt."""
         return await self.run(

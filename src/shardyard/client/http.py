@@ -82,6 +82,15 @@ class HttpCarrier:
         )
         return HeartbeatAnswer(response.settings, response)
 
+    async def set_fence(self, call: frames.SetFence, timeout: float) -> None:  # noqa: ASYNC109
+        where = f"{partition_path(call.group, call.partition)}/fence"
+        await self._send("POST", where, encode(requests.Fence(call.epoch)), JSON, timeout)
+
+    async def span(self, call: frames.ReadSpan, timeout: float) -> responses.PartitionSpan:  # noqa: ASYNC109
+        topic, _, index = call.partition.rpartition("/")
+        response = await self._send("GET", path("topics", topic, "partitions", index), None, JSON, timeout)
+        return decode(response, responses.PartitionSpan)
+
     def watch(self, call: frames.Watch, timeout: float, clock: Clock) -> "HttpWatch":  # noqa: ARG002 the broker's counts
         return HttpWatch(self, call, timeout)
 

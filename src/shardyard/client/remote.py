@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from shardyard.client.bodies import packed
 from shardyard.client.brokers import Brokers, Response
 from shardyard.client.carrier import AssignmentWatch, Carrier
-from shardyard.client.paths import member_path, partition_path, path
+from shardyard.client.paths import member_path, path
 from shardyard.groups.coordinator import Changes, GroupCoordinator, JoinRequest, MemberIdentity
 from shardyard.groups.fence import fenced_partition
 from shardyard.groups.protocol import Grant, MemberAssignment
@@ -243,14 +243,15 @@ class RemoteLog:
         self._brokers = brokers
 
     async def topic(self, name: str) -> Topic:
-        return (await self._brokers.get(path("topics", name))).decode(responses.TopicInfo).topic()
+        response = await self._brokers.get(path("topics", name), brief="true")
+        return response.decode(responses.TopicInfo).topic()
 
     async def span(self, partition: Partition) -> Span:
-        response = await self._brokers.get(path("topics", partition.topic, "partitions", partition.index))
-        return response.decode(responses.PartitionSpan).span()
+        return (await self._brokers.span(frames.ReadSpan(str(partition)))).span()
 
     async def set_fence(self, fence: Fence) -> None:
-        await self._brokers.post(f"{_fenced_path(fence)}/fence", requests.Fence(fence.epoch))
+        group, partition = fenced_partition(fence)
+        await self._brokers.set_fence(frames.SetFence(group, str(partition), fence.epoch))
 
     async def read(
         self,
@@ -287,12 +288,6 @@ class RemoteLog:
         call = frames.Publish(partition.topic, packed(records), options)
         (part,) = (await self._brokers.publish(call, is_stamped=stamp is not None)).stored
         return part.appended()
-
-
-def _fenced_path(fence: Fence) -> str:
-    """The path of the partition that the fence of an owner protects."""
-    group, partition = fenced_partition(fence)
-    return partition_path(group, str(partition))
 
 
 class RemoteHost:

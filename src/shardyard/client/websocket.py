@@ -119,6 +119,12 @@ class WebSocketCarrier:
     async def heartbeat(self, call: frames.Heartbeat, timeout: float) -> HeartbeatAnswer:  # noqa: ASYNC109
         return HeartbeatAnswer(await self._result(call, timeout, _settings), None)
 
+    async def set_fence(self, call: frames.SetFence, timeout: float) -> None:  # noqa: ASYNC109
+        await self._result(call, timeout, bytes)
+
+    async def span(self, call: frames.ReadSpan, timeout: float) -> responses.PartitionSpan:  # noqa: ASYNC109
+        return await self._result(call, timeout, _span)
+
     def watch(self, call: frames.Watch, timeout: float, clock: Clock) -> "WebSocketWatch":  # noqa: ARG002 it has no end
         number = next(self._numbers)
         watch = self._watches[number] = WebSocketWatch(clock, lambda: self._end_watch(number))
@@ -262,6 +268,10 @@ class WebSocketWatch:
 
 def _published(body: msgspec.Raw) -> responses.Published:
     return msgspec.msgpack.decode(body, type=responses.Published)
+
+
+def _span(body: msgspec.Raw) -> responses.PartitionSpan:
+    return msgspec.msgpack.decode(body, type=responses.PartitionSpan)
 
 
 def _settings(body: msgspec.Raw) -> responses.ReportedSettings | None:

@@ -92,7 +92,21 @@ class Request(Struct, array_like=True, tag=7, frozen=True):
     body: bytes = b""
 
 
-Call = Publish | Read | Commit | Heartbeat | Watch | Cancel | Request
+class SetFence(Struct, array_like=True, tag=8, frozen=True):
+    """Fence off all earlier owners of a partition: they can no longer read it. Answered with null."""
+
+    group: str
+    partition: str
+    epoch: requests.Whole
+
+
+class ReadSpan(Struct, array_like=True, tag=9, frozen=True):
+    """The offsets that a partition holds; answered with a `responses.PartitionSpan`."""
+
+    partition: str
+
+
+Call = Publish | Read | Commit | Heartbeat | Watch | Cancel | Request | SetFence | ReadSpan
 
 
 # Answers

@@ -126,6 +126,12 @@ async def _check_end(broker: Broker, partition: Partition, position: Position) -
             raise CommitBeyond(partition, position.offset, span.end)
 
 
+async def set_fence(broker: Broker, group: str, partition: Partition, epoch: int) -> None:
+    """Fence off all earlier owners of a partition: they can no longer read it."""
+    await broker.check_owner(group, partition, epoch)
+    await broker.log.set_fence(ownership_fence(group, partition, epoch))
+
+
 async def read(broker: Broker, drain: Drain, group: str, partition: Partition, query: requests.Read) -> Batch:
     """Read as the owner of a partition, waiting for records if there are none, up to the time of the query or until
     the server drains."""

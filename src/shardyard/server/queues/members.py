@@ -9,7 +9,6 @@ from fastapi import APIRouter, Request, Response
 from shardyard.groups import protocol
 from shardyard.groups.broadcast import parent_group
 from shardyard.groups.coordinator import JoinRequest, MemberIdentity
-from shardyard.groups.fence import ownership_fence
 from shardyard.groups.protocol import MemberAssignment
 from shardyard.model import InvalidValue, NotAllowed, Partition, PartitionOutOfRange
 from shardyard.model.limits import Limits, check_topic_name
@@ -203,9 +202,7 @@ def _version(tx: Snapshot, group: str) -> str:
 async def set_fence(group: str, topic: str, index: Index, request: Request, broker: Authorised) -> Response:
     """Fence off all earlier owners of a partition: they can no longer read it."""
     body = await read_body(request, requests.Fence)
-    partition = Partition(topic, index)
-    await broker.check_owner(group, partition, body.epoch)
-    await broker.log.set_fence(ownership_fence(group, partition, body.epoch))
+    await calls.set_fence(broker, group, Partition(topic, index), body.epoch)
     return Response(status_code=204)
 
 

@@ -77,6 +77,8 @@ class Session:
             frames.Heartbeat: self._heartbeat,
             frames.Watch: self._watch,
             frames.Request: self._request,
+            frames.SetFence: self._set_fence,
+            frames.ReadSpan: self._span,
         }
 
     # Messages
@@ -240,6 +242,16 @@ class Session:
             while not self._drain.started:
                 if await self._drain.interrupt(changes.wait(WATCH_SECONDS)):
                     self._answer(number, frames.CHANGED)
+
+    async def _set_fence(self, _: int, call: frames.SetFence) -> frames.Answer:
+        check_token(self._broker, self._token)
+        await calls.set_fence(self._broker, call.group, parse_partition(call.partition), call.epoch)
+        return frames.NOTHING
+
+    async def _span(self, _: int, call: frames.ReadSpan) -> frames.Answer:
+        check_token(self._broker, self._token)
+        span = await self._broker.log.span(parse_partition(call.partition))
+        return frames.result_of(responses.PartitionSpan.of(span))
 
     async def _request(self, _: int, call: frames.Request) -> frames.Answer:
         return await self._tunnel.request(call)

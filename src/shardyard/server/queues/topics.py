@@ -44,12 +44,14 @@ async def create_topic(request: Request, broker: Authorised) -> Response:
 
 
 @router.get("/{name}")
-async def describe_topic(name: str, broker: Authorised) -> Response:
-    """A topic with its settings and what its partitions hold.
+async def describe_topic(name: str, broker: Authorised, brief: bool = False) -> Response:
+    """A topic with its settings and what its partitions hold. `brief`: only what its producers and consumers need.
 
     `draining`: its draining partitions, which take no more records, each with the groups that have to read it first.
     """
     topic = await broker.log.topic(name)
+    if brief:
+        return respond(responses.TopicInfo.of(topic))
     found = await spans(broker.log, topic)
     settings = await broker.settings.topic(name)
     return respond(
