@@ -37,9 +37,8 @@ class PostgresqlServer:
         data = self.folder / "data"
         password = self.folder / "password"
         password.write_text(PASSWORD)
-        if (user := _user()) is not None:
-            for path in (self.folder, password):
-                shutil.chown(path, user)
+        for path in (self.folder, password):
+            lend(path)
         self._run("initdb", "-D", data, "-U", "yard", "-A", "scram-sha-256", "--pwfile", password, "-E", "UTF8", "-N")
 
     def _run(self, program: str, *arguments: object) -> None:
@@ -153,6 +152,12 @@ def postgresql_server(**settings: str) -> Iterator[PostgresqlServer]:
             yield server
         finally:
             server.stop()
+
+
+def lend(path: Path) -> None:
+    """Give a file or a folder to the user that runs the server, if that is another one."""
+    if (user := _user()) is not None:
+        shutil.chown(path, user)
 
 
 def is_installed() -> bool:
