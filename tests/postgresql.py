@@ -71,6 +71,18 @@ class PostgresqlServer:
             )
         self._wait_until_ready()
 
+    def recover(self) -> None:
+        """Wait until it accepts connections after trouble of its own, and start it if it has ended."""
+        assert self._process is not None
+        deadline = time.monotonic() + START_SECONDS
+        while self._process.poll() is None:
+            assert time.monotonic() < deadline, (self.folder / "server.log").read_text()
+            with suppress(psycopg.OperationalError):
+                psycopg.connect(self.url("postgres"), connect_timeout=5).close()
+                return
+            time.sleep(0.05)
+        self.start()
+
     def _wait_until_ready(self) -> None:
         deadline = time.monotonic() + START_SECONDS
         while True:
@@ -137,14 +149,14 @@ class PostgresqlServer:
 
 
 @contextmanager
-def postgresql_server(**settings: str) -> Iterator[PostgresqlServer]:
-    """A running server. `settings` are PostgreSQL's own."""
+def postgresql_server(parent: Path | None = None, **settings: str) -> Iterator[PostgresqlServer]:
+    """A running server, in a folder of its own in `parent`. `settings` are PostgreSQL's own."""
     if not is_installed():
         missing = "PostgreSQL is missing: apt-get install postgresql"
         if os.environ.get("CI") == "true":
             pytest.fail(missing)
         pytest.skip(missing)
-    with tempfile.TemporaryDirectory(prefix="yard-pg-") as name:
+    with tempfile.TemporaryDirectory(prefix="yard-pg-", dir=parent) as name:
         Path(name).chmod(0o755)
         server = PostgresqlServer(Path(name), **settings)
         server.start()

@@ -98,7 +98,12 @@ class LogCopy:
         there = {topic.name: topic for topic in await self._target.topics()}
         for topic in topics:
             if topic.name in there and not self._is_ours(topic, there[topic.name]):
-                raise TopicExists(topic.name, there[topic.name].partitions)
+                raise TopicExists(
+                    topic.name,
+                    there[topic.name].partitions,
+                    "in the target",
+                    "it is no copy of this source's topic, so delete it there, or copy to another log",
+                )
         for topic in topics:
             made = there.get(topic.name)
             if made is None:
