@@ -17,7 +17,7 @@ from shardyard.log.postgresql import PostgresqlLog, sessions
 from shardyard.model import DatabaseUnavailable, NoRoom, OutcomeUnknown, Partition, Record, RetryLater, Stamp
 from shardyard.runtime.postgresql import RESPONSE_SECONDS
 from tests.disks import Ballast, small_disk
-from tests.log.samples import PATIENCE, contents
+from tests.log.samples import PATIENCE, awaited, contents
 from tests.postgresql import PASSWORD, PostgresqlServer, lend, postgresql_server
 
 PRODUCERS = 6
@@ -216,6 +216,39 @@ def test_a_server_that_hangs_gives_clear_errors_in_bounded_time_and_is_used_agai
     producers = asyncio.run(endure(own_server, trouble))
     assert any("no response" in str(error) or "unavailable" in str(error) for error in producers.errors)
     assert producers.longest < PATIENCE
+
+
+@awaited
+async def test_an_append_is_not_acknowledged_before_a_synchronous_standby_has_it(
+    own_server: PostgresqlServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sessions, "RESPONSE_SECONDS", 1.0)
+
+    def require_standby(name: str) -> None:
+        own_server.execute(f"ALTER SYSTEM SET synchronous_standby_names = '{name}'")
+        own_server.execute("SELECT pg_reload_conf()")
+
+    async def append(name: str) -> bool:
+        """Whether it was acknowledged."""
+        try:
+            await log.append(PARTITIONS[0], batch(name, 10))
+        except OutcomeUnknown:
+            return False
+        return True
+
+    async with PostgresqlLog(own_server.url("postgres"), maintain_every=None) as log:
+        await log.create_topic("t", len(PARTITIONS))
+        require_standby("gone")
+        before = after = 0
+        while await append(f"before {before}"):  # until the setting is in force
+            before += 1
+        assert not await append("without it")
+        require_standby("")
+        while not await append(f"after {after}"):
+            after += 1
+        stored = Counter(record.id for record in await contents(log, PARTITIONS[0]))
+    assert set(stored.values()) == {1}
+    assert {f"before {n}:0" for n in range(before)} | {f"after {after}:0"} <= stored.keys()
 
 
 # A disk that is full -------------------------------------------------------------------------------------------------
