@@ -11,10 +11,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from itertools import count
 from pathlib import Path
 
+import psycopg
 import pytest
 
 from shardyard.log.postgresql import PostgresqlLog, sessions
-from shardyard.model import DatabaseUnavailable, NoRoom, OutcomeUnknown, Partition, Record, RetryLater, Stamp
+from shardyard.model import Busy, DatabaseUnavailable, NoRoom, OutcomeUnknown, Partition, Record, RetryLater, Stamp
 from shardyard.runtime.postgresql import RESPONSE_SECONDS
 from tests.disks import Ballast, small_disk
 from tests.log.samples import PATIENCE, awaited, contents
@@ -223,6 +224,8 @@ async def test_an_append_is_not_acknowledged_before_a_synchronous_standby_has_it
     own_server: PostgresqlServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sessions, "RESPONSE_SECONDS", 1.0)
+    monkeypatch.setattr(sessions, "BUSY_SECONDS", 1.0)
+    acknowledged: list[str] = []
 
     def require_standby(name: str) -> None:
         own_server.execute(f"ALTER SYSTEM SET synchronous_standby_names = '{name}'")
@@ -232,23 +235,29 @@ async def test_an_append_is_not_acknowledged_before_a_synchronous_standby_has_it
         """Whether it was acknowledged."""
         try:
             await log.append(PARTITIONS[0], batch(name, 10))
-        except OutcomeUnknown:
+        except (OutcomeUnknown, Busy):  # busy: a commit that waits for the standby has locked the partition
             return False
+        acknowledged.append(name)
         return True
+
+    def waits_for_standby() -> bool:
+        with psycopg.connect(own_server.url("postgres")) as connection:
+            waiting = connection.execute("SELECT 1 FROM pg_stat_activity WHERE wait_event = 'SyncRep'")
+            return waiting.fetchone() is not None
 
     async with PostgresqlLog(own_server.url("postgres"), maintain_every=None) as log:
         await log.create_topic("t", len(PARTITIONS))
         require_standby("gone")
-        before = after = 0
-        while await append(f"before {before}"):  # until the setting is in force
-            before += 1
+        attempts = count()
+        while not waits_for_standby():
+            await append(f"before {next(attempts)}")
         assert not await append("without it")
         require_standby("")
-        while not await append(f"after {after}"):
-            after += 1
+        while not await append(f"after {next(attempts)}"):
+            pass
         stored = Counter(record.id for record in await contents(log, PARTITIONS[0]))
     assert set(stored.values()) == {1}
-    assert {f"before {n}:0" for n in range(before)} | {f"after {after}:0"} <= stored.keys()
+    assert {f"{name}:{i}" for name in acknowledged for i in range(BATCH)} <= stored.keys()
 
 
 # A disk that is full -------------------------------------------------------------------------------------------------
