@@ -37,9 +37,8 @@ class PostgresqlServer:
         data = self.folder / "data"
         password = self.folder / "password"
         password.write_text(PASSWORD)
-        if (user := _user()) is not None:
-            for path in (self.folder, password):
-                shutil.chown(path, user)
+        for path in (self.folder, password):
+            lend(path)
         self._run("initdb", "-D", data, "-U", "yard", "-A", "scram-sha-256", "--pwfile", password, "-E", "UTF8", "-N")
 
     def _run(self, program: str, *arguments: object) -> None:
@@ -71,6 +70,18 @@ class PostgresqlServer:
                 process_group=0,
             )
         self._wait_until_ready()
+
+    def recover(self) -> None:
+        """Wait until it accepts connections after trouble of its own, and start it if it has ended."""
+        assert self._process is not None
+        deadline = time.monotonic() + START_SECONDS
+        while self._process.poll() is None:
+            assert time.monotonic() < deadline, (self.folder / "server.log").read_text()
+            with suppress(psycopg.OperationalError):
+                psycopg.connect(self.url("postgres"), connect_timeout=5).close()
+                return
+            time.sleep(0.05)
+        self.start()
 
     def _wait_until_ready(self) -> None:
         deadline = time.monotonic() + START_SECONDS
@@ -138,14 +149,14 @@ class PostgresqlServer:
 
 
 @contextmanager
-def postgresql_server(**settings: str) -> Iterator[PostgresqlServer]:
-    """A running server. `settings` are PostgreSQL's own."""
+def postgresql_server(parent: Path | None = None, **settings: str) -> Iterator[PostgresqlServer]:
+    """A running server, in a folder of its own in `parent`. `settings` are PostgreSQL's own."""
     if not is_installed():
         missing = "PostgreSQL is missing: apt-get install postgresql"
         if os.environ.get("CI") == "true":
             pytest.fail(missing)
         pytest.skip(missing)
-    with tempfile.TemporaryDirectory(prefix="yard-pg-") as name:
+    with tempfile.TemporaryDirectory(prefix="yard-pg-", dir=parent) as name:
         Path(name).chmod(0o755)
         server = PostgresqlServer(Path(name), **settings)
         server.start()
@@ -153,6 +164,12 @@ def postgresql_server(**settings: str) -> Iterator[PostgresqlServer]:
             yield server
         finally:
             server.stop()
+
+
+def lend(path: Path) -> None:
+    """Give a file or a folder to the user that runs the server, if that is another one."""
+    if (user := _user()) is not None:
+        shutil.chown(path, user)
 
 
 def is_installed() -> bool:

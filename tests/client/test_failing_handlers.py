@@ -1,12 +1,13 @@
 """Handlers that raise: what is logged, and what the dead letter keeps."""
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from shardyard.client import Message
-from shardyard.client.failures import HandlerFailure
+from shardyard.client.failures import KINDS, TRACEBACK_SECONDS, HandlerFailure, LoggedKinds
 from shardyard.wire.headers import TRACEBACK_BYTES
 from tests.queues.setup import Cluster, run, running
 
@@ -24,7 +25,7 @@ def bill_in_a_thread(message: Message) -> None:
 
 
 @pytest.mark.parametrize("handler", [bill, bill_in_a_thread])
-def test_each_attempt_is_logged_with_its_traceback_and_the_dead_letter_keeps_the_last_one(
+def test_each_attempt_is_logged_the_first_with_its_traceback_and_the_dead_letter_keeps_the_last_one(
     handler: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     letters: list[dict[str, Any]] = []
@@ -55,7 +56,7 @@ def test_each_attempt_is_logged_with_its_traceback_and_the_dead_letter_keeps_the
             logging.ERROR,
             (
                 "the handler failed for orders/0/0 (record order-1, attempt 2), which becomes a dead letter: "
-                "ValueError: no such customer: ann"
+                "ValueError: no such customer: ann (traceback as before)"
             ),
         ),
     ]
@@ -65,8 +66,53 @@ def test_each_attempt_is_logged_with_its_traceback_and_the_dead_letter_keeps_the
     assert lines[0] == "Traceback (most recent call last):"
     assert f"in {handler.__name__}" in lines[1], "it begins with the handler, not with what called it"
     assert lines[-1] == "ValueError: no such customer: ann"
-    assert all(f"in {handler.__name__}" in caplog.handler.format(record) for record in logged)
+    assert [f"in {handler.__name__}" in caplog.handler.format(record) for record in logged] == [True, False]
     assert letter["record"].get("headers", {}) == {}
+
+
+def test_a_handler_that_always_fails_logs_one_traceback_for_each_place_and_one_line_for_each_record(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def fail(message: Message) -> None:
+        if message.value.startswith(b"a"):
+            charge(message)
+        raise KeyError(f"two\nlines of {message.value.decode()}")
+
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.topic(partitions=1)
+        await cluster.set(backoff=[])
+        async with running(cluster.consumer("m1"), fail):
+            for name in ("a1", "b1", "a2", "b2", "b3", "a3"):
+                await cluster.publish(name)
+            await cluster.until(lambda: len(logged()) == 6)
+
+    def logged() -> list[str]:
+        return [caplog.handler.format(r) for r in caplog.records if r.name == "shardyard.client.failures"]
+
+    run(scenario)
+    assert sorted("Traceback" in text for text in logged()) == [False] * 4 + [True] * 2
+    assert ["\n" in text for text in logged()] == ["Traceback" in text for text in logged()]
+    assert all(f"of {name}" in caplog.text for name in ("b1", "b2", "b3"))
+
+
+def failure_of(call: Callable[[], object]) -> HandlerFailure:
+    try:
+        call()
+    except Exception as error:  # noqa: BLE001 it is the failure
+        return HandlerFailure.of(error)
+    raise AssertionError("it did not fail")
+
+
+def test_a_traceback_is_logged_again_after_a_while_and_the_kinds_that_are_remembered_are_limited() -> None:
+    kinds = LoggedKinds()
+    division, number = failure_of(lambda: 1 / 0), failure_of(lambda: int("x"))
+    assert [kinds.add(division, now) for now in (0.0, 1.0, TRACEBACK_SECONDS - 1)] == [True, False, False]
+    assert kinds.add(number, 1.0)
+    assert [kinds.add(division, now) for now in (TRACEBACK_SECONDS, TRACEBACK_SECONDS + 1)] == [True, False]
+    for kind in range(2 * KINDS):
+        assert kinds.add(HandlerFailure("why", "trace", None, kind), TRACEBACK_SECONDS)
+    assert len(kinds._logged_at) == KINDS
+    assert kinds.add(HandlerFailure("the handler was cancelled"), 0.0)
 
 
 def test_only_the_end_of_a_long_traceback_is_kept_in_whole_characters() -> None:

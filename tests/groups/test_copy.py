@@ -34,6 +34,10 @@ from tests.registry.blocks import snapshot, transaction
 P0, P1 = Partition("orders", 0), Partition("orders", 1)
 
 
+class Killed(Exception):
+    pass
+
+
 class Yard:
     """A source with some topics and groups, and an empty target."""
 
@@ -181,15 +185,56 @@ def test_a_copy_that_was_killed_between_append_and_checkpoint_repeats_nothing(on
     on(story)
 
 
+@pytest.mark.parametrize("stored", [0, 1, 2])
+def test_a_copy_that_was_killed_while_it_created_a_topic_continues(on: Callable[[Story], None], stored: int) -> None:
+    """`stored`: how many checkpoints it had stored."""
+
+    async def story(yard: Yard) -> None:
+        await yard.source.append(P0, records("a", "b"))
+        left = stored
+
+        async def store_or_die(partition: Partition, at: Checkpoint) -> None:
+            nonlocal left
+            if not left:
+                raise Killed
+            left -= 1
+            await yard.store(partition, at)
+
+        with pytest.raises(Killed):
+            await LogCopy(yard.source, yard.target, {}, store_or_die).create(await yard.source.topics())
+        assert await yard.copy_all() == {"orders": 2}
+        assert await yard.ids(yard.target, P0) == ["a", "b"]
+
+    on(story)
+
+
+def test_a_topic_that_was_deleted_in_the_target_or_recreated_in_the_source_is_copied_again(
+    on: Callable[[Story], None],
+) -> None:
+    async def story(yard: Yard) -> None:
+        await yard.source.append(P0, records("a", "b"))
+        await yard.source.append(P1, records("c"))
+        assert await yard.copy_all() == {"orders": 3}
+        await yard.target.delete_topic("orders")
+        assert await yard.copy_all() == {"orders": 3}
+        await yard.source.delete_topic("orders")
+        await yard.source.create_topic("orders", 2)
+        await yard.source.append(P1, records("d"))
+        with pytest.raises(TopicExists):
+            await yard.copy_all()
+        await yard.target.delete_topic("orders")
+        assert await yard.copy_all() == {"orders": 1}
+        assert [await yard.ids(yard.target, partition) for partition in (P0, P1)] == [[], ["d"]]
+
+    on(story)
+
+
 def test_a_copy_that_was_killed_after_the_source_was_trimmed_repeats_nothing(on: Callable[[Story], None]) -> None:
     async def story(yard: Yard) -> None:
         await yard.source.append(P0, records("a", "b"))
         await yard.copy_all()
         await yard.source.append(P0, records("c", "d", "e"))
         await yard.source.trim(P0, 3)
-
-        class Killed(Exception):
-            pass
 
         append = yard.target.append
 
@@ -235,7 +280,7 @@ def test_a_target_that_others_use_is_left_as_it_is(on: Callable[[Story], None]) 
     async def story(yard: Yard) -> None:
         await yard.source.create_topic("bills", 1)
         await yard.target.create_topic("orders", 2)
-        with pytest.raises(TopicExists):
+        with pytest.raises(TopicExists, match="'orders' exists already in the target, with 2 partitions: it is no cop"):
             await yard.copy_all()
         assert [topic.name for topic in await yard.target.topics()] == ["orders"], "nothing was created"
         await yard.target.delete_topic("orders")

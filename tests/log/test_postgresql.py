@@ -5,7 +5,6 @@ import contextlib
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from itertools import count, product
 from typing import Any
 
@@ -27,7 +26,6 @@ from shardyard.model import (
     PartitionOutOfRange,
     Record,
     Retention,
-    RetryLater,
     Sealed,
     Stamp,
     UnknownTopic,
@@ -37,7 +35,7 @@ from shardyard.model.url import parse_url
 from shardyard.runtime.clock import ManualClock
 from shardyard.runtime.postgresql import Aborted, Connection
 from tests.log.samples import HOLDER, PATIENCE, T0, T1, awaited, contents, records
-from tests.postgresql import PASSWORD, PostgresqlServer, free_port, postgresql_server
+from tests.postgresql import PASSWORD, PostgresqlServer, free_port
 
 PRODUCERS = 6
 PARTITIONS = [Partition("t", i) for i in range(3)]
@@ -558,120 +556,3 @@ async def test_a_process_that_is_stopped_during_an_append_delays_others_only_for
         await asyncio.gather(stalled, return_exceptions=True)
         stopped.close()
         assert await contents(log, T0) == records(1)
-
-
-class Producers:
-    """Producers that retry with their stamps whatever may succeed later, and know what was acknowledged."""
-
-    def __init__(self, log: PostgresqlLog) -> None:
-        self.log = log
-        self.acknowledged = dict.fromkeys(range(PRODUCERS), 0)
-        self.errors: list[RetryLater] = []
-        self.longest = 0.0
-        """Seconds that a call took to succeed or fail."""
-        self._stopping = False
-        self._tasks: list[asyncio.Task[None]] = []
-
-    @contextlib.asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
-        self._tasks = [asyncio.create_task(self._produce(number)) for number in self.acknowledged]
-        yield
-        self._stopping = True
-        await asyncio.gather(*self._tasks)
-
-    async def progress(self) -> None:
-        """Wait until each producer has got some acknowledgements more."""
-        before = dict(self.acknowledged)
-        async with asyncio.timeout(3 * PATIENCE):
-            while any(self.acknowledged[number] < before[number] + 5 for number in before):
-                await asyncio.sleep(0.01)
-                for task in self._tasks:
-                    if task.done():
-                        task.result()
-
-    async def _produce(self, number: int) -> None:
-        partition = PARTITIONS[number % len(PARTITIONS)]
-        while not self._stopping:
-            sequence = self.acknowledged[number]
-            rows = [Record(f"{number}:{sequence}:{i}", None, b"x" * 500, timestamp=1) for i in range(3)]
-            started = time.monotonic()
-            try:
-                await self.log.append(partition, rows, stamp=Stamp(f"p{number}", sequence))
-            except RetryLater as error:
-                self.errors.append(error)
-                await asyncio.sleep(0.05)
-            else:
-                self.acknowledged[number] += 1
-            self.longest = max(self.longest, time.monotonic() - started)
-
-    async def check(self) -> None:
-        """Everything that was acknowledged is there once, in order, and nothing by halves."""
-        for index, partition in enumerate(PARTITIONS):
-            ids = [record.id for record in await contents(self.log, partition)]
-            for number in self.acknowledged:
-                if number % len(PARTITIONS) == index:
-                    mine = [id_ for id_ in ids if id_.startswith(f"{number}:")]
-                    assert mine == [f"{number}:{s}:{i}" for s in range(self.acknowledged[number]) for i in range(3)]
-        for error in self.errors:
-            assert PASSWORD not in str(error)
-            assert "127.0.0.1" in str(error), "it names the database"
-
-
-@pytest.fixture
-def own_server() -> Iterator[PostgresqlServer]:
-    with postgresql_server() as server:
-        yield server
-
-
-async def endure(server: PostgresqlServer, trouble: Callable[[], Awaitable[None]]) -> Producers:
-    """Append through trouble, three times."""
-    async with PostgresqlLog(server.url("postgres"), maintain_every=0.05) as log:
-        await log.create_topic("t", len(PARTITIONS))
-        producers = Producers(log)
-        async with producers.running():
-            for _ in range(3):
-                await producers.progress()
-                await trouble()
-            await producers.progress()
-        await producers.check()
-        return producers
-
-
-@pytest.mark.processes
-@pytest.mark.timeout(300)
-def test_what_was_acknowledged_survives_a_server_that_is_killed_under_load(own_server: PostgresqlServer) -> None:
-    async def trouble() -> None:
-        own_server.kill()
-        await asyncio.sleep(0.3)
-        await asyncio.to_thread(own_server.start)
-
-    producers = asyncio.run(endure(own_server, trouble))
-    assert producers.errors
-
-
-@pytest.mark.processes
-@pytest.mark.timeout(300)
-def test_nothing_is_lost_or_doubled_when_connections_are_cut_under_load(own_server: PostgresqlServer) -> None:
-    async def trouble() -> None:
-        for _ in range(10):
-            await asyncio.to_thread(own_server.cut_connections)
-            await asyncio.sleep(0.02)
-
-    asyncio.run(endure(own_server, trouble))
-
-
-@pytest.mark.processes
-@pytest.mark.timeout(300)
-def test_a_server_that_hangs_gives_clear_errors_in_bounded_time_and_is_used_again_when_it_continues(
-    own_server: PostgresqlServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sessions, "RESPONSE_SECONDS", 1.0)
-
-    async def trouble() -> None:
-        own_server.stall()
-        await asyncio.sleep(4.0)
-        own_server.resume()
-
-    producers = asyncio.run(endure(own_server, trouble))
-    assert any("no response" in str(error) or "unavailable" in str(error) for error in producers.errors)
-    assert producers.longest < PATIENCE

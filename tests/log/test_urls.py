@@ -59,6 +59,7 @@ def test_a_database_on_a_server_is_shared_and_has_no_folder() -> None:
         "postgresql://user:secret@host",
         "postgresql://user:secret@host/",
         "postgresql://user:secret@host:port/yard",
+        "postgresql://user:secret@host:5432,other:port/yard",
         "postgresql://user:secret@host/a/b",
         "postgresql://host?password=secret",
         "postgresql://host?Password=secret",

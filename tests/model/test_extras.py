@@ -60,6 +60,7 @@ def test_a_call_that_needs_an_extra_names_it(
         (("place", "alice"), "pyarrow", "this command needs the server packages: pip install 'shardyard[server]'"),
         (("check",), "numpy", "this command needs the server packages: pip install 'shardyard[server]'"),
         (("compare", "-p", "2", "--to", "3"), "xxhash", "compare --to needs the server packages: pip install"),
+        (("tour",), "pyspark", "the tour needs the pipeline packages: pip install 'shardyard[pipeline]'"),
         (("demo",), "sqlalchemy", "this command needs the server packages: pip install 'shardyard[server]'"),
         (("copy", "--from", "sqlite:///a", "--to", "sqlite:///b"), "pyarrow", "this command needs the server packages"),
         (("check", "--plot", "a.png"), "matplotlib", "--plot needs the plot packages: pip install 'shardyard[plot]'"),

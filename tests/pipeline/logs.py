@@ -1,4 +1,4 @@
-"""Fills logs for tests and reads them back, without an event loop."""
+"""Fills logs for tests and reads them back."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -7,10 +7,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from shardyard.groups import Node, Reader
+from shardyard.log import open_log
 from shardyard.model import Partition, Record, Topic
 from shardyard.model.batch import SCHEMA
 from shardyard.pipeline.blocking import blocking
 from shardyard.placement import partitioner_named
+from shardyard.registry import open_registry
 
 
 def url(folder: Path) -> str:
@@ -81,3 +84,23 @@ def by_key(partitions: list[list[Record]]) -> dict[bytes | None, list[str]]:
         assert not here.keys() & found.keys()
         found |= here
     return found
+
+
+def ids(partitions: list[list[Record]]) -> list[str]:
+    """Of all records, sorted."""
+    return sorted(record.id for records in partitions for record in records)
+
+
+async def consume(log: str, registry: str, topic: str, count: int, seen: list[str]) -> None:
+    """Consume as the group `billing` until `count` records have been processed in total."""
+    with open_registry(registry) as rows:
+        async with (
+            open_log(log) as opened,
+            Node(opened, rows) as node,
+            Reader("billing", [topic], node=node, max_records=7) as member,
+        ):
+            async for batch in member:
+                seen.extend(record.id for record in batch.records())
+                await batch.commit()
+                if len(seen) >= count:
+                    return

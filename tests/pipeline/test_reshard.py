@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from shardyard.groups import Node, Reader
 from shardyard.log import Sender, open_log
 from shardyard.log.sqlite import SqliteLog
 from shardyard.model import (
@@ -33,8 +32,7 @@ from shardyard.pipeline.reshard.job import abort, job_folder, lock_job, next_nam
 from shardyard.pipeline.reshard.reshard import reshard
 from shardyard.pipeline.source.staging import commit, staging_folder
 from shardyard.placement import Jump, Modulus
-from shardyard.registry import open_registry
-from tests.pipeline.logs import append, by_key, contents, create, fill, url
+from tests.pipeline.logs import append, by_key, consume, contents, create, fill, ids, url
 
 
 @pytest.fixture
@@ -45,10 +43,6 @@ def log(tmp_path: Path) -> str:
 @pytest.fixture
 def registry(tmp_path: Path) -> str:
     return f"sqlite:///{tmp_path / 'registry.db'}"
-
-
-def ids(partitions: list[list[Record]]) -> list[str]:
-    return sorted(record.id for records in partitions for record in records)
 
 
 def leftover_files(log: str) -> list[Path]:
@@ -172,21 +166,6 @@ def test_the_default_name_of_the_target_has_the_next_free_number() -> None:
 
 
 # Producers and groups
-
-
-async def consume(log: str, registry: str, topic: str, count: int, seen: list[str]) -> None:
-    """Consume as the group `billing` until `count` records have been processed in total."""
-    with open_registry(registry) as rows:
-        async with (
-            open_log(log) as opened,
-            Node(opened, rows) as node,
-            Reader("billing", [topic], node=node, max_records=7) as member,
-        ):
-            async for batch in member:
-                seen.extend(record.id for record in batch.records())
-                await batch.commit()
-                if len(seen) >= count:
-                    return
 
 
 def test_groups_continue_where_they_were(spark: SparkSession, log: str, registry: str) -> None:

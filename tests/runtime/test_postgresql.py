@@ -89,9 +89,20 @@ def test_an_option_of_the_url_comes_before_ours(url: EngineUrl) -> None:
         (lambda s: s.url("postgres", password="s3cret"), DatabaseDenied, "password authentication failed.*PGPASSWORD"),
         (lambda s: s.url("postgres", user="nobody"), DatabaseDenied, "check the user"),
         (lambda s: f"postgresql://yard@127.0.0.1:{s.port}/postgres", DatabaseDenied, "no password supplied"),
-        (lambda _: "postgresql://yard:s3cret@127.0.0.1:1/x", DatabaseUnavailable, "Connection refused.*try again"),
-        (lambda _: "postgresql://yard:s3cret@host.invalid/x", DatabaseUnavailable, r"host\.invalid"),
-        (lambda s: s.url("postgres") + "?sslmode=require", DatabaseUnavailable, "does not support SSL"),
+        (
+            lambda _: "postgresql://yard:s3cret@127.0.0.1:1/x",
+            DatabaseUnavailable,
+            r"Connection refused.*check that the server is at 127\.0\.0\.1:1, runs, and accepts connections",
+        ),
+        (lambda _: "postgresql://yard:s3cret@host.invalid/x", DatabaseUnavailable, r"is at host\.invalid:5432, runs"),
+        (
+            lambda _: "postgresql://yard:s3cret@127.0.0.1:1,localhost:2/x",
+            DatabaseUnavailable,
+            r"is at 127\.0\.0\.1:1, localhost:2, runs",
+        ),
+        (lambda _: "postgresql://yard:s3cret@127.0.0.1,[::1]/x?port=1", DatabaseUnavailable, r"1:1, ::1:1, runs"),
+        (lambda _: "postgresql:///x?host=/no/such", DatabaseUnavailable, "is at /no/such:5432, runs"),
+        (lambda s: s.url("postgres") + "?sslmode=require", DatabaseUnavailable, "does not support SSL.*check sslmode"),
         (lambda s: s.url("postgres") + "?no_such_option=1", InvalidValue, "no_such_option"),
         (lambda s: s.url("postgres", password="%zz-s3cret"), InvalidValue, "can't parse"),
     ],
@@ -132,6 +143,12 @@ def test_a_limit_of_a_role_or_database_may_pass_and_a_wrong_name_does_not(
 ) -> None:
     failure = psycopg.OperationalError(f'connection to server at "127.0.0.1", port 5432 failed: {message}\n')
     assert type(translated(failure, url)) is error
+
+
+def test_a_server_that_starts_is_at_the_right_address(url: EngineUrl) -> None:
+    message = 'connection to server at "db", port 5432 failed: FATAL:  the database system is starting up'
+    ours = translated(psycopg.OperationalError(message), url, "db:5432")
+    assert str(ours).endswith("the database system is starting up): try again in a moment")
 
 
 def test_the_applications_logging_is_left_as_it_is() -> None:

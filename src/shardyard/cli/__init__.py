@@ -43,6 +43,7 @@ class _Root(CommandGroup):
                 ("0", "Success."),
                 ("1", "Failure: a topic exists already, is in use or requires a token, no broker can be reached, ..."),
                 ("2", "Invalid call. Nothing was changed, and nothing was printed on standard output."),
+                ("130", "Interrupted by Ctrl-C, before the command was done."),
             ],
         }
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 ADVICE_REMAINING = (
     "{} records were appended to the source meanwhile: stop its producers and consumers, and run the command again"
 )
+INTERRUPTED = "interrupted: the same command continues where it was"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,7 @@ def copy(
 
     Examples:
 
-      shardyard copy --from sqlite:///data/log --to postgresql://shardyard@db.example.com/shardyard
+      shardyard copy --from sqlite:///data/log --to postgresql://yard@db.example.com/yard
 
       shardyard copy --from sqlite:///data/log --to sqlite:///new/log --json
     """
@@ -70,7 +71,11 @@ def copy(
     origin = _Stores(source, source_registry or _registry_beside(source))
     destination = _Stores(target, target_registry or _registry_beside(target))
     _check(origin, destination)
-    result = asyncio.run(_copy(origin, destination, verify=verify))
+    try:
+        result = asyncio.run(_copy(origin, destination, verify=verify))
+    except KeyboardInterrupt:
+        print_message(INTERRUPTED)
+        raise
     remaining = sum(row["remaining"] for row in result["topics"])
     if json:
         print_json(result)

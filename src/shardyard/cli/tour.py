@@ -5,6 +5,8 @@ import sys
 
 from rich.console import Console
 
+from shardyard.model.extras import require
+
 STEPS = (
     (
         "Where does a channel live? (jump hash, as a fan-out uses it)",
@@ -30,6 +32,7 @@ STEPS = (
 
 def tour() -> None:
     """Run examples: where keys live, how evenly they spread, what moves, a group at work, and the pipeline."""
+    require("pipeline", "the tour")
     from shardyard.cli import app  # noqa: PLC0415 the app imports this module
 
     console = Console(highlight=False)

@@ -13,6 +13,11 @@ _PACKAGE = "shardyard"
 LOGGED_CHARACTERS = 64 * 1024
 """A traceback that is longer, as one with a huge error message is, is logged from its end only."""
 
+TRACEBACK_SECONDS = 600.0
+"""How often, at most, the traceback of failures of one kind is logged."""
+KINDS = 1000
+"""How many kinds of failures are remembered for that. Beyond it, the one that was logged first is forgotten."""
+
 ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None]
 
 
@@ -25,6 +30,8 @@ class HandlerFailure:
     """The end of the error's traceback; empty if there is none."""
     exc_info: ExcInfo | None = None
     """The error for the log; None if it is too large to be logged in full, or has text that can't be encoded."""
+    kind: int | None = None
+    """The same for errors of one type that were raised at the same place; None if there is no traceback."""
 
     @classmethod
     def of(cls, error: Exception, reason: str | None = None) -> "HandlerFailure":
@@ -36,10 +43,14 @@ class HandlerFailure:
             _reason(error) if reason is None else reason,
             end_of(whole, TRACEBACK_BYTES).decode(),
             exc_info if can_be_logged else None,
+            _kind(error, exc_info[2]),
         )
 
-    def log(self, where: str, record_id: str, attempt: int, *, last: bool) -> None:
-        """Log it with its traceback. `where`: the record's place, such as `orders/3/17`."""
+    def log(self, where: str, record_id: str, attempt: int, *, last: bool, in_full: bool = True) -> None:
+        """Log it, `in_full` with its traceback, otherwise in one line. `where`: the record's place, such as
+        `orders/3/17`."""
+        reason = self.reason if in_full else f"{' '.join(self.reason.split())} (traceback as before)"
+        as_text = in_full and self.traceback and self.exc_info is None
         _log.log(
             logging.ERROR if last else logging.WARNING,
             "the handler failed for %s (record %s, attempt %d), %s: %s%s",
@@ -47,10 +58,36 @@ class HandlerFailure:
             record_id,
             attempt,
             "which becomes a dead letter" if last else "which will be retried",
-            self.reason,
-            f"\n{self.traceback}" if self.traceback and self.exc_info is None else "",
-            exc_info=self.exc_info,
+            reason,
+            f"\n{self.traceback}" if as_text else "",
+            exc_info=self.exc_info if in_full else None,
         )
+
+
+class LoggedKinds:
+    """The kinds of failures that were logged with their tracebacks lately: a handler that always fails would fill the
+    log with the same one."""
+
+    def __init__(self) -> None:
+        self._logged_at: dict[int, float] = {}
+
+    def add(self, failure: HandlerFailure, now: float) -> bool:
+        """Whether to log this failure in full. If so, others of its kind are not for a while. `now`: in seconds."""
+        kind = failure.kind
+        if kind is None:
+            return True
+        if now - self._logged_at.get(kind, -TRACEBACK_SECONDS) < TRACEBACK_SECONDS:
+            return False
+        self._logged_at.pop(kind, None)
+        if len(self._logged_at) >= KINDS:
+            del self._logged_at[next(iter(self._logged_at))]
+        self._logged_at[kind] = now
+        return True
+
+
+def _kind(error: Exception, trace: TracebackType | None) -> int:
+    frames = tuple((frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(trace))
+    return hash((type(error), frames))
 
 
 def _reason(error: Exception) -> str:

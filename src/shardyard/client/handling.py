@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from shardyard.client.failures import HandlerExit, HandlerFailure, handler_exit
+from shardyard.client.failures import HandlerExit, HandlerFailure, LoggedKinds, handler_exit
 from shardyard.client.threads import Threads
 from shardyard.groups import InFlight, OwnedBatch
 from shardyard.model import Fenced, Partition, PartitionOutOfRange, Record, RetryLater, ShardyardError, UnknownTopic
@@ -101,7 +101,7 @@ class Slots:
 
 class Caller:
     """Calls a handler. A plain function runs in a thread, so that it does not block the event loop. Failures are logged
-    when they happen."""
+    when they happen, those that repeat themselves in one line."""
 
     def __init__(
         self, handler: Handler, seconds: Callable[[], float | None], attempts: Callable[[], int], clock: Clock
@@ -112,6 +112,7 @@ class Caller:
         self._seconds = seconds
         self._attempts = attempts
         self._clock = clock
+        self._logged = LoggedKinds()
         self._threads = None if inspect.iscoroutinefunction(handler) else Threads()
 
     def close(self) -> None:
@@ -123,7 +124,8 @@ class Caller:
         """Why the handler failed; None if it did not. `HandlerExit` if it wants to end the process."""
         if (failure := await self._call(message)) is not None:
             last = message.attempt >= self._attempts()
-            failure.log(message.origin, message.record.id, message.attempt, last=last)
+            in_full = self._logged.add(failure, self._clock.monotonic())
+            failure.log(message.origin, message.record.id, message.attempt, last=last, in_full=in_full)
         return failure
 
     async def _call(self, message: Message) -> HandlerFailure | None:

@@ -18,6 +18,9 @@ COPY_RECORDS = 5_000
 CHECKPOINT_RECORDS = 100_000
 """How many records of a partition may be copied before its checkpoint is stored."""
 PARTITIONS_AT_ONCE = 4
+NOT_CREATED = -1
+"""The target's epoch in the first checkpoint of a topic, which is stored before the topic is created: whoever finds it
+knows that an empty topic there is that of a copy which was interrupted."""
 HOLDER = "copy"
 """The holder of the seal under which a topic of the target is moved to its successor."""
 
@@ -97,11 +100,18 @@ class LogCopy:
         something else did: then nothing was created."""
         there = {topic.name: topic for topic in await self._target.topics()}
         for topic in topics:
-            if topic.name in there and not self._is_ours(topic, there[topic.name]):
-                raise TopicExists(topic.name, there[topic.name].partitions)
+            if topic.name in there and not await self._is_ours(topic, there[topic.name]):
+                raise TopicExists(
+                    topic.name,
+                    there[topic.name].partitions,
+                    "in the target",
+                    "it is no copy of this source's topic, so delete it there, or copy to another log",
+                )
         for topic in topics:
             made = there.get(topic.name)
             if made is None:
+                planned = Checkpoint(Position(topic.epoch, 0), Position(NOT_CREATED, 0))
+                await self._keep(Partition(topic.name, 0), planned)
                 made = await self._target.create_topic(
                     topic.name, topic.partitions, kind=topic.kind, partitioner=topic.partitioner, hash_=topic.hash
                 )
@@ -110,21 +120,23 @@ class LogCopy:
                 if made.receiving < topic.partitions:
                     made = await self._target.expand_topic(topic.name, topic.partitions)
             for partition in topic:
-                if partition not in self.checkpoints:
+                known = self.checkpoints.get(partition)
+                if known is None or (known.source.epoch, known.target.epoch) != (topic.epoch, made.epoch):
                     has = await self._source.span(partition)
                     begins = (await self._target.span(partition)).end
                     await self._keep(
                         partition, Checkpoint(Position(topic.epoch, has.first), Position(made.epoch, begins))
                     )
 
-    def _is_ours(self, topic: Topic, there: Topic) -> bool:
+    async def _is_ours(self, topic: Topic, there: Topic) -> bool:
         known = self.checkpoints.get(Partition(topic.name, 0))
-        return (
-            known is not None
-            and known.source.epoch == topic.epoch
-            and known.target.epoch == there.epoch
-            and (topic.partitioner, topic.hash) == (there.partitioner, there.hash)
-        )
+        if known is None or known.source.epoch != topic.epoch:
+            return False
+        if known.target.epoch == NOT_CREATED:
+            is_same = not any([(await self._target.span(partition)).end for partition in there])
+        else:
+            is_same = known.target.epoch == there.epoch
+        return is_same and (topic.partitioner, topic.hash) == (there.partitioner, there.hash)
 
     async def copy(self, topic: Topic) -> int:
         """Copy the records that the topic has now. Returns how many were copied."""

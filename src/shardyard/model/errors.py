@@ -95,10 +95,12 @@ class UnknownTopic(InvalidCall):
 
 
 class TopicExists(Conflict):
-    """Raised when a topic of that name exists already."""
+    """Raised when a topic of that name exists already. `advice` says what helps."""
 
-    def __init__(self, topic: str, partitions: int) -> None:
-        super().__init__(f"topic {topic!r} exists already, with {partitions} partitions")
+    def __init__(self, topic: str, partitions: int, where: str = "", advice: str = "") -> None:
+        """`where`: in which of several logs, such as "in the target"."""
+        place, what_helps = f" {where}" if where else "", f": {advice}" if advice else ""
+        super().__init__(f"topic {topic!r} exists already{place}, with {partitions} partitions{what_helps}")
         self.topic = topic
         self.partitions = partitions
 

@@ -68,7 +68,8 @@ def _checked_dsn(what: str, url: str) -> str:
     try:
         parts = urlsplit(url)
         named = parts.path.strip("/")
-        _ = parts.port  # raises if it is not a number
+        for host in parts.netloc.rpartition("@")[2].split(","):  # one, or several that stand by
+            _ = urlsplit(f"//{host}").port  # raises if it is not a number
     except ValueError:
         raise InvalidValue(f"{what} URL", without_password(url), _EXPECTED) from None  # it would quote the password
     if parts.netloc.count("@") > 1:

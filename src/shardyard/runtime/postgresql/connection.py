@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Generator, Mapping
+from itertools import cycle
 from typing import Any, TypeVar
 
 import psycopg
@@ -69,8 +70,9 @@ def connect(
     server's own, for this connection. Errors are ours (see `errors`), and show no password.
     """
     options = _DEFAULTS | {"application_name": f"shardyard {purpose}"} | _parsed(url)
-    with translated_errors(url):
+    with translated_errors(url, _addresses(options)):
         connection = Connection.connect(make_conninfo("", **options), autocommit=True)
+    with translated_errors(url):
         try:
             connection.response_seconds = response_seconds
             _check_server(connection, url)
@@ -90,6 +92,15 @@ def _parsed(url: EngineUrl) -> dict[str, Any]:
         raise InvalidValue(
             "PostgreSQL URL", str(url), f"postgresql://user:password@host:port/database ({why})"
         ) from None
+
+
+def _addresses(options: Mapping[str, Any]) -> str:
+    """Host and port of the server, for messages; of all servers if the URL has several."""
+    defaults = {option.keyword.decode(): (option.val or b"").decode() for option in psycopg.pq.Conninfo.get_defaults()}
+    hosts = str(options.get("host") or options.get("hostaddr") or defaults["host"]).split(",")
+    ports = str(options.get("port", "")).split(",")
+    pairs = zip(hosts, cycle(ports), strict=False)  # one port for all hosts, or one for each
+    return ", ".join(f"{host or 'the local socket'}:{port or defaults['port']}" for host, port in pairs)
 
 
 def _check_server(connection: Connection, url: EngineUrl) -> None:

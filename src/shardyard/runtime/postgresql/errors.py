@@ -32,20 +32,21 @@ class Aborted(RetryLater):
 
 
 @contextmanager
-def translated_errors(url: EngineUrl) -> Iterator[None]:
-    """Raise psycopg's errors as ours. Those that are the caller's, such as a value of a wrong type, stay as they
-    are."""
+def translated_errors(url: EngineUrl, addresses: str | None = None) -> Iterator[None]:
+    """Raise psycopg's errors as ours. Those that are the caller's, such as a value of a wrong type, stay as they are.
+    `addresses`: where the server should be, if this is an attempt to connect."""
     try:
         yield
     except psycopg.Error as error:
-        ours = translated(error, url)
+        ours = translated(error, url, addresses)
         if ours is None:
             raise
         raise ours from error
 
 
-def translated(error: psycopg.Error, url: EngineUrl) -> ShardyardError | None:
-    """Our error for psycopg's; None if there is none, because the error is the caller's.
+def translated(error: psycopg.Error, url: EngineUrl, addresses: str | None = None) -> ShardyardError | None:
+    """Our error for psycopg's; None if there is none, because the error is the caller's. `addresses`: see
+    `translated_errors`.
 
     The server does not say the code of an error that ends an attempt to connect, and its words may be in any language:
     then those in English are recognised, and all others mean that the database is unavailable.
@@ -53,9 +54,23 @@ def translated(error: psycopg.Error, url: EngineUrl) -> ShardyardError | None:
     where, why = str(url), first_line(error)
     code = error.sqlstate or _code_in(why)
     if code is None:
-        return DatabaseUnavailable(where, why) if isinstance(error, psycopg.OperationalError) else None
+        return _unavailable(where, why, addresses) if isinstance(error, psycopg.OperationalError) else None
     make = _BY_CODE.get(code) or _BY_CLASS.get(code[:2])
     return None if make is None else make(where, why)
+
+
+def _unavailable(where: str, why: str, addresses: str | None) -> ShardyardError:
+    if re.search(_TLS, why):
+        return DatabaseUnavailable(
+            where, why, "check sslmode and sslrootcert in the URL, and the certificate of the server"
+        )
+    if addresses is None or _FROM_SERVER in why:
+        return DatabaseUnavailable(where, why)
+    return DatabaseUnavailable(
+        where,
+        why,
+        f"check that the server is at {addresses}, runs, and accepts connections from this machine, then try again",
+    )
 
 
 def first_line(error: BaseException) -> str:
@@ -78,6 +93,12 @@ _MESSAGES = {
     "permission denied for database": "42501",
 }
 """What the errors of an attempt to connect contain, as regular expressions, most specific first, and their codes."""
+
+
+_TLS = "certificate|SSL error|does not support SSL|requires SSL"
+"""What the errors of a connection that can't be encrypted, or whose server is not trusted, contain."""
+_FROM_SERVER = "FATAL:"
+"""What the errors contain that the server itself sent, such as while it starts."""
 
 
 def _code_in(message: str) -> str | None:
