@@ -192,8 +192,8 @@ def test_a_batch_whose_response_was_lost_is_stored_once() -> None:
 
         lost = 0
 
-        async def attempt(self, *arguments: Any) -> Any:
-            response = await super().attempt(*arguments)
+        async def attempt(self, *arguments: Any, **named: Any) -> Any:
+            response = await super().attempt(*arguments, **named)
             if self.lost % 2 == 0:
                 self.lost += 1
                 raise ConnectionResetError

@@ -4,6 +4,7 @@ import re
 from typing import Any
 
 from shardyard.client import Message
+from shardyard.runtime.metrics import HEARTBEATS
 from tests.queues.setup import Cluster, run, running
 
 TOKEN: dict[str, Any] = {"token": "the broker's"}
@@ -24,7 +25,7 @@ def test_metrics_show_what_was_published_delivered_committed_retried_and_refused
 
         refused = await cluster.request("GET", "/metrics")
         assert (refused.status, refused.code) == (401, "wrong_token")
-        before = await scrape()
+        before, heartbeats = await scrape(), HEARTBEATS.value
         await cluster.do("POST", "/v1/topics", {"name": "orders", "partitions": 1}, **TOKEN)
         await cluster.do("PATCH", "/v1/groups/billing", {"backoff": [0.01]}, **TOKEN)
         records = [{"value": "good"}, {"value": "bad"}]
@@ -41,6 +42,7 @@ def test_metrics_show_what_was_published_delivered_committed_retried_and_refused
                 return letters.status == 200 and len(letters.json) == 1
 
             await cluster.until(died)
+            await cluster.until(lambda: HEARTBEATS.value > heartbeats)
             stale = await cluster.request("POST", "/v1/groups/billing/members/m1/heartbeat", {"epoch": 0}, **TOKEN)
             assert stale.code == "fenced"
         after = await scrape()

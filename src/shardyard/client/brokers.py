@@ -181,6 +181,12 @@ class Brokers:
             lambda carrier: carrier.heartbeat(call, timeout), timeout=timeout, retry_seconds=2 * timeout
         )
 
+    async def assignment(self, call: frames.ReadAssignment, timeout: float) -> responses.Assignment:  # noqa: ASYNC109
+        """What a member owns, within twice the time of one attempt."""
+        return await self.run(
+            lambda carrier: carrier.assignment(call, timeout), timeout=timeout, retry_seconds=2 * timeout
+        )
+
     async def run(
         self,
         attempt: Callable[[Carrier], Awaitable[T]],

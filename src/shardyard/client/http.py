@@ -91,6 +91,10 @@ class HttpCarrier:
         response = await self._send("GET", path("topics", topic, "partitions", index), None, JSON, timeout)
         return decode(response, responses.PartitionSpan)
 
+    async def assignment(self, call: frames.ReadAssignment, timeout: float) -> responses.Assignment:  # noqa: ASYNC109
+        where, query = member_path(call.group, call.member), {"epoch": call.epoch}
+        return decode(await self._send("GET", where, None, JSON, timeout, query=query), responses.Assignment)
+
     def watch(self, call: frames.Watch, timeout: float, clock: Clock) -> "HttpWatch":  # noqa: ARG002 the broker's counts
         return HttpWatch(self, call, timeout)
 

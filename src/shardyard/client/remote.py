@@ -143,14 +143,8 @@ class RemoteCoordinator(GroupCoordinator):
             self.on_settings(settings)
 
     async def assignment(self, identity: MemberIdentity) -> MemberAssignment:
-        timeout = self._heartbeat_timeout
-        response = await self._brokers.get(
-            _member_path(identity),
-            timeout=timeout,
-            retry_seconds=2 * timeout,
-            epoch=identity.epoch,
-        )
-        return _assignment(response.decode(responses.Assignment))
+        call = frames.ReadAssignment(identity.group, identity.member, identity.epoch)
+        return _assignment(await self._brokers.assignment(call, self._heartbeat_timeout))
 
     async def commit(self, identity: MemberIdentity, positions: Mapping[Partition, tuple[int, Position]]) -> None:
         named = {str(p): (owned, position.epoch, position.offset) for p, (owned, position) in positions.items()}

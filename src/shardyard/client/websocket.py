@@ -125,6 +125,9 @@ class WebSocketCarrier:
     async def span(self, call: frames.ReadSpan, timeout: float) -> responses.PartitionSpan:  # noqa: ASYNC109
         return await self._result(call, timeout, _span)
 
+    async def assignment(self, call: frames.ReadAssignment, timeout: float) -> responses.Assignment:  # noqa: ASYNC109
+        return await self._result(call, timeout, _assignment)
+
     def watch(self, call: frames.Watch, timeout: float, clock: Clock) -> "WebSocketWatch":  # noqa: ARG002 it has no end
         number = next(self._numbers)
         watch = self._watches[number] = WebSocketWatch(clock, lambda: self._end_watch(number))
@@ -272,6 +275,10 @@ def _published(body: msgspec.Raw) -> responses.Published:
 
 def _span(body: msgspec.Raw) -> responses.PartitionSpan:
     return msgspec.msgpack.decode(body, type=responses.PartitionSpan)
+
+
+def _assignment(body: msgspec.Raw) -> responses.Assignment:
+    return msgspec.msgpack.decode(body, type=responses.Assignment)
 
 
 def _settings(body: msgspec.Raw) -> responses.ReportedSettings | None:

@@ -19,7 +19,7 @@ are released: no key is with two members at once. Partitions that members named 
 """
 
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from shardyard.groups.broadcast import groups_of, is_member_group, member_group, parent_group
@@ -201,8 +201,8 @@ def check_session(seconds: object) -> float:
     return float(seconds)
 
 
-def _check_free(tx: Snapshot, group: str, name: str, named: Iterable[Partition]) -> None:
-    for other in tx.members(group):
+def _check_free(tx: Snapshot, group: str, name: str, named: Collection[Partition]) -> None:
+    for other in tx.members(group) if named else ():
         if other.name != name and other.expires_at > tx.now:
             for partition in set(named) & set(other.manual or ()):
                 raise PartitionTaken(partition, other.name)

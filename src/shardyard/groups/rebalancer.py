@@ -22,6 +22,9 @@ TICK_SECONDS = 0.1
 """How often to look for a change of the topics; a change in a group is noticed at once."""
 LOOK_SECONDS = 2.0
 """The longest time between two looks at the groups: should the clock be set back, sessions would last too long."""
+RESTS = 4
+"""How many times as long as a rebalance took it waits before the next one, up to this many seconds:"""
+MOST_REST_SECONDS = 0.5
 TOGETHER = 32
 """Groups that are rebalanced at a time: commits and heartbeats wait for that long at most."""
 
@@ -52,6 +55,8 @@ class Rebalancer:
         """The topics for which all groups were rebalanced under this lease."""
         self._look_at = -math.inf
         """When to look next, on the monotonic clock."""
+        self._rest = 0.0
+        """Seconds to wait after a change: many members that join at the same time are rebalanced together."""
 
     @property
     def leads(self) -> bool:
@@ -63,6 +68,7 @@ class Rebalancer:
 
             async def wait(seconds: float) -> None:
                 if await changes.wait(seconds):
+                    await self._clock.sleep(self._rest)
                     self._look_at = -math.inf
 
             self._loop = LeaderLoop(
@@ -80,13 +86,16 @@ class Rebalancer:
         topics, known = self._topics, self._known
         if topics is known and self._clock.monotonic() < self._look_at:
             return []
+        started = self._clock.monotonic()
         outlook = await self._transactions.read(lambda tx: assignment.look(tx, topics, known))
         decisions = []
         for start in range(0, len(outlook.due), TOGETHER):
             decisions += await self._rebalance(outlook.due[start : start + TOGETHER], token)
         self._known = topics
         wait = LOOK_SECONDS if outlook.seconds is None else min(outlook.seconds, LOOK_SECONDS)
-        self._look_at = self._clock.monotonic() + wait
+        now = self._clock.monotonic()
+        self._look_at = now + wait
+        self._rest = min(RESTS * (now - started), MOST_REST_SECONDS) if decisions else 0.0
         REBALANCES.add(len(decisions))
         return decisions
 

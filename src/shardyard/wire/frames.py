@@ -106,7 +106,15 @@ class ReadSpan(Struct, array_like=True, tag=9, frozen=True):
     partition: str
 
 
-Call = Publish | Read | Commit | Heartbeat | Watch | Cancel | Request | SetFence | ReadSpan
+class ReadAssignment(Struct, array_like=True, tag=10, frozen=True):
+    """What a member owns, and will own; answered with a `responses.Assignment`."""
+
+    group: str
+    member: str
+    epoch: int
+
+
+Call = Publish | Read | Commit | Heartbeat | Watch | Cancel | Request | SetFence | ReadSpan | ReadAssignment
 
 
 # Answers

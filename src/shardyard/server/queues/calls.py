@@ -103,6 +103,20 @@ async def heartbeat(broker: Broker, group: str, member: str, host: str, body: re
     return settings
 
 
+async def assignment(broker: Broker, identity: MemberIdentity) -> responses.Assignment:
+    """The partitions that a member owns, and those that it will own."""
+    found = await broker.node.coordinator.assignment(identity)
+    owned = {
+        str(partition): responses.GrantedPartition(
+            grant.epoch,
+            None if grant.committed is None else (grant.committed.epoch, grant.committed.offset),
+            grant.revoked,
+        )
+        for partition, grant in found.owned.items()
+    }
+    return responses.Assignment(owned, sorted(map(str, found.incoming)))
+
+
 async def commit(broker: Broker, group: str, member: str, body: requests.Commit) -> None:
     """Commit the positions that a member has reached: all of them or none. Durable when it returns."""
     positions = {

@@ -9,7 +9,6 @@ from fastapi import APIRouter, Request, Response
 from shardyard.groups import protocol
 from shardyard.groups.broadcast import parent_group
 from shardyard.groups.coordinator import JoinRequest, MemberIdentity
-from shardyard.groups.protocol import MemberAssignment
 from shardyard.model import InvalidValue, NotAllowed, Partition, PartitionOutOfRange
 from shardyard.model.limits import Limits, check_topic_name
 from shardyard.queues.broker import Broker
@@ -92,16 +91,15 @@ async def heartbeat(group: str, member: str, request: Request, broker: Authorise
     """Stay a member. The response has the partitions that the member owns, and the settings of the group."""
     body = await read_body(request, requests.Heartbeat)
     settings = await calls.heartbeat(broker, group, member, host_of(request), body)
-    assignment = await broker.node.coordinator.assignment(MemberIdentity(group, member, body.epoch))
+    assignment = await calls.assignment(broker, MemberIdentity(group, member, body.epoch))
     reported = responses.ReportedSettings.for_members(settings)
-    return respond(responses.HeartbeatResponse(_owned(assignment), _incoming(assignment), reported))
+    return respond(responses.HeartbeatResponse(assignment.partitions, assignment.incoming, reported))
 
 
 @router.get("/members/{member}")
 async def show_member(group: str, member: str, epoch: int, broker: Authorised) -> Response:
     """The partitions that a member owns, and those that it will own."""
-    assignment = await broker.node.coordinator.assignment(MemberIdentity(group, member, epoch))
-    return respond(responses.Assignment(_owned(assignment), _incoming(assignment)))
+    return respond(await calls.assignment(broker, MemberIdentity(group, member, epoch)))
 
 
 @router.post("/members/{member}/ready", status_code=204, openapi_extra=request_body(requests.Ready))
@@ -111,21 +109,6 @@ async def ready(group: str, member: str, request: Request, broker: Authorised) -
     partitions = [parse_partition(partition) for partition in body.partitions]
     await broker.node.coordinator.ready(MemberIdentity(group, member, body.epoch), partitions)
     return Response(status_code=204)
-
-
-def _owned(assignment: MemberAssignment) -> dict[str, responses.GrantedPartition]:
-    return {
-        str(partition): responses.GrantedPartition(
-            grant.epoch,
-            None if grant.committed is None else (grant.committed.epoch, grant.committed.offset),
-            grant.revoked,
-        )
-        for partition, grant in assignment.owned.items()
-    }
-
-
-def _incoming(assignment: MemberAssignment) -> list[str]:
-    return sorted(map(str, assignment.incoming))
 
 
 @router.post("/members/{member}/commit", status_code=204, openapi_extra=request_body(requests.Commit))

@@ -79,6 +79,7 @@ class Session:
             frames.Request: self._request,
             frames.SetFence: self._set_fence,
             frames.ReadSpan: self._span,
+            frames.ReadAssignment: self._assignment,
         }
 
     # Messages
@@ -252,6 +253,11 @@ class Session:
         check_token(self._broker, self._token)
         span = await self._broker.log.span(parse_partition(call.partition))
         return frames.result_of(responses.PartitionSpan.of(span))
+
+    async def _assignment(self, _: int, call: frames.ReadAssignment) -> frames.Answer:
+        check_token(self._broker, self._token)
+        identity = MemberIdentity(call.group, call.member, call.epoch)
+        return frames.result_of(await calls.assignment(self._broker, identity))
 
     async def _request(self, _: int, call: frames.Request) -> frames.Answer:
         return await self._tunnel.request(call)
