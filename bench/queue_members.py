@@ -5,6 +5,7 @@ The rows `idle` and `growth` of `python -m bench.queues`.
 
 import asyncio
 import contextlib
+import logging
 import os
 import time
 from collections.abc import Sequence
@@ -20,7 +21,8 @@ from bench.servers import shardyard_broker
 from shardyard.client import Brokers, Consumer
 
 TOPIC = "bench"
-IDLE_GROUPS = 250
+IDLE = 2_000
+"""Consumers of many groups."""
 IDLE_MEMBERS = 8
 """Of each of these groups."""
 GROWTH = (20, 100, 200)
@@ -28,32 +30,63 @@ GROWTH = (20, 100, 200)
 PROCESSES = 2
 """That host the consumers. Each consumer has its own connections."""
 MAX_CONNECTIONS = 15_000
-SETTLE_SECONDS = 300.0
+SETTLE_SECONDS = 120.0
 QUIET_SECONDS = 5.0
-"""Between settling and measuring."""
+"""Without a change, after which the groups have settled."""
 IDLE_SECONDS = 10.0
 POLL_SECONDS = 0.1
 
 
+@dataclass(frozen=True, slots=True)
+class State:
+    """What the consumers of a process own."""
+
+    partitions: int
+    """Of the topic, over all consumers."""
+    without: int
+    """Consumers that own nothing. In the end, none does: there are as many partitions as members."""
+    changed_at: float
+    """When an owner of any partition last changed, by the monotonic clock."""
+    warnings: int
+    """That the clients have logged, such as for a heartbeat that was retried."""
+
+
+class WarningCount(logging.Handler):
+    """Counts what is logged instead of printing it: an overloaded broker makes thousands of consumers warn."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.count = 0
+
+    def emit(self, record: logging.LogRecord) -> None:  # noqa: ARG002 only that there was one
+        self.count += 1
+
+
 def run_members(connection: Connection, url: str, groups: Sequence[str]) -> None:
     """On the first request, one consumer for each of the groups joins, all at once. Each further request is answered
-    with whether every one owns exactly one partition, and when that was last not so."""
+    with the `State`."""
+
+    warnings = WarningCount()
+    logging.getLogger("shardyard").addHandler(warnings)
 
     async def run() -> None:
         connection.send(None)
         await asyncio.to_thread(connection.recv)
         consumers = [Consumer(url, group, [TOPIC]) for group in groups]
         consuming = [asyncio.create_task(consume(consumer)) for consumer in consumers]
-        unsettled_at = time.monotonic()
+        owned = [consumer.owned for consumer in consumers]
+        changed_at = 0.0
         request = asyncio.create_task(asyncio.to_thread(connection.recv))
         while True:
-            if not (is_settled := all(len(consumer.owned) == 1 for consumer in consumers)):
-                unsettled_at = time.monotonic()
+            before, owned = owned, [consumer.owned for consumer in consumers]
+            if owned != before:
+                changed_at = time.monotonic()
             for task in consuming:
                 if task.done():
                     task.result()  # raises
             if request.done():
-                connection.send((is_settled, unsettled_at))
+                of_topic = sum(partition.topic == TOPIC for partitions in owned for partition in partitions)
+                connection.send(State(of_topic, owned.count(set()), changed_at, warnings.count))
                 request = asyncio.create_task(asyncio.to_thread(connection.recv))
             await asyncio.sleep(POLL_SECONDS)
 
@@ -66,43 +99,38 @@ def run_members(connection: Connection, url: str, groups: Sequence[str]) -> None
 
 
 @dataclass(frozen=True, slots=True)
-class Cost:
-    """What a number of consumers cost a broker."""
+class Settled:
+    """The groups have their final owners."""
 
-    settled_seconds: float | None
-    """From the start of the first join until each owned its partition; None if that took too long."""
-    settling_cpu_seconds: float
-    idle_share: float
-    """Of a core."""
-    memory_kib: float
-    """Of each consumer: what the broker has grown by, between its start and the end of the measurement."""
-
-    def cells(self) -> list[str]:
-        settled = f"> {SETTLE_SECONDS:g}" if self.settled_seconds is None else f"{self.settled_seconds:.2f}"
-        return [settled, f"{self.settling_cpu_seconds:.2f}", f"{self.idle_share:.1%}", f"{self.memory_kib:.0f}"]
+    at: float
+    """When the last owner changed, by the monotonic clock."""
+    cpu_seconds: float
+    """The CPU time of the broker until then."""
+    warnings: int
 
 
-HEAD = ["", "settled after, s", "broker's CPU time until then, s", "idle, share of a core", "KiB of the broker each"]
+HEAD = ["", "settled after, s", "broker's CPU time, s", "clients' warnings", "idle, % of a core", "broker's KiB each"]
 
 
-def measure_idle(root: Path) -> None:
-    groups = [f"group-{i:03}" for i in range(IDLE_GROUPS) for _ in range(IDLE_MEMBERS)]
-    cost = measure(root / "idle", groups, IDLE_MEMBERS)
+def measure_idle(root: Path, size: int) -> None:
+    groups = [f"group-{i // IDLE_MEMBERS:03}" for i in range(size)]
+    cells = measure(root / "idle", groups, IDLE_MEMBERS)
     print()
-    table(HEAD, [[f"{len(groups):,} consumers in {IDLE_GROUPS} groups", *cost.cells()]])
+    table(HEAD, [[f"{size:,} consumers in groups of {IDLE_MEMBERS}", *cells]])
 
 
 def measure_growth(root: Path, sizes: Sequence[int]) -> None:
-    rows = []
-    for size in sizes:
-        cost = measure(root / f"growth-{size}", ["group"] * size, size)
-        rows.append([f"{size:,} consumers of one group", *cost.cells()])
+    rows = [
+        [f"{size:,} consumers of one group", *measure(root / f"growth-{size}", ["group"] * size, size)]
+        for size in sizes
+    ]
     print()
     table(HEAD, rows)
 
 
-def measure(folder: Path, groups: Sequence[str], partitions: int) -> Cost:
-    """Let a consumer join each of the groups, which may repeat; `partitions` of the topic is the size of a group."""
+def measure(folder: Path, groups: Sequence[str], partitions: int) -> list[str]:
+    """Let a consumer join each of the groups, which may repeat; `partitions` of the topic is the size of a group.
+    Returns the cells of a row."""
     folder.mkdir()
     with contextlib.ExitStack() as stack:
         broker = stack.enter_context(shardyard_broker(folder, "--max-connections", str(MAX_CONNECTIONS)))
@@ -115,22 +143,34 @@ def measure(folder: Path, groups: Sequence[str], partitions: int) -> Cost:
         memory, cpu, started = _memory_kib(broker.pid), _cpu_seconds(broker.pid), time.monotonic()
         for worker in workers:
             worker.start("join")
-        settled_at = _wait_until_settled(workers, started + SETTLE_SECONDS)
-        settling = _cpu_seconds(broker.pid) - cpu
-        time.sleep(QUIET_SECONDS)
-        cpu, idle_from = _cpu_seconds(broker.pid), time.monotonic()
+        settled = _wait_until_settled(workers, len(groups), broker.pid, started + SETTLE_SECONDS)
+        if settled is None:
+            busy = (_cpu_seconds(broker.pid) - cpu) / (time.monotonic() - started)
+            return [f"not within {SETTLE_SECONDS:g}", f"{busy:.0%} of a core", "", "", ""]
+        idle_cpu, idle_from = _cpu_seconds(broker.pid), time.monotonic()
         time.sleep(IDLE_SECONDS)
-        idle = (_cpu_seconds(broker.pid) - cpu) / (time.monotonic() - idle_from)
-        return Cost(
-            settled_at and settled_at - started, settling, idle, (_memory_kib(broker.pid) - memory) / len(groups)
-        )
+        idle = (_cpu_seconds(broker.pid) - idle_cpu) / (time.monotonic() - idle_from)
+        return [
+            f"{settled.at - started:.1f}",
+            f"{settled.cpu_seconds - cpu:.1f}",
+            str(settled.warnings),
+            f"{idle:.1%}",
+            f"{(_memory_kib(broker.pid) - memory) / len(groups):.0f}",
+        ]
 
 
-def _wait_until_settled(workers: Sequence[Worker], deadline: float) -> float | None:
+def _wait_until_settled(workers: Sequence[Worker], partitions: int, pid: int, deadline: float) -> Settled | None:
+    """Wait until all partitions have owners that do not change any more; None if the deadline comes first."""
+    samples: list[tuple[float, float]] = []
     while time.monotonic() < deadline:
-        states: list[tuple[bool, float]] = [worker.call("state") for worker in workers]
-        if all(is_settled for is_settled, _ in states):
-            return max(unsettled_at for _, unsettled_at in states)
+        samples.append((time.monotonic(), _cpu_seconds(pid)))
+        states: list[State] = [worker.call("state") for worker in workers]
+        changed_at = max(state.changed_at for state in states)
+        is_complete = sum(state.partitions for state in states) == partitions and not any(s.without for s in states)
+        if is_complete and time.monotonic() - changed_at > QUIET_SECONDS:
+            cpu = next(cpu for at, cpu in samples if at >= changed_at)
+            return Settled(changed_at, cpu, sum(state.warnings for state in states))
+        time.sleep(POLL_SECONDS)
     return None
 
 

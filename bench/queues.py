@@ -79,7 +79,7 @@ def report(measured: dict[str, Figures], rows: Sequence[Row]) -> None:
         )
 
 
-def main(only: Sequence[str], rows: Sequence[str], rounds: int, growth: Sequence[int]) -> None:
+def main(only: Sequence[str], rows: Sequence[str], rounds: int, idle: int, growth: Sequence[int]) -> None:
     print(
         f"queues: {pin_to_cores()}, records of {RECORD_BYTES} random bytes; topics of {PARTITIONS} partitions,"
         f" RabbitMQ and NATS with a prefetch of {PREFETCH}. All but Kafka with its defaults survive a power cut"
@@ -94,7 +94,7 @@ def main(only: Sequence[str], rows: Sequence[str], rounds: int, growth: Sequence
         if compared := [row for row in ROWS if row.name in rows]:
             compare(contenders, compared, rounds, root)
         if SHARDYARD in contenders and "idle" in rows:
-            queue_members.measure_idle(root)
+            queue_members.measure_idle(root, idle)
         if SHARDYARD in contenders and "growth" in rows:
             queue_members.measure_growth(root, growth)
 
@@ -108,7 +108,10 @@ if __name__ == "__main__":
         "--only", nargs="+", default=[], metavar="NAME", help="measure only systems whose name contains one of these"
     )
     arguments.add_argument(
+        "--idle", type=int, default=queue_members.IDLE, metavar="N", help="consumers of the row idle, a multiple of 8"
+    )
+    arguments.add_argument(
         "--growth", nargs="+", type=int, default=queue_members.GROWTH, metavar="N", help="consumers of the row growth"
     )
     options = arguments.parse_args()
-    main(options.only, options.rows, options.rounds, options.growth)
+    main(options.only, options.rows, options.rounds, options.idle, options.growth)
