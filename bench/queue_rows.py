@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from statistics import fmean
 
 from bench.contenders.system import BATCH_RECORDS, Schedule
 from bench.figures import milliseconds, percentile, rate
@@ -25,16 +26,20 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line of the table. Of several rounds, a rate is that of the best one."""
+    """A line of the table."""
 
     title: str
     percents: tuple[float, ...] = ()
     """For latencies: the percentiles that are shown. The last one is compared."""
+    is_limited: bool = False
+    """For rates: whether the benchmark itself limits it. Then the mean of all rounds is shown, and it is not compared;
+    otherwise it is the best round, because other work on the machine can only slow a round down."""
 
     def cell(self, figures: Figures) -> str:
         if self.percents:
             return milliseconds(figures.latencies[self.title], *self.percents)
-        return rate(max(figures.rates[self.title]))
+        rates = figures.rates[self.title]
+        return rate(fmean(rates) if self.is_limited else max(rates))
 
     def score(self, figures: Figures) -> float:
         """The higher the better."""
@@ -89,7 +94,7 @@ def measure_one_at_a_time(publisher: Worker, consumer: Worker, figures: Figures)
 
 
 SCHEDULED = Line(f"due -> delivered at {Schedule.RECORDS_PER_SECOND:,} records/s, p50 / p99 ms", (50, 99))
-DELIVERED = Line("  delivered meanwhile, records/s")
+DELIVERED = Line("  delivered meanwhile, records/s", is_limited=True)
 
 
 def measure_schedule(publisher: Worker, consumer: Worker, figures: Figures) -> None:

@@ -55,12 +55,14 @@ def start(contender: Contender, root: Path, stack: contextlib.ExitStack) -> Runn
 
 
 def compare(contenders: Sequence[Contender], rows: Sequence[Row], rounds: int, root: Path) -> None:
-    """Measure the systems in turn, round by round, so that other work on the machine slows all of them down."""
+    """Measure the systems in turn, round by round, so that other work on the machine slows all of them down. Each round
+    begins with another system."""
     with contextlib.ExitStack() as stack:
         systems = [system for contender in contenders if (system := start(contender, root, stack)) is not None]
         for row in rows:
             for number in range(1, rounds + 1):
-                for system in systems:
+                for system in systems[number - 1 :] + systems[: number - 1]:
+                    os.sync()  # so that no system pays for what another one has left in the page cache
                     row.measure(system.publisher, system.consumer, system.figures)
                 print(f"{row.name}: round {number} of {rounds}, load average {os.getloadavg()[0]:.1f}", flush=True)
     report({system.name: system.figures for system in systems}, rows)
@@ -71,11 +73,12 @@ def report(measured: dict[str, Figures], rows: Sequence[Row]) -> None:
     table(["", *measured], [[line.title, *map(line.cell, measured.values())] for line in lines])
     ours = measured.get(SHARDYARD.name)
     others = {name: figures for name, figures in measured.items() if figures is not ours}
+    compared = [line for line in lines if not line.is_limited]
     if ours is not None and others:
         print("\nShardyard compared with the others: above 1, Shardyard is better (latencies by their last percentile)")
         table(
             ["", *others],
-            [[line.title, *(f"{line.score(ours) / line.score(f):.2f}" for f in others.values())] for line in lines],
+            [[line.title, *(f"{line.score(ours) / line.score(f):.2f}" for f in others.values())] for line in compared],
         )
 
 
