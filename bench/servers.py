@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from tests.postgresql import is_installed, postgresql_server
@@ -115,14 +116,22 @@ def rabbitmq_server(server: Path, folder: Path) -> Iterator[int]:
         yield port
 
 
+@dataclass(frozen=True, slots=True)
+class Broker:
+    """A broker that runs."""
+
+    url: str
+    pid: int
+
+
 @contextlib.contextmanager
-def shardyard_broker(folder: Path) -> Iterator[str]:
-    """Run `shardyard broker` with its own log and registry; yields its URL."""
+def shardyard_broker(folder: Path, *options: str) -> Iterator[Broker]:
+    """Run `shardyard broker` with its own log and registry."""
     port = free_port()
     engines = ["--log", f"sqlite:///{folder}/log", "--registry", f"sqlite:///{folder}/registry.db"]
-    command = [sys.executable, "-m", "shardyard.cli", "broker", *engines, "--port", str(port)]
-    with run_server(command, port, folder):
-        yield f"http://127.0.0.1:{port}"
+    command = [sys.executable, "-m", "shardyard.cli", "broker", *engines, "--port", str(port), *options]
+    with run_server(command, port, folder) as pid:
+        yield Broker(f"http://127.0.0.1:{port}", pid)
 
 
 def free_port() -> int:
@@ -134,8 +143,8 @@ def free_port() -> int:
 @contextlib.contextmanager
 def run_server(
     command: Sequence[str], port: int, folder: Path, settings: Mapping[str, str] | None = None
-) -> Iterator[None]:
-    """Start a server, wait until it accepts connections, and stop it when the block ends.
+) -> Iterator[int]:
+    """Start a server, wait until it accepts connections, yield its process id, and stop it when the block ends.
 
     `settings` are added to its environment.
     """
@@ -144,7 +153,7 @@ def run_server(
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, cwd=folder, env=environment)
     try:
         _wait_until_ready(process, port, folder)
-        yield
+        yield process.pid
     finally:
         process.terminate()
         try:
