@@ -4,7 +4,7 @@ import asyncio
 import math
 import random
 import uuid
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -48,7 +48,7 @@ class _Lane:
     def __init__(self, clock: Clock) -> None:
         self.waiting: list[Waiting] = []
         self.draining: asyncio.Task[None] | None = None
-        self.batches: deque[asyncio.Task[None]] = deque()
+        self.batches: dict[asyncio.Task[None], None] = {}
         """Those in flight, in their order."""
         self.carrier: Carrier | None = None
         """The connection on which they are."""
@@ -78,8 +78,14 @@ class _Lane:
         """Whether a batch sent now is stored after those in flight, or not at all."""
         return not self.retrying and carrier.keeps_order and carrier is self.carrier
 
-    def close(self) -> None:
-        """Fail the records that were not sent."""
+    async def close(self, *, at_once: bool) -> None:
+        """Send what is waiting. `at_once`: fail the records that are not durable yet."""
+        drainings = () if self.draining is None else (self.draining,)
+        if at_once:
+            for task in (*drainings, *self.batches):
+                task.cancel()
+        await asyncio.gather(*drainings, return_exceptions=True)
+        await asyncio.gather(*self.batches, return_exceptions=True)
         for _, done in self.waiting:
             if not done.done():
                 done.set_exception(Closed("the producer"))
@@ -127,12 +133,7 @@ class Producer:
         """Send what is waiting, unless the block ends with an error."""
         self._closed = True
         for lane in self._lanes.values():
-            if lane.draining is not None:
-                if kind is not None:
-                    lane.draining.cancel()
-                await asyncio.gather(lane.draining, return_exceptions=True)
-        for lane in self._lanes.values():
-            lane.close()
+            await lane.close(at_once=kind is not None)
         if self._owns_brokers:
             await self._brokers.__aexit__(kind, error, trace)
 
@@ -210,24 +211,18 @@ class Producer:
 
     async def _drain(self, topic: str, lane: _Lane) -> None:
         """Send what is waiting, batch after batch, until nothing is left."""
-        try:
-            while lane.waiting or lane.batches:
-                if not lane.waiting or len(lane.batches) >= MAX_PIPELINED:
-                    await asyncio.wait(lane.batches, return_when=asyncio.FIRST_COMPLETED)
-                    while lane.batches and lane.batches[0].done():
-                        lane.batches.popleft()
-                    continue
-                if self._linger and len(lane.waiting) < MAX_BATCH_RECORDS:
-                    await self._clock.sleep(self._linger)
-                batch = _fitting(lane.waiting)
-                del lane.waiting[: len(batch)]
-                before = lane.batches[-1] if lane.batches else None
-                lane.batches.append(asyncio.create_task(self._send_batch(topic, lane, batch, before)))
-        finally:
-            for sending in lane.batches:
-                sending.cancel()
-            await asyncio.gather(*lane.batches, return_exceptions=True)
-            lane.batches.clear()
+        while lane.waiting:
+            if len(lane.batches) >= MAX_PIPELINED:
+                await asyncio.wait(lane.batches, return_when=asyncio.FIRST_COMPLETED)
+                continue
+            if self._linger and len(lane.waiting) < MAX_BATCH_RECORDS:
+                await self._clock.sleep(self._linger)
+            batch = _fitting(lane.waiting)
+            del lane.waiting[: len(batch)]
+            before = next(reversed(lane.batches), None)
+            sending = asyncio.create_task(self._send_batch(topic, lane, batch, before))
+            lane.batches[sending] = None
+            sending.add_done_callback(lane.batches.pop)
 
     async def _send_batch(
         self, topic: str, lane: _Lane, batch: Sequence[Waiting], before: "asyncio.Task[None] | None"
