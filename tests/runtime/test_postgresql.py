@@ -305,7 +305,7 @@ def test_a_user_without_rights_is_told_what_an_administrator_should_run(
 
 
 class Heard:
-    """What a listener was told, in order."""
+    """The payloads that a listener received, in order, and how often it may have missed some."""
 
     def __init__(self) -> None:
         self.payloads: list[str] = []
