@@ -144,6 +144,7 @@ def folder() -> Iterator[Path]:
         yield Path(folder)
 
 
+@pytest.mark.processes
 @pytest.mark.timeout(300)
 def test_what_was_acknowledged_survives_two_hundred_kills_and_nothing_is_there_by_half_or_twice(folder: Path) -> None:
     dice = random.Random(20_240)

@@ -189,6 +189,7 @@ def holding(folder: Path, seconds: int) -> Iterator[Worker]:
             process.kill()
 
 
+@pytest.mark.processes
 @awaited
 async def test_a_topic_whose_holder_is_killed_takes_records_again_within_the_lease(tmp_path: Path) -> None:
     seconds = 1

@@ -535,6 +535,7 @@ async def test_a_read_only_folder_is_not_writable(mount: Mount) -> None:
 # Other processes ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.processes
 @awaited
 async def test_a_reader_in_another_process_sees_a_record_soon_and_without_spinning(
     folder: Path, record_property: Callable[[str, object], None]
@@ -559,6 +560,7 @@ async def test_a_reader_in_another_process_sees_a_record_soon_and_without_spinni
     assert idle < 0.25  # some 0.1 %
 
 
+@pytest.mark.processes
 @awaited
 async def test_processes_that_append_at_once_lose_nothing_and_keep_their_order(folder: Path) -> None:
     async with quiet(folder) as log:
@@ -601,6 +603,7 @@ async def test_the_write_ahead_log_restarts_once_no_reader_needs_its_old_pages(
                 await log.append(T0, records(1, size=50_000))
 
 
+@pytest.mark.processes
 @awaited
 async def test_processes_that_open_and_close_at_once_do_not_disturb_each_other(folder: Path) -> None:
     async with quiet(folder) as log:

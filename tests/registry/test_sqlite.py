@@ -146,6 +146,7 @@ def test_closing_leaves_one_file(path: Path) -> None:
     assert [file.name for file in path.parent.iterdir()] == [path.name]
 
 
+@pytest.mark.processes
 def test_another_process_sees_our_rows_and_wakes_our_watch(path: Path) -> None:
     called = threading.Event()
     script = """
@@ -188,6 +189,7 @@ def test_a_watch_is_called_by_the_signal_of_another_process_or_else_after_a_whil
         assert called.acquire(timeout=PATIENCE)
 
 
+@pytest.mark.processes
 def test_a_process_killed_in_mid_transaction_leaves_what_was_committed(path: Path) -> None:
     script = """
 def change(tx):
