@@ -5,7 +5,7 @@ import contextlib
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from itertools import count, product
 from typing import Any
 
@@ -37,7 +37,7 @@ from shardyard.model.url import parse_url
 from shardyard.runtime.clock import ManualClock
 from shardyard.runtime.postgresql import Aborted, Connection
 from tests.log.samples import HOLDER, T0, T1, TIMEOUT_SECONDS, awaited, contents, records
-from tests.postgresql import PASSWORD, PostgresqlServer, free_port, postgresql_server
+from tests.postgresql import PASSWORD, PostgresqlServer, free_port
 
 PRODUCERS = 6
 PARTITIONS = [Partition("t", i) for i in range(3)]
@@ -617,12 +617,6 @@ class Producers:
             assert "127.0.0.1" in str(error), "it names the database"
 
 
-@pytest.fixture
-def own_server() -> Iterator[PostgresqlServer]:
-    with postgresql_server() as server:
-        yield server
-
-
 async def endure(server: PostgresqlServer, trouble: Callable[[], Awaitable[None]]) -> Producers:
     """Append through trouble, three times."""
     async with PostgresqlLog(server.url("postgres"), maintain_every=0.05) as log:
@@ -639,39 +633,39 @@ async def endure(server: PostgresqlServer, trouble: Callable[[], Awaitable[None]
 
 @pytest.mark.processes
 @pytest.mark.timeout(300)
-def test_what_was_acknowledged_survives_a_server_that_is_killed_under_load(own_server: PostgresqlServer) -> None:
+def test_what_was_acknowledged_survives_a_server_that_is_killed_under_load(own_postgresql: PostgresqlServer) -> None:
     async def trouble() -> None:
-        own_server.kill()
+        own_postgresql.kill()
         await asyncio.sleep(0.3)
-        await asyncio.to_thread(own_server.start)
+        await asyncio.to_thread(own_postgresql.start)
 
-    producers = asyncio.run(endure(own_server, trouble))
+    producers = asyncio.run(endure(own_postgresql, trouble))
     assert producers.errors
 
 
 @pytest.mark.processes
 @pytest.mark.timeout(300)
-def test_nothing_is_lost_or_doubled_when_connections_are_cut_under_load(own_server: PostgresqlServer) -> None:
+def test_nothing_is_lost_or_doubled_when_connections_are_cut_under_load(own_postgresql: PostgresqlServer) -> None:
     async def trouble() -> None:
         for _ in range(10):
-            await asyncio.to_thread(own_server.cut_connections)
+            await asyncio.to_thread(own_postgresql.cut_connections)
             await asyncio.sleep(0.02)
 
-    asyncio.run(endure(own_server, trouble))
+    asyncio.run(endure(own_postgresql, trouble))
 
 
 @pytest.mark.processes
 @pytest.mark.timeout(300)
 def test_a_server_that_hangs_gives_clear_errors_in_bounded_time_and_is_used_again_when_it_continues(
-    own_server: PostgresqlServer, monkeypatch: pytest.MonkeyPatch
+    own_postgresql: PostgresqlServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sessions, "RESPONSE_SECONDS", 1.0)
 
     async def trouble() -> None:
-        own_server.stall()
+        own_postgresql.stall()
         await asyncio.sleep(4.0)
-        own_server.resume()
+        own_postgresql.resume()
 
-    producers = asyncio.run(endure(own_server, trouble))
+    producers = asyncio.run(endure(own_postgresql, trouble))
     assert any("no response" in str(error) or "unavailable" in str(error) for error in producers.errors)
     assert producers.longest < TIMEOUT_SECONDS

@@ -587,6 +587,7 @@ async def test_the_write_ahead_log_restarts_once_no_reader_needs_its_old_pages(
 ) -> None:
     monkeypatch.setattr(checkpoints, "CHECKPOINT_BYTES", 200_000)
     monkeypatch.setattr(checkpoints, "LIMIT_BYTES", 2_000_000)
+    monkeypatch.setattr(checkpoints, "LIMIT_WAIT_MS", 10)
     monkeypatch.setattr(files, "WAL_KEEP_BYTES", 1_000_000)
     wal = folder / "log.db-wal"
     async with SqliteLog(folder, durability="process", maintain_every=None) as log:
