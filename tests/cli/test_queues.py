@@ -548,15 +548,16 @@ def test_a_misspelt_setting_gets_a_suggestion(shell: Shell, group: str) -> None:
 
 
 def test_a_group_is_paused_and_resumed_entirely_or_by_partition(shell: Shell, topic: str, group: str) -> None:
-    shell("consume", group, topic, "--seconds", "0.5")
+    shell("publish", topic, "first", "--partition", "2")
+    shell("consume", group, topic, "--count", "1")
     for index in range(2):
         shell("publish", topic, f"on {index}", "--partition", str(index))
     assert shell.json("groups", "pause", group)["paused"] is True
-    assert shell.lines("consume", group, topic, "--seconds", "1") == []
+    assert shell.lines("consume", group, topic, "--seconds", "0.5") == []
     shell("groups", "resume", group)
     paused = shell.json("groups", "pause", group, "--partition", f"{topic}/0")
     assert (paused["paused"], paused["paused_partitions"]) == (False, [f"{topic}/0"])
-    assert [row["value"] for row in shell.lines("consume", group, topic, "--seconds", "2")] == ["on 1"]
+    assert [row["value"] for row in shell.lines("consume", group, topic, "--count", "1")] == ["on 1"]
     assert shell.json("groups", "resume", group, "--partition", f"{topic}/0")["paused_partitions"] == []
     assert [row["value"] for row in shell.lines("consume", group, topic, "--count", "1")] == ["on 0"]
 
