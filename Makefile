@@ -23,8 +23,8 @@ test: lint ## run lint, type checks, import layers and all tests
 	@$(BIN)/python -m pytest -n 2 --dist loadgroup
 
 .PHONY: quick
-quick: $(VENV)/.ready ## the tests that need neither Spark nor other servers (under two minutes)
-	@$(BIN)/python -m pytest -n 2 --dist loadgroup -q -m "not spark and not server and not processes"
+quick: $(VENV)/.ready ## the tests without Spark, other servers, processes of their own and long runs (under two minutes)
+	@$(BIN)/python -m pytest -n 2 --dist loadgroup -q -m "not spark and not server and not processes and not long"
 
 .PHONY: lint
 lint: $(VENV)/.ready ## run ruff, mypy (strict) and the import-layer check

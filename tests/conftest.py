@@ -30,7 +30,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     if "spark" in fixtures:
         item.add_marker(pytest.mark.spark)
         item.add_marker(pytest.mark.xdist_group("spark"))
-    if "postgresql" in fixtures:
+    if "postgresql" in fixtures or "own_postgresql" in fixtures:
         item.add_marker(pytest.mark.server)
 
 
@@ -47,7 +47,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def postgresql() -> Iterator[PostgresqlServer]:
-    """One server for all tests of a process that need one. A test that harms a server starts its own."""
+    """One server for all tests of a process that need one."""
+    with postgresql_server() as server:
+        yield server
+
+
+@pytest.fixture
+def own_postgresql() -> Iterator[PostgresqlServer]:
+    """A server that the test may harm."""
     with postgresql_server() as server:
         yield server
 

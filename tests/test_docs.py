@@ -12,6 +12,10 @@ ROOT = Path(__file__).parent.parent
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
+pytestmark = pytest.mark.processes
+_SPARK = re.compile(r"pyspark|shardyard\.pipeline|shardyard pipeline")
+
+
 def blocks(language: str) -> list[tuple[str, str]]:
     return [
         (f"{path.name}-{n}", match.group(1))
@@ -23,7 +27,11 @@ def blocks(language: str) -> list[tuple[str, str]]:
 
 
 def cases(language: str) -> list[object]:
-    return [pytest.param(text, id=name) for name, text in blocks(language)]
+    """The examples. A program that opens a session needs Spark; so does a command of the pipeline."""
+    return [
+        pytest.param(text, id=name, marks=pytest.mark.spark if _SPARK.search(text) else ())
+        for name, text in blocks(language)
+    ]
 
 
 @pytest.mark.timeout(300)  # some start Spark

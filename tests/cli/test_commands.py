@@ -1,58 +1,49 @@
-import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import shardyard.cli as shardyard_cli
-from tests.cli.invocation import invoke
+from tests.cli.invocation import Shell, invoke
 
 
-def shardyard(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    """Run the command as a user would."""
-    command: list[str | Path] = [Path(sys.executable).with_name("shardyard"), *arguments]
-    return subprocess.run(command, input=stdin, capture_output=True, text=True, check=False)
+@pytest.fixture
+def shell(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Shell:
+    return Shell(monkeypatch, capsys)
 
 
-def run_json(*arguments: str, stdin: str = "") -> Any:
-    """The JSON that the command prints."""
-    run = shardyard(*arguments, "--json", stdin=stdin)
-    assert run.returncode == 0, run.stderr
-    return json.loads(run.stdout)
-
-
-def test_place_prints_key_and_partition() -> None:
-    rows = run_json("place", "ch_general", "ch_dev", "--partitioner", "jump", "--partitions", "256")
+def test_place_prints_key_and_partition(shell: Shell) -> None:
+    rows = shell.json("place", "ch_general", "ch_dev", "--partitioner", "jump", "--partitions", "256")
     assert rows == [{"key": "ch_general", "partition": 25}, {"key": "ch_dev", "partition": 40}]
 
 
-def test_place_reads_keys_from_standard_input() -> None:
+def test_place_reads_keys_from_standard_input(shell: Shell) -> None:
     arguments = ("--hash", "fnv1a32", "--partitioner", "modulus", "--partitions", "12")
-    assert run_json("place", "-", *arguments, stdin="alice\nbob\n") == run_json("place", "alice", "bob", *arguments)
+    given = shell.json("place", "alice", "bob", *arguments)
+    assert shell.json("place", "-", *arguments, stdin=b"alice\nbob\n") == given
 
 
-def test_place_splits_lines_only_at_newlines_not_at_other_unicode_line_breaks() -> None:
-    rows = run_json("place", "-", stdin="a\u2028b\x0bc\n\nd\n")
+def test_place_splits_lines_only_at_newlines_not_at_other_unicode_line_breaks(shell: Shell) -> None:
+    rows = shell.json("place", "-", stdin="a\u2028b\x0bc\n\nd\n".encode())
     assert [row["key"] for row in rows] == ["a\u2028b\x0bc", "", "d"]
-    assert run_json("place", "-") == []
+    assert shell.json("place", "-") == []
 
 
-def test_place_takes_numbers_and_hex() -> None:
-    by_number = run_json("place", "258", str(2**64 - 1), "--type", "int", "--partitions", "1000")
-    by_bytes = run_json("place", "0201000000000000", "f" * 16, "--type", "hex", "--partitions", "1000")
+def test_place_takes_numbers_and_hex(shell: Shell) -> None:
+    by_number = shell.json("place", "258", str(2**64 - 1), "--type", "int", "--partitions", "1000")
+    by_bytes = shell.json("place", "0201000000000000", "f" * 16, "--type", "hex", "--partitions", "1000")
     assert [row["partition"] for row in by_number] == [row["partition"] for row in by_bytes]
 
 
-def test_without_json_a_pipe_gets_a_tab_separated_table() -> None:
-    run = shardyard("place", "ch_general", "--partitioner", "jump", "--partitions", "256")
-    assert run.stdout == "key\tpartition\nch_general\t25\n"
+def test_without_json_a_pipe_gets_a_tab_separated_table(shell: Shell) -> None:
+    table = shell("place", "ch_general", "--partitioner", "jump", "--partitions", "256")
+    assert table == "key\tpartition\nch_general\t25\n"
 
 
-def test_check_prints_all_its_metrics_and_draws_a_plot(tmp_path: Path) -> None:
+def test_check_prints_all_its_metrics_and_draws_a_plot(shell: Shell, tmp_path: Path) -> None:
     plot = tmp_path / "load.png"
-    row = run_json("check", "--hash", "fnv1a32", "--keys", "1000000", "--partitions", "100", "--plot", str(plot))
+    row = shell.json("check", "--hash", "fnv1a32", "--keys", "1000000", "--partitions", "100", "--plot", str(plot))
     fields = "hash partitions keys ids total_deviation max_deviation max_over_mean chi2_per_df p_value gini seconds"
     assert list(row) == fields.split()
     assert (row["hash"], row["partitions"], row["keys"], row["ids"]) == ("fnv1a32", 100, 1_000_000, "dense")
@@ -60,18 +51,18 @@ def test_check_prints_all_its_metrics_and_draws_a_plot(tmp_path: Path) -> None:
     assert plot.read_bytes().startswith(b"\x89PNG")
 
 
-def test_compare_partitions_shows_every_partitioner() -> None:
-    rows = {row["name"]: row for row in run_json("compare", "--partitions", "12", "--to", "13", "--keys", "100000")}
+def test_compare_partitions_shows_every_partitioner(shell: Shell) -> None:
+    rows = {row["name"]: row for row in shell.json("compare", "--partitions", "12", "--to", "13", "--keys", "100000")}
     assert list(rows) == ["modulus", "jump", "round_robin"]
     assert list(rows["jump"]) == ["name", "moved", "total", "fraction", "ideal_fraction", "min_size", "max_size"]
     assert rows["modulus"]["fraction"] == pytest.approx(12 / 13, abs=0.01)
     assert rows["jump"]["fraction"] == pytest.approx(rows["jump"]["ideal_fraction"], abs=0.01)
 
 
-def test_compare_members_shows_every_assignor() -> None:
+def test_compare_members_shows_every_assignor(shell: Shell) -> None:
     rows = {
         row["name"]: (row["moved"], row["min_size"], row["max_size"])
-        for row in run_json("compare", "--partitions", "256", "--members", "16", "--to-members", "17")
+        for row in shell.json("compare", "--partitions", "256", "--members", "16", "--to-members", "17")
     }
     assert rows == {
         "sticky": (15, 15, 16),
@@ -128,8 +119,8 @@ def test_an_invalid_call_gets_one_clear_error_exit_code_2_and_no_output(
     assert message in " ".join(printed.err.replace("│", " ").split())
 
 
-def test_the_demo_moves_the_fewest_partitions_and_loses_nothing() -> None:
-    demo = run_json("demo", "--partitions", "12", "--members", "3")
+def test_the_demo_moves_the_fewest_partitions_and_loses_nothing(shell: Shell) -> None:
+    demo = shell.json("demo", "--partitions", "12", "--members", "3")
     assert [stage["partitions each"] for stage in demo["stages"]] == ["4 4 4", "3 3 3 3", "4 4 4"]
     assert [stage["moved"] for stage in demo["stages"]] == [0, 3, 3]
     summary = demo["summary"]
@@ -138,21 +129,22 @@ def test_the_demo_moves_the_fewest_partitions_and_loses_nothing() -> None:
 
 
 @pytest.mark.parametrize("command", ["place", "check", "compare", "demo"])
-def test_help_has_examples(command: str) -> None:
-    run = shardyard(command, "--help")
-    assert run.returncode == 0
-    assert f"shardyard {command} " in run.stdout
+def test_help_has_examples(shell: Shell, command: str) -> None:
+    assert f"shardyard {command} " in shell(command, "--help")
 
 
+@pytest.mark.processes
 def test_the_command_can_be_run_as_a_file_as_spark_submit_does(tmp_path: Path) -> None:
     command = [sys.executable, shardyard_cli.__path__[0] + "/__main__.py", "place", "ch_general", "--partitions", "12"]
     run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (run.returncode, run.stderr) == (0, "")
 
 
+@pytest.mark.spark
 @pytest.mark.timeout(300)
-def test_the_tour_shows_the_result_of_each_step() -> None:
-    run = shardyard("tour")
+def test_the_tour_shows_the_result_of_each_step(tmp_path: Path) -> None:
+    command = [str(Path(sys.executable).with_name("shardyard")), "tour"]
+    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
     for result in (
         "ch_general\t25",

@@ -12,14 +12,14 @@ from tests.cli.invocation import invoke
 from tests.postgresql import PASSWORD, PostgresqlServer, postgresql_server
 from tests.queues.brokers import BrokerProcess
 
-PATIENCE = 30.0
-"""Seconds that a test waits for what must come soon."""
+TIMEOUT_SECONDS = 30.0
+"""How long a test waits for what must happen soon."""
 
 
 def is_ready(broker: BrokerProcess) -> bool:
     """Whether the broker says that it takes requests. If not, it says that its database is the reason."""
     try:
-        with urlopen(f"{broker.url}/readyz", timeout=PATIENCE):
+        with urlopen(f"{broker.url}/readyz", timeout=TIMEOUT_SECONDS):
             return True
     except HTTPError as error:
         with error:
@@ -30,7 +30,7 @@ def is_ready(broker: BrokerProcess) -> bool:
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + TIMEOUT_SECONDS
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.05)

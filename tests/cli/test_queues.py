@@ -1,7 +1,6 @@
 """The commands for queues, as a user runs them, with one real broker."""
 
 import contextlib
-import io
 import json
 import logging
 import os
@@ -19,13 +18,13 @@ from typing import Any
 
 import pytest
 
-from shardyard.cli import main
 from shardyard.cli.queues.consume import print_warnings
 from shardyard.cli.queues.session import request
 from shardyard.model import Unreachable
 from shardyard.queues.delays.scheduler import GROUP as DELAYS_GROUP
 from shardyard.registry import open_registry
 from shardyard.wire.settings import GroupSettings
+from tests.cli.invocation import Shell
 from tests.queues.brokers import BrokerProcess
 
 NO_BROKER = "http://127.0.0.1:1"
@@ -39,36 +38,6 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with BrokerProcess(tmp_path_factory.mktemp("broker")) as process:
         process.listens()
         yield process.url
-
-
-class Shell:
-    """Runs commands in this process."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-        self._monkeypatch, self._capsys = monkeypatch, capsys
-        self.err = ""
-
-    def run(self, *arguments: str, stdin: bytes = b"") -> tuple[object, str]:
-        """Run a command; returns its exit code and standard output, and keeps its standard error in `err`."""
-        self._monkeypatch.setattr(sys, "argv", ["shardyard", *arguments])
-        self._monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
-        with pytest.raises(SystemExit) as exit_:
-            main()
-        printed = self._capsys.readouterr()
-        self.err = printed.err
-        return exit_.value.code, printed.out
-
-    def __call__(self, *arguments: str, stdin: bytes = b"") -> str:
-        """Run a command that must succeed; returns its standard output."""
-        code, out = self.run(*arguments, stdin=stdin)
-        assert code == 0, self.err
-        return out
-
-    def json(self, *arguments: str, stdin: bytes = b"") -> Any:
-        return json.loads(self(*arguments, "--json", stdin=stdin))
-
-    def lines(self, *arguments: str) -> list[Any]:
-        return [json.loads(line) for line in self(*arguments, "--json").splitlines()]
 
 
 @pytest.fixture
@@ -138,6 +107,7 @@ def test_internal_topics_and_groups_are_listed_with_all_only(shell: Shell, topic
     assert shell.err == ""  # the number of hidden ones is printed on a terminal only
 
 
+@pytest.mark.processes
 def test_a_terminal_shows_how_many_topics_are_hidden(shell: Shell, topic: str, group: str) -> None:
     shell("consume", group, topic, "--seconds", "0.5")
     shown = terminal("topics", "list")
@@ -162,6 +132,7 @@ def test_contract_says_which_groups_a_draining_partition_waits_for(shell: Shell,
     )
 
 
+@pytest.mark.processes
 def test_a_subscribed_topic_is_deleted_only_with_force(shell: Shell, topic: str, group: str) -> None:
     with ConsumeProcess(group, topic):
         wait_until(lambda: any(found["group"] == group and found["members"] for found in shell.json("groups", "list")))
@@ -280,6 +251,7 @@ def terminal(*arguments: str) -> str:
     return output.decode()
 
 
+@pytest.mark.processes
 def test_control_characters_are_escaped_on_a_terminal_and_only_there(shell: Shell, topic: str, group: str) -> None:
     value = "\x1b[31mred\x07 \x9b1mé\x7f\r"
     shell("publish", topic, "--key", "k\x1b]0;title\x07", stdin=value.encode() + b"\n\xff\xfe\n")
@@ -322,6 +294,7 @@ def member_count(shell: Shell, group: str) -> int:
     return sum(found["members"] for found in shell.json("groups", "list") if found["group"] == group)
 
 
+@pytest.mark.processes
 def test_an_interrupted_consumer_leaves_the_group(shell: Shell, topic: str, group: str) -> None:
     shell("publish", topic, "a")
     with ConsumeProcess(group, topic) as process:
@@ -346,6 +319,7 @@ def test_with_a_single_broker_the_missing_failover_is_explained_once(capsys: pyt
         assert sum("--broker may be repeated" in line for line in lines) == (1 if single_broker else 0)
 
 
+@pytest.mark.processes
 def test_consume_ends_quietly_when_its_output_is_closed(shell: Shell, topic: str, group: str) -> None:
     shell("publish", topic, "a")
     with ConsumeProcess(group, topic) as process:
@@ -410,6 +384,7 @@ def test_a_record_on_which_the_command_fails_is_retried_then_dead_then_redriven(
     assert shell.json("dead", "redrive", group, topic, "--all") == {"redriven": 0}
 
 
+@pytest.mark.processes
 def test_an_interrupted_command_does_not_count_as_failed(shell: Shell, topic: str, group: str, tmp_path: Path) -> None:
     shell("publish", topic, "a")
     with ConsumeProcess(group, topic, "--exec", f"touch {tmp_path}/started; sleep 60") as process:
@@ -537,6 +512,7 @@ def test_a_group_can_be_configured_before_a_member_joins(shell: Shell, topic: st
     assert shell.err == ""
 
 
+@pytest.mark.processes
 def test_a_group_is_shown_as_tables_with_titles(shell: Shell, topic: str, group: str) -> None:
     shell("publish", topic, "a", "--partition", "0")
     shell("consume", group, topic, "--count", "1")
@@ -572,15 +548,16 @@ def test_a_misspelt_setting_gets_a_suggestion(shell: Shell, group: str) -> None:
 
 
 def test_a_group_is_paused_and_resumed_entirely_or_by_partition(shell: Shell, topic: str, group: str) -> None:
-    shell("consume", group, topic, "--seconds", "0.5")
+    shell("publish", topic, "first", "--partition", "2")
+    shell("consume", group, topic, "--count", "1")
     for index in range(2):
         shell("publish", topic, f"on {index}", "--partition", str(index))
     assert shell.json("groups", "pause", group)["paused"] is True
-    assert shell.lines("consume", group, topic, "--seconds", "1") == []
+    assert shell.lines("consume", group, topic, "--seconds", "0.5") == []
     shell("groups", "resume", group)
     paused = shell.json("groups", "pause", group, "--partition", f"{topic}/0")
     assert (paused["paused"], paused["paused_partitions"]) == (False, [f"{topic}/0"])
-    assert [row["value"] for row in shell.lines("consume", group, topic, "--seconds", "2")] == ["on 1"]
+    assert [row["value"] for row in shell.lines("consume", group, topic, "--count", "1")] == ["on 1"]
     assert shell.json("groups", "resume", group, "--partition", f"{topic}/0")["paused_partitions"] == []
     assert [row["value"] for row in shell.lines("consume", group, topic, "--count", "1")] == ["on 0"]
 
@@ -804,6 +781,7 @@ def test_help_says_how_to_start(shell: Shell) -> None:
     assert "Did you mean 'topics'?" in shell.err
 
 
+@pytest.mark.processes
 def test_a_broker_ends_cleanly_at_sigterm_and_prints_nothing_but_where_it_is(tmp_path: Path) -> None:
     with subprocess.Popen(
         [SHARDYARD, "broker", "--port", "0"], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

@@ -231,6 +231,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.processes
 def test_a_process_ends_although_a_plain_handler_hangs() -> None:
     async def scenario(cluster: Cluster) -> None:
         await cluster.topic(partitions=1)
@@ -437,6 +438,7 @@ with BlockingConsumer(sys.argv[1], "billing", ["orders"]) as consumer:
 """
 
 
+@pytest.mark.processes
 def test_an_interrupted_blocking_consumer_commits_and_leaves() -> None:
     async def scenario(cluster: Cluster) -> None:
         await cluster.topic(partitions=1)

@@ -11,6 +11,8 @@ import pytest
 from tests.client import round_trip
 from tests.queues.setup import Cluster, run
 
+pytestmark = pytest.mark.processes
+
 LARGE = (
     "fastapi",
     "matplotlib",

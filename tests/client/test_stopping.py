@@ -82,6 +82,7 @@ async def start(program: str, url: str) -> AsyncIterator[asyncio.subprocess.Proc
         await process.wait()
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
 @pytest.mark.parametrize("program", [BLOCKING, ASYNC], ids=["blocking", "async"])
 def test_a_signal_ends_a_consumer_without_a_traceback_and_it_leaves_its_group(
@@ -103,6 +104,7 @@ def test_a_signal_ends_a_consumer_without_a_traceback_and_it_leaves_its_group(
     run(scenario)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("program", [EXIT_IN_THREAD, EXIT_IN_COROUTINE], ids=["thread", "coroutine"])
 def test_sys_exit_in_a_handler_ends_the_program_with_its_code_and_commits_what_is_done(program: str) -> None:
     async def scenario(cluster: Cluster) -> None:

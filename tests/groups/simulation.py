@@ -772,16 +772,17 @@ def _outcome(seed: int) -> str | None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Replay seeds, or run many histories on all cores.")
+    parser = argparse.ArgumentParser(description="Replay seeds, or run many histories in several processes.")
     parser.add_argument("seeds", nargs="*", type=int)
     parser.add_argument("--histories", type=int, default=0)
     parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--processes", type=int, help="one per core by default")
     options = parser.parse_args()
     for seed in options.seeds:
         history = run_history(seed, say=print)
         print(f"seed {seed}: {history.decisions} decisions, {history.refused} commits refused")
     failures = []
-    with multiprocessing.Pool() as pool:
+    with multiprocessing.Pool(options.processes) as pool:
         seeds = range(options.first, options.first + options.histories)
         for done, failure in enumerate(pool.imap_unordered(_outcome, seeds, chunksize=200), 1):
             if failure is not None:

@@ -71,14 +71,14 @@ async def maintain(log: SqliteLog) -> None:
         await log.maintain()
 
 
-def telling(name: str, step: maintenance.Step) -> maintenance.Step:
-    def told(db: sqlite3.Connection, now: int) -> bool:
+def reporting(name: str, step: maintenance.Step) -> maintenance.Step:
+    def reported(db: sqlite3.Connection, now: int) -> bool:
         worked = step(db, now)
         if worked:
             say("S", name)
         return worked
 
-    return told
+    return reported
 
 
 async def live(order: dict[str, Any]) -> None:
@@ -89,8 +89,8 @@ async def live(order: dict[str, Any]) -> None:
     steps = maintenance.steps
 
     def shuffled() -> dict[str, maintenance.Step]:  # few live to see the end of one maintenance
-        told = [(name, telling(name, step)) for name, step in steps().items()]
-        return dict(dice.sample(told, len(told)))
+        reported = [(name, reporting(name, step)) for name, step in steps().items()]
+        return dict(dice.sample(reported, len(reported)))
 
     maintenance.steps = shuffled
     log = SqliteLog(Path(order["folder"]), durability=order["durability"], maintain_every=None)

@@ -14,8 +14,8 @@ from shardyard.model import OutcomeUnknown, Partition, Record, Span, Topic
 from shardyard.model.batch import SCHEMA
 from tests.log.sparse import offset_of
 
-PATIENCE = 20.0
-"""Seconds that a test waits for what must come soon."""
+TIMEOUT_SECONDS = 20.0
+"""How long a test waits for what must happen soon."""
 T0, T1 = Partition("t", 0), Partition("t", 1)
 HOLDER = "holder"
 """Who seals topics in the tests."""
@@ -28,7 +28,7 @@ def awaited(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., Non
     def run(**fixtures: Any) -> None:
         async def whole() -> None:
             try:
-                await asyncio.wait_for(test(**fixtures), 3 * PATIENCE)
+                await asyncio.wait_for(test(**fixtures), 3 * TIMEOUT_SECONDS)
             finally:
                 if "log" in fixtures:
                     await fixtures["log"].close()

@@ -12,7 +12,7 @@ from shardyard.log.postgresql import PostgresqlLog
 from shardyard.log.sqlite import SqliteLog
 from shardyard.model import Record, Retention
 from shardyard.runtime.clock import ManualClock
-from tests.log.samples import PATIENCE, T0, arrow, awaited, contents, records
+from tests.log.samples import T0, TIMEOUT_SECONDS, arrow, awaited, contents, records
 
 MAINTAIN_SECONDS = 60.0
 
@@ -47,7 +47,7 @@ async def test_a_waiting_read_ends_when_its_time_has_passed_on_the_clock(log: Lo
     await clock.advance(3599)
     await settled(log, reader)
     await clock.advance(1)
-    assert len(await asyncio.wait_for(reader, PATIENCE)) == 0
+    assert len(await asyncio.wait_for(reader, TIMEOUT_SECONDS)) == 0
 
 
 @awaited
@@ -56,7 +56,7 @@ async def test_a_waiting_read_gets_its_record_although_no_time_passes(log: Log) 
     reader = asyncio.ensure_future(log.read(T0, 0, wait=3600))
     await settled(log, reader)
     await log.append(T0, records(0))
-    assert (await asyncio.wait_for(reader, PATIENCE)).records() == records(0)
+    assert (await asyncio.wait_for(reader, TIMEOUT_SECONDS)).records() == records(0)
     reader = asyncio.ensure_future(log.read(T0, 1, wait=3600))
     await settled(log, reader)
     reader.cancel()
@@ -90,7 +90,7 @@ async def test_maintenance_in_the_background_goes_by_the_clock(tmp_path: Path) -
         await settled(log)
         assert (await log.span(T0)).first == 0
         await clock.advance(MAINTAIN_SECONDS)
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT_SECONDS):
             while (await log.span(T0)).first == 0:  # noqa: ASYNC110 it is done in another thread
                 await asyncio.sleep(0)
 

@@ -69,8 +69,9 @@ class Witness:
         self.seen: dict[Partition, dict[int, Record]] = {partition: {} for partition in TOPIC}
         self.done: Counter[str] = Counter()
 
-    def hear(self, said: list[list[str]]) -> None:
-        for kind, *words in said:
+    def note(self, lines: list[list[str]]) -> None:
+        """Note what a child has printed."""
+        for kind, *words in lines:
             if kind == "A":
                 producer, sequence, offset = words[0], int(words[1]), int(words[2])
                 assert sequence == self.next[producer]
@@ -143,6 +144,7 @@ def folder() -> Iterator[Path]:
         yield Path(folder)
 
 
+@pytest.mark.processes
 @pytest.mark.timeout(300)
 def test_what_was_acknowledged_survives_two_hundred_kills_and_nothing_is_there_by_half_or_twice(folder: Path) -> None:
     dice = random.Random(20_240)
@@ -157,7 +159,7 @@ def test_what_was_acknowledged_survives_two_hundred_kills_and_nothing_is_there_b
         for number in range(ROUNDS):
             durability = "process" if number % 4 else "power"
             order = {"folder": str(witness.folder), "next": witness.next, "seed": number, "durability": durability}
-            witness.hear(crash(process, order, dice))
+            witness.note(crash(process, order, dice))
             asyncio.run(witness.check())
     assert witness.done["A"] > ROUNDS
     for rare in ("T", "merge", "clear", "free", "stored but not acknowledged"):

@@ -34,7 +34,7 @@ from shardyard.model import (
 from shardyard.model.url import parse_url
 from shardyard.runtime.clock import ManualClock
 from shardyard.runtime.postgresql import Aborted, Connection
-from tests.log.samples import HOLDER, PATIENCE, T0, T1, awaited, contents, records
+from tests.log.samples import HOLDER, T0, T1, TIMEOUT_SECONDS, awaited, contents, records
 from tests.postgresql import PASSWORD, PostgresqlServer, free_port
 
 PRODUCERS = 6
@@ -196,7 +196,7 @@ async def test_processes_that_append_to_one_partition_share_its_offsets_without_
         ]
         seen: list[Record] = []
         while len(seen) < 600:  # every record before one that was seen can be read
-            batch = await log.read(T0, len(seen), epoch=topic.epoch, wait=PATIENCE)
+            batch = await log.read(T0, len(seen), epoch=topic.epoch, wait=TIMEOUT_SECONDS)
             assert len(batch)
             seen += batch.records()
         for process in processes:
@@ -215,13 +215,13 @@ async def test_a_reader_is_woken_by_records_and_deletions_of_other_processes(
     async with open_(url) as log, open_(url) as other:
         await log.create_topic("t", 2)
         for i in range(5):
-            reading = asyncio.create_task(log.read(T0, i, wait=PATIENCE))
+            reading = asyncio.create_task(log.read(T0, i, wait=TIMEOUT_SECONDS))
             if i % 2:
                 await waiting(log)
             await other.append(T0, records(i))
             assert (await reading).records() == records(i)
-        dropped = asyncio.create_task(log.read(T1, 0, wait=PATIENCE))
-        deleted = asyncio.create_task(log.read(T0, 5, wait=PATIENCE))
+        dropped = asyncio.create_task(log.read(T1, 0, wait=TIMEOUT_SECONDS))
+        deleted = asyncio.create_task(log.read(T0, 5, wait=TIMEOUT_SECONDS))
         await waiting(log, 2)
         await other.contract_topic("t", 1)
         await other.drop_partitions("t", 1)
@@ -236,7 +236,7 @@ async def test_a_reader_is_woken_by_records_and_deletions_of_other_processes(
 async def test_a_reader_that_starts_to_wait_while_the_log_is_closed_is_woken(url: str) -> None:
     async with open_(url) as log:
         await log.create_topic("t", 1)
-    await asyncio.wait_for(log._tail.wait_for(1, 0, log._tail.news), PATIENCE)
+    await asyncio.wait_for(log._tail.wait_for(1, 0, log._tail.news), TIMEOUT_SECONDS)
 
 
 @awaited
@@ -245,7 +245,7 @@ async def test_a_reader_finds_records_whose_notification_was_lost(url: str, monk
     monkeypatch.setattr(tail.Tail, "_on_notify", lambda *_: None)
     async with open_(url) as log, open_(url) as other:
         await log.create_topic("t", 1)
-        reading = asyncio.create_task(log.read(T0, 0, wait=PATIENCE))
+        reading = asyncio.create_task(log.read(T0, 0, wait=TIMEOUT_SECONDS))
         await waiting(log)
         await other.append(T0, records(0))
         assert (await reading).records() == records(0)
@@ -259,7 +259,7 @@ async def test_an_append_whose_notification_fails_is_stored_once_all_the_same(
     monkeypatch.setattr(appends, "_NOTIFY", "SELECT 1/0 WHERE %s::text IS NOT NULL AND %s::text[] IS NOT NULL")
     async with open_(url) as log, open_(url) as other:
         await log.create_topic("t", 1)
-        reading = asyncio.create_task(other.read(T0, 0, wait=PATIENCE))
+        reading = asyncio.create_task(other.read(T0, 0, wait=TIMEOUT_SECONDS))
         assert not (await log.append(T0, records(0))).duplicate
         assert (await reading).records() == records(0)
         assert "waiting readers were not notified" in caplog.text
@@ -484,7 +484,7 @@ async def test_connections_that_were_cut_while_idle_are_replaced_unnoticed(
         await log.create_topic("t", 1)
         for i in range(3):
             await log.append(T0, records(2 * i))
-            reading = asyncio.create_task(log.read(T0, 2 * i + 1, wait=PATIENCE))
+            reading = asyncio.create_task(log.read(T0, 2 * i + 1, wait=TIMEOUT_SECONDS))
             await waiting(log)
             postgresql.cut_connections()
             await other.append(T0, records(2 * i + 1))
@@ -523,10 +523,10 @@ async def test_readers_are_woken_although_an_unexpected_error_occurs_once(
             return ends(partition_ids)
 
         monkeypatch.setattr(log._tail, "_ends", failing)
-        reading = asyncio.create_task(log.read(T0, 0, wait=PATIENCE))
-        assert await asyncio.to_thread(failed.wait, PATIENCE)
+        reading = asyncio.create_task(log.read(T0, 0, wait=TIMEOUT_SECONDS))
+        assert await asyncio.to_thread(failed.wait, TIMEOUT_SECONDS)
         await other.append(T0, records(0))
-        async with asyncio.timeout(PATIENCE / 2):
+        async with asyncio.timeout(TIMEOUT_SECONDS / 2):
             assert (await reading).records() == records(0)
     assert "looking for new records failed and will be retried" in caplog.text
 
@@ -545,13 +545,13 @@ async def test_a_process_that_is_stopped_during_an_append_delays_others_only_for
             with connection.pipeline() as pipeline:
                 appends.PostgresqlLookup(connection, pipeline, [Append(T0, records(0), 1, None, None, None)])
                 ready.set()
-                resumed.wait(PATIENCE)
+                resumed.wait(TIMEOUT_SECONDS)
 
         stalled = asyncio.create_task(asyncio.to_thread(stopped.run, append))
-        await asyncio.to_thread(ready.wait, PATIENCE)
+        await asyncio.to_thread(ready.wait, TIMEOUT_SECONDS)
         started = time.monotonic()
         await log.append(T0, records(1))
-        assert 0.5 < time.monotonic() - started < PATIENCE
+        assert 0.5 < time.monotonic() - started < TIMEOUT_SECONDS
         resumed.set()
         await asyncio.gather(stalled, return_exceptions=True)
         stopped.close()

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from itertools import count
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from shardyard.log.postgresql import PostgresqlLog, sessions
 from shardyard.model import Busy, DatabaseUnavailable, NoRoom, OutcomeUnknown, Partition, Record, RetryLater, Stamp
 from shardyard.runtime.postgresql import RESPONSE_SECONDS
 from tests.disks import Ballast, small_disk
-from tests.log.samples import PATIENCE, awaited, contents
+from tests.log.samples import TIMEOUT_SECONDS, awaited, contents
 from tests.postgresql import PASSWORD, PostgresqlServer, lend, postgresql_server
 
 PRODUCERS = 6
@@ -67,7 +67,7 @@ class Producers:
         await self.until(lambda: all(self.acknowledged[number] >= before[number] + 5 for number in before))
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(3 * PATIENCE):
+        async with asyncio.timeout(3 * TIMEOUT_SECONDS):
             while not condition():
                 await asyncio.sleep(0.01)
                 for task in self._tasks:
@@ -151,12 +151,6 @@ class ProducersWithoutStamps(Producers):
         self.check_errors()
 
 
-@pytest.fixture
-def own_server() -> Iterator[PostgresqlServer]:
-    with postgresql_server() as server:
-        yield server
-
-
 async def endure(
     server: PostgresqlServer,
     trouble: Callable[[], Awaitable[None]],
@@ -183,53 +177,53 @@ async def kill_and_start(server: PostgresqlServer) -> None:
     await asyncio.to_thread(server.start)
 
 
-def test_what_was_acknowledged_survives_a_server_that_is_killed_under_load(own_server: PostgresqlServer) -> None:
-    producers = asyncio.run(endure(own_server, lambda: kill_and_start(own_server)))
+def test_what_was_acknowledged_survives_a_server_that_is_killed_under_load(own_postgresql: PostgresqlServer) -> None:
+    producers = asyncio.run(endure(own_postgresql, lambda: kill_and_start(own_postgresql)))
     assert producers.errors
 
 
 def test_an_append_without_a_stamp_is_stored_once_or_not_at_all_and_the_log_knows_or_says_that_it_does_not(
-    own_server: PostgresqlServer,
+    own_postgresql: PostgresqlServer,
 ) -> None:
-    producers = asyncio.run(endure(own_server, lambda: kill_and_start(own_server), ProducersWithoutStamps))
+    producers = asyncio.run(endure(own_postgresql, lambda: kill_and_start(own_postgresql), ProducersWithoutStamps))
     assert producers.is_proven, "no commit was interrupted, or none was refused"
 
 
-def test_nothing_is_lost_or_doubled_when_connections_are_cut_under_load(own_server: PostgresqlServer) -> None:
+def test_nothing_is_lost_or_doubled_when_connections_are_cut_under_load(own_postgresql: PostgresqlServer) -> None:
     async def trouble() -> None:
         for _ in range(10):
-            await asyncio.to_thread(own_server.cut_connections)
+            await asyncio.to_thread(own_postgresql.cut_connections)
             await asyncio.sleep(0.02)
 
-    asyncio.run(endure(own_server, trouble))
+    asyncio.run(endure(own_postgresql, trouble))
 
 
 def test_a_server_that_hangs_gives_clear_errors_in_bounded_time_and_is_used_again_when_it_continues(
-    own_server: PostgresqlServer, monkeypatch: pytest.MonkeyPatch
+    own_postgresql: PostgresqlServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sessions, "RESPONSE_SECONDS", min(RESPONSE_SECONDS, STALL_SECONDS / 2))
 
     async def trouble() -> None:
-        own_server.stall()
+        own_postgresql.stall()
         await asyncio.sleep(STALL_SECONDS)
-        own_server.resume()
+        own_postgresql.resume()
 
-    producers = asyncio.run(endure(own_server, trouble))
+    producers = asyncio.run(endure(own_postgresql, trouble))
     assert any("no response" in str(error) or "unavailable" in str(error) for error in producers.errors)
-    assert producers.longest < PATIENCE
+    assert producers.longest < TIMEOUT_SECONDS
 
 
 @awaited
 async def test_an_append_is_not_acknowledged_before_a_synchronous_standby_has_it(
-    own_server: PostgresqlServer, monkeypatch: pytest.MonkeyPatch
+    own_postgresql: PostgresqlServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sessions, "RESPONSE_SECONDS", 1.0)
     monkeypatch.setattr(sessions, "BUSY_SECONDS", 1.0)
     acknowledged: list[str] = []
 
     def require_standby(name: str) -> None:
-        own_server.execute(f"ALTER SYSTEM SET synchronous_standby_names = '{name}'")
-        own_server.execute("SELECT pg_reload_conf()")
+        own_postgresql.execute(f"ALTER SYSTEM SET synchronous_standby_names = '{name}'")
+        own_postgresql.execute("SELECT pg_reload_conf()")
 
     async def append(name: str) -> bool:
         """Whether it was acknowledged."""
@@ -241,11 +235,11 @@ async def test_an_append_is_not_acknowledged_before_a_synchronous_standby_has_it
         return True
 
     def waits_for_standby() -> bool:
-        with psycopg.connect(own_server.url("postgres")) as connection:
+        with psycopg.connect(own_postgresql.url("postgres")) as connection:
             waiting = connection.execute("SELECT 1 FROM pg_stat_activity WHERE wait_event = 'SyncRep'")
             return waiting.fetchone() is not None
 
-    async with PostgresqlLog(own_server.url("postgres"), maintain_every=None) as log:
+    async with PostgresqlLog(own_postgresql.url("postgres"), maintain_every=None) as log:
         await log.create_topic("t", len(PARTITIONS))
         require_standby("gone")
         attempts = count()

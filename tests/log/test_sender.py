@@ -36,7 +36,8 @@ both_paths = pytest.mark.parametrize("path", [list, arrow])
 
 
 class Refusing(MemoryLog):
-    """Raises what it is told to, once each, before or after it has stored a batch; and notes what was asked of it."""
+    """Raises the given errors, once each, before or after it has stored a batch. Notes the stamps of appends, and how
+    often a topic was looked up."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -263,9 +264,9 @@ async def test_a_topic_recreated_with_fewer_partitions_is_noticed_at_once(log: L
     sender = Sender(log, "t")
     await sender.send(keyed(*range(20)))
     await log.delete_topic("t")
-    anew = await log.create_topic("t", 1)
+    recreated = await log.create_topic("t", 1)
     await sender.send(keyed(*range(20)))
-    assert sender.topic == anew
+    assert sender.topic == recreated
     assert len(await contents(log, Partition("t", 0))) == 20
 
 
@@ -273,12 +274,12 @@ async def test_a_topic_recreated_with_fewer_partitions_is_noticed_at_once(log: L
 @awaited
 async def test_a_sender_goes_over_the_partitions_that_take_records(log: Log, path: Path_) -> None:
     await log.create_topic("t", 8, partitioner="jump")
-    closing = await log.contract_topic("t", 3)
+    contracted = await log.contract_topic("t", 3)
     sender = Sender(log, "t")
     rows = [*keyed(*range(40)), *keyless(*range(40, 70))]
     appended = await sender.send(path(rows))
     assert sorted(a.partition.index for a in appended) == [0, 1, 2], "at the first try"
-    assert sender.topic == closing
+    assert sender.topic == contracted
     found = await everything(log, "t")
     place = partitioner_named("jump", 3).place
     assert all(r.key is None or place(r.key) == index for index, some in found.items() for r in some)
@@ -293,10 +294,10 @@ async def test_a_contraction_is_noticed_at_once_and_what_was_refused_goes_elsewh
     sender = Sender(log, "t", clock=ManualClock())
     await sender.send(path(keyed(*range(20))))
     before = await everything(log, "t")
-    closing = await log.contract_topic("t", 2)
+    contracted = await log.contract_topic("t", 2)
     rows = [*keyed(*range(20, 40)), *keyless(*range(40, 56))]
     assert sum(a.count for a in await sender.send(path(rows))) == 36
-    assert sender.topic == closing
+    assert sender.topic == contracted
     found = await everything(log, "t")
     assert [found[i] for i in range(2, 8)] == [before[i] for i in range(2, 8)]
     late = [r for i in range(2) for r in found[i][len(before[i]) :]]
@@ -346,9 +347,9 @@ async def test_while_a_topic_is_contracted_and_expanded_again_no_record_is_lost_
     count: Counter[str] = Counter()
     for fewer in (5, 2):
         await until_sent(200)
-        closing = await log.contract_topic("t", fewer)
+        contracted = await log.contract_topic("t", fewer)
         await until_sent(100)
-        for partition in list(closing)[fewer:]:  # drained: nothing comes after
+        for partition in list(contracted)[fewer:]:  # drained: nothing comes after
             count.update(r.id for r in await contents(log, partition))
         await until_sent(100)
         await log.drop_partitions("t", fewer)

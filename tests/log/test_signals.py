@@ -13,10 +13,10 @@ from shardyard.log.sqlite import SqliteLog, store
 from shardyard.model import Busy, PartitionOutOfRange, Record, UnknownTopic
 from shardyard.runtime import process_signal
 from shardyard.runtime.process_signal import Sender
-from tests.log.samples import PATIENCE, T0, T1, awaited, records
+from tests.log.samples import T0, T1, TIMEOUT_SECONDS, awaited, records
 
 quiet = functools.partial(SqliteLog, durability="process", maintain_every=None)
-LONG = 100 * PATIENCE
+LONG = 100 * TIMEOUT_SECONDS
 
 
 @pytest.fixture
@@ -86,11 +86,11 @@ async def test_a_record_that_arrives_between_a_look_and_the_wait_is_not_missed(
             if not appending:
                 chosen = log if writer == "this process" else other
                 appending.append(asyncio.run_coroutine_threadsafe(chosen.append(T0, records(0)), loop))
-                appending[0].result(PATIENCE)
+                appending[0].result(TIMEOUT_SECONDS)
             return result
 
         monkeypatch.setattr(store, "read", read_then_append)
-        batch = await asyncio.wait_for(log.read(T0, 0, wait=LONG), PATIENCE)
+        batch = await asyncio.wait_for(log.read(T0, 0, wait=LONG), TIMEOUT_SECONDS)
         assert batch.records() == records(0)
         if waited_before:
             keeps_waiting.cancel()
@@ -106,11 +106,11 @@ async def test_a_commit_whose_signal_was_never_sent_is_found_after_a_while(tmp_p
         await log.span(T0)
         if change == "append":
             await other.append(T0, records(0))
-            assert (await asyncio.wait_for(reading, PATIENCE)).records() == records(0)
+            assert (await asyncio.wait_for(reading, TIMEOUT_SECONDS)).records() == records(0)
         else:
             await other.delete_topic("t")
             with pytest.raises(UnknownTopic):
-                await asyncio.wait_for(reading, PATIENCE)
+                await asyncio.wait_for(reading, TIMEOUT_SECONDS)
 
 
 @pytest.mark.usefixtures("only_signals")
@@ -148,9 +148,9 @@ async def test_readers_are_woken_although_the_log_could_not_be_opened_for_them_a
             return connect()
 
         monkeypatch.setattr(log._tail, "_connect", failing)
-        reading = asyncio.create_task(log.read(T0, 0, wait=PATIENCE))
-        assert await asyncio.to_thread(failed.wait, PATIENCE)
+        reading = asyncio.create_task(log.read(T0, 0, wait=TIMEOUT_SECONDS))
+        assert await asyncio.to_thread(failed.wait, TIMEOUT_SECONDS)
         await other.append(T0, records(0))
-        async with asyncio.timeout(PATIENCE / 2):
+        async with asyncio.timeout(TIMEOUT_SECONDS / 2):
             assert (await reading).records() == records(0)
     assert "checking for new records failed and will be retried" in caplog.text

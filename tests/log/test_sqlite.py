@@ -27,7 +27,6 @@ from shardyard.log.sqlite.files import connect
 from shardyard.log.stored_batches import encode
 from shardyard.model import (
     Busy,
-    Closing,
     Damaged,
     Fence,
     Fenced,
@@ -38,6 +37,7 @@ from shardyard.model import (
     NotWritable,
     Outdated,
     Partition,
+    PartitionDraining,
     PartitionOutOfRange,
     Record,
     Retention,
@@ -52,7 +52,7 @@ from shardyard.model import (
 )
 from shardyard.runtime.clock import now_ms
 from tests.log import worker
-from tests.log.samples import HOLDER, PATIENCE, T0, T1, arrow, awaited, contents, move, state
+from tests.log.samples import HOLDER, T0, T1, TIMEOUT_SECONDS, arrow, awaited, contents, move, state
 
 Mount = Callable[[str], Path]
 quiet = functools.partial(SqliteLog, durability="process", maintain_every=None)
@@ -73,7 +73,7 @@ def rows(folder: Path) -> int:
 
 
 async def checkpoint(folder: Path) -> None:
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(TIMEOUT_SECONDS):
         while sql(folder, "PRAGMA wal_checkpoint(TRUNCATE)")[0][0]:  # noqa: ASYNC110 the log may be at one itself
             await asyncio.sleep(0)
 
@@ -85,7 +85,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def mount(tmp_path: Path) -> Iterator[Mount]:
-    """Mounts a small disk of its own, or mounts it anew. Skips the test where that is not allowed."""
+    """Mounts a small disk of its own, or remounts it. Skips the test where that is not allowed."""
     disk = tmp_path / "disk"
     mounted: list[Path] = []
 
@@ -111,7 +111,7 @@ class Worker:
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process
 
-    def hear(self) -> Any:
+    def read(self) -> Any:
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert line, "the other process has failed"
@@ -129,9 +129,9 @@ def working(*words: object) -> Iterator[Worker]:
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
             other = Worker(process)
-            assert other.hear() == "ready"
+            assert other.read() == "ready"
             yield other
-            assert process.wait(PATIENCE) == 0
+            assert process.wait(TIMEOUT_SECONDS) == 0
         finally:
             process.kill()
 
@@ -343,10 +343,10 @@ async def test_a_log_of_the_second_version_is_upgraded_with_all_that_it_holds(fo
         assert await contents(log, T0) == records(0, 1)
         assert (await log.append(T0, records(0, 1), stamp=Stamp("p", 3))).duplicate
         await log.append(T1, records(2))
-        closing = await log.contract_topic("t", 1)
-        assert (closing.partitions, closing.receiving) == (2, 1)
+        contracted = await log.contract_topic("t", 1)
+        assert (contracted.partitions, contracted.receiving) == (2, 1)
     async with quiet(folder) as log:
-        assert await log.topics() == [closing, second]
+        assert await log.topics() == [contracted, second]
         await log.drop_partitions("t", 1)
         assert state(await log.expand_topic("t", 2)) == state(first)
         assert await log.span(T1) == Span(5, 1, 1)
@@ -424,10 +424,10 @@ async def test_a_topic_that_is_contracted_by_one_process_is_so_for_another(folde
     async with quiet(folder) as log, quiet(folder) as other:
         topic = await log.create_topic("t", 2)
         await other.append(T1, records(0), stamp=Stamp("p", 1))
-        waiting = [asyncio.ensure_future(each.read(T1, 1, wait=100 * PATIENCE)) for each in (log, other)]
+        waiting = [asyncio.ensure_future(each.read(T1, 1, wait=100 * TIMEOUT_SECONDS)) for each in (log, other)]
         await log.contract_topic("t", 1)
         assert (await other.topic("t")).receiving == 1
-        with pytest.raises(Closing):
+        with pytest.raises(PartitionDraining):
             await other.append(T1, records(1))
         assert (await other.append(T1, records(0), stamp=Stamp("p", 1))).duplicate
         await other.append(T0, records(1))
@@ -436,13 +436,13 @@ async def test_a_topic_that_is_contracted_by_one_process_is_so_for_another(folde
         await log.append(T1, records(1))
         assert [len(batch) for batch in await asyncio.gather(*waiting)] == [1, 1]
 
-        waiting = [asyncio.ensure_future(each.read(T1, 2, wait=100 * PATIENCE)) for each in (log, other)]
+        waiting = [asyncio.ensure_future(each.read(T1, 2, wait=100 * TIMEOUT_SECONDS)) for each in (log, other)]
         await other.contract_topic("t", 1)
         await other.span(T0)
         await other.drop_partitions("t", 1)
         for reader in waiting:
             with pytest.raises(PartitionOutOfRange):
-                await asyncio.wait_for(reader, PATIENCE)
+                await asyncio.wait_for(reader, TIMEOUT_SECONDS)
         with pytest.raises(PartitionOutOfRange):
             await log.append(T1, records(2))
         await log.maintain()
@@ -459,14 +459,16 @@ async def test_a_reader_learns_that_its_partition_was_dropped_although_another_p
     async with quiet(folder) as log, quiet(folder) as other:
         await log.create_topic("t", 2)
         await log.create_topic("u", 1)
-        readers = [asyncio.ensure_future(log.read(p, 0, wait=100 * PATIENCE)) for p in (T1, Partition("u", 0), T0)]
+        readers = [
+            asyncio.ensure_future(log.read(p, 0, wait=100 * TIMEOUT_SECONDS)) for p in (T1, Partition("u", 0), T0)
+        ]
         for _ in range(5):
             await log.span(T0)
         await other.contract_topic("t", 1)
         await asyncio.gather(other.drop_partitions("t", 1), other.delete_topic("u"), other.maintain())
         for reader, refusal in zip(readers, (PartitionOutOfRange, UnknownTopic), strict=False):
             with pytest.raises(refusal):
-                await asyncio.wait_for(reader, PATIENCE)
+                await asyncio.wait_for(reader, TIMEOUT_SECONDS)
         await other.append(T0, records(0))
         assert len(await readers[2]) == 1
 
@@ -533,6 +535,7 @@ async def test_a_read_only_folder_is_not_writable(mount: Mount) -> None:
 # Other processes ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.processes
 @awaited
 async def test_a_reader_in_another_process_sees_a_record_soon_and_without_spinning(
     folder: Path, record_property: Callable[[str, object], None]
@@ -543,13 +546,13 @@ async def test_a_reader_in_another_process_sees_a_record_soon_and_without_spinni
         with working("follow", folder, 100) as reader:
             reader.go()
             for i in range(100):
-                assert reader.hear() == "waiting"
+                assert reader.read() == "waiting"
                 began = time.monotonic()
                 await log.append(T0, records(i))
-                seen, found = await asyncio.to_thread(reader.hear)
+                seen, found = await asyncio.to_thread(reader.read)
                 assert found == [f"r{i}"]
                 delays.append(seen - began)
-            idle = await asyncio.to_thread(reader.hear)
+            idle = await asyncio.to_thread(reader.read)
     record_property("median_ms", statistics.median(delays) * 1000)
     record_property("worst_ms", max(delays) * 1000)
     record_property("idle_share_of_a_core", idle)
@@ -557,6 +560,7 @@ async def test_a_reader_in_another_process_sees_a_record_soon_and_without_spinni
     assert idle < 0.25  # some 0.1 %
 
 
+@pytest.mark.processes
 @awaited
 async def test_processes_that_append_at_once_lose_nothing_and_keep_their_order(folder: Path) -> None:
     async with quiet(folder) as log:
@@ -565,7 +569,7 @@ async def test_processes_that_append_at_once_lose_nothing_and_keep_their_order(f
             for other in (a, b):
                 other.go()
             here = [await log.append(T0, [Record(f"here:{n}:0", None, b"")]) for n in range(60)]
-            placed = await asyncio.to_thread(lambda: {**a.hear(), **b.hear()})
+            placed = await asyncio.to_thread(lambda: {**a.read(), **b.read()})
         placed["here"] = [appended.first.offset for appended in here]
         found = [record.id for record in await contents(log, T0)]
     assert len(found) == 6 * 120 + 60
@@ -583,6 +587,7 @@ async def test_the_write_ahead_log_restarts_once_no_reader_needs_its_old_pages(
 ) -> None:
     monkeypatch.setattr(checkpoints, "CHECKPOINT_BYTES", 200_000)
     monkeypatch.setattr(checkpoints, "LIMIT_BYTES", 2_000_000)
+    monkeypatch.setattr(checkpoints, "LIMIT_WAIT_MS", 10)
     monkeypatch.setattr(files, "WAL_KEEP_BYTES", 1_000_000)
     wal = folder / "log.db-wal"
     async with SqliteLog(folder, durability="process", maintain_every=None) as log:
@@ -594,11 +599,12 @@ async def test_the_write_ahead_log_restarts_once_no_reader_needs_its_old_pages(
             await log.append(T0, records(n, size=50_000))
         assert wal.stat().st_size > 4_000_000, "somebody reads a state from long ago"
         reader.close()
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT_SECONDS):
             while wal.stat().st_size > 2_000_000:
                 await log.append(T0, records(1, size=50_000))
 
 
+@pytest.mark.processes
 @awaited
 async def test_processes_that_open_and_close_at_once_do_not_disturb_each_other(folder: Path) -> None:
     async with quiet(folder) as log:
@@ -606,7 +612,7 @@ async def test_processes_that_open_and_close_at_once_do_not_disturb_each_other(f
     with working("reopen", folder, "a", 25) as a, working("reopen", folder, "b", 25) as b:
         for other in (a, b):
             other.go()
-        assert await asyncio.to_thread(lambda: [a.hear(), b.hear()]) == ["done", "done"]
+        assert await asyncio.to_thread(lambda: [a.read(), b.read()]) == ["done", "done"]
     async with quiet(folder) as log:
         found = [record.id for record in await contents(log, T0)]
     assert [[name for name in found if name[0] == who] for who in "ab"] == [
@@ -689,7 +695,7 @@ async def test_maintenance_ends_although_producers_keep_appending(folder: Path) 
 
         producers = [asyncio.ensure_future(produce(partition)) for partition in topic]
         for _ in range(3):
-            await asyncio.wait_for(log.maintain(), PATIENCE)
+            await asyncio.wait_for(log.maintain(), TIMEOUT_SECONDS)
         stop.set()
         for partition, sent in zip(topic, await asyncio.gather(*producers), strict=True):
             assert (await contents(log, partition)) == records(*range(sent))
@@ -702,7 +708,7 @@ async def test_an_open_log_maintains_itself(folder: Path) -> None:
         for i in range(100):
             await log.append(T0, records(i))
         await log.trim(T0, 100)
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT_SECONDS):
             while rows(folder):  # noqa: ASYNC110 what the file holds is nobody's event
                 await asyncio.sleep(0)
     async with quiet(folder) as log:

@@ -1,9 +1,10 @@
-"""A driver process that tests kill: `python -m tests.pipeline.driver ingest|write|reshard LOG FOLDER`.
+"""A driver process that tests kill: `python -m tests.pipeline.driver ingest|write|reshard|hold_seal LOG FOLDER`.
 
 Prints a line when a batch or round has started, and "done" at the end.
 """
 
 import sys
+import threading
 from pathlib import Path
 from unittest.mock import patch
 
@@ -44,7 +45,18 @@ def run_reshard(spark: SparkSession, log: str, folder: Path) -> None:
         reshard(spark, log, "orders", partitions=7, registry=f"sqlite:///{folder / 'registry.db'}", on_step=print_now)
 
 
-JOBS = {"ingest": run_ingest, "write": run_write, "reshard": run_reshard}
+def run_hold_seal(spark: SparkSession, log: str, folder: Path) -> None:
+    """A reshard that prints "sealed" when everything is copied and the topic is sealed, and then does not go on."""
+
+    def hold(_: object) -> None:
+        print_now("sealed")
+        threading.Event().wait()
+
+    with patch.object(resharding._Reshard, "_translate_positions", hold):
+        run_reshard(spark, log, folder)
+
+
+JOBS = {"ingest": run_ingest, "write": run_write, "reshard": run_reshard, "hold_seal": run_hold_seal}
 
 if __name__ == "__main__":
     job, log, folder = sys.argv[1:]

@@ -1,5 +1,6 @@
 """A driver is killed in the middle of a job, and the next one finishes its work."""
 
+import asyncio
 import contextlib
 import os
 import random
@@ -7,12 +8,16 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow.dataset as ds
 import pytest
 from pyspark.sql import SparkSession
 
+from shardyard.log import Sender, open_log
+from shardyard.log.port import SEAL_SECONDS
+from shardyard.model import Partition, Record, Sealed
 from shardyard.registry import open_registry
 from tests.pipeline.driver import JOBS
 from tests.pipeline.logs import by_key, contents, create, fill, url
@@ -32,16 +37,19 @@ class Drivers:
         self._command = [sys.executable, "-m", "tests.pipeline.driver", job, log, str(folder)]
         self._started: list[subprocess.Popen[str]] = []
 
-    def kill_one(self, after: float) -> None:
-        """Start a driver and kill it some time after its first output.
-
-        Its JVM and the Python workers live on for a moment, at the same time as the next driver.
-        """
+    def start(self) -> Iterator[str]:
+        """Start a driver. Returns the lines that it prints."""
         process = subprocess.Popen(self._command, stdout=subprocess.PIPE, text=True, start_new_session=True)
         self._started.append(process)
         assert process.stdout is not None
-        assert process.stdout.readline() not in ("", "done\n")
-        time.sleep(after)
+        return iter(process.stdout)
+
+    def kill(self) -> None:
+        """Kill the driver that was started last.
+
+        Its JVM and the Python workers live on for a moment, at the same time as the next driver.
+        """
+        process = self._started[-1]
         process.kill()
         assert process.wait(TIMEOUT_SECONDS) == -signal.SIGKILL, "it had already ended"
 
@@ -68,7 +76,9 @@ def crash(job: str, spark: SparkSession, log: str, folder: Path) -> None:
     drivers = Drivers(job, log, folder)
     try:
         for _ in range(KILLS):
-            drivers.kill_one(rng.uniform(0.0, 2.0))
+            assert next(drivers.start()) != "done\n"
+            time.sleep(rng.uniform(0.0, 2.0))
+            drivers.kill()
         drivers.await_last_jvm()
         JOBS[job](spark, log, folder)
     finally:
@@ -106,3 +116,34 @@ def test_a_killed_reshard_leaves_every_record_in_the_new_topic_once_in_order(
     open_registry(f"sqlite:///{tmp_path / 'registry.db'}").close()
     crash("reshard", spark, log, tmp_path)
     assert by_key(contents(log, "orders.2")) == by_key(contents(log, "orders"))
+
+
+@pytest.mark.timeout(TEST_TIMEOUT_SECONDS)
+def test_producers_continue_when_the_seal_of_a_killed_reshard_ends_and_the_next_run_copies_what_they_sent(
+    spark: SparkSession, log: str, tmp_path: Path
+) -> None:
+    open_registry(f"sqlite:///{tmp_path / 'registry.db'}").close()
+    drivers = Drivers("hold_seal", log, tmp_path)
+
+    async def produce() -> None:
+        """Kill the driver while a producer waits for the seal."""
+        async with open_log(log) as opened:
+            sealed = await opened.topic("orders")
+            assert (sealed.sealed, sealed.successor) == (True, None)
+            with pytest.raises(Sealed):
+                await opened.append(Partition("orders", 0), [Record("refused", b"key-1", b"")])
+            sender = Sender(opened, "orders", timeout=SEAL_SECONDS + 2)  # for the last back-off, and a busy machine
+            drivers.kill()
+            await sender.send([Record(f"late-{n}", b"key-%d" % n, b"") for n in range(100)])
+            assert (await opened.topic("orders")).successor is None
+
+    try:
+        assert "sealed\n" in drivers.start()
+        asyncio.run(produce())
+        drivers.await_last_jvm()
+        JOBS["reshard"](spark, log, tmp_path)
+    finally:
+        drivers.kill_all()
+    expected = by_key(contents(log, "orders"))
+    assert sum(map(len, expected.values())) == RECORDS + 100
+    assert by_key(contents(log, "orders.2")) == expected

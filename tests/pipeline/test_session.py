@@ -59,6 +59,7 @@ def test_the_error_for_missing_or_old_java_says_what_to_install(
     check_java()
 
 
+@pytest.mark.processes
 def test_a_command_without_java_fails_with_one_line(tmp_path: Path) -> None:
     command = [str(Path(sys.executable).with_name("shardyard")), "pipeline", "balance", "--parquet", str(tmp_path)]
     environment = {"PATH": str(tmp_path), "HOME": str(tmp_path)}

@@ -73,6 +73,7 @@ def test_hash_and_jump_in_one_call_are_the_same_as_in_two(key: bytes, buckets: i
         assert kernels.fnv1a64_jump(key, buckets) == reference.jump(reference.fnv1a64(key), buckets)
 
 
+@pytest.mark.processes
 def test_without_numba_keys_are_placed_by_numpy_as_with_it() -> None:
     program = (
         "import sys\n{}from shardyard.placement import Jump, Modulus\n"

@@ -57,8 +57,9 @@ ENGINES = {
 }
 
 POSTGRESQL = pytest.param("postgresql", marks=pytest.mark.server)
-SEARCH = DELAYS = ("memory", "sparse", "sqlite")
-FAILURES = BROKERS = ("memory", "sparse", "sqlite", POSTGRESQL)
+SPARSE = pytest.param("sparse", marks=pytest.mark.long)
+SEARCH = DELAYS = ("memory", SPARSE, "sqlite")
+FAILURES = BROKERS = ("memory", SPARSE, "sqlite", POSTGRESQL)
 REGISTRIES = ("memory", "sqlite", POSTGRESQL)
 """The engines of each suite. `REGISTRIES`: suites that need a registry and a log in memory. A search reads a log like
 any reader, and a delayed record is delivered like any other: the suites of readers and brokers run on PostgreSQL."""

@@ -427,7 +427,7 @@ def test_a_contracted_topic_takes_records_on_the_remaining_partitions_and_drains
             assert await drop_drained_partitions(cluster) == []
             assert (await cluster.get("/v1/topics/orders"))["partitions"] == 6, "nobody has read it"
             refused = await cluster.request("POST", RECORDS, {"value": "x"}, partition=5)
-            assert (refused.status, refused.code) == (409, "closing")
+            assert (refused.status, refused.code) == (409, "partition_draining")
             async with handled.at_work(cluster.consumer("m1")), handled.at_work(cluster.consumer("m2")):
                 await asyncio.gather(*(producer.send("orders", value, key=value) for value in sent[100:]))
 
@@ -679,7 +679,7 @@ def test_a_group_shows_the_seeds_table_and_its_members() -> None:
         await cluster.do("DELETE", "/v1/groups/billing")
         assert (await cluster.request("GET", "/v1/groups/billing")).code == "unknown_group"
         async with cluster.consumer("m1") as consumer:
-            assert consumer.settings.paused is False, "another group of that name begins anew"
+            assert consumer.settings.paused is False, "another group of that name starts with the defaults"
 
     run(scenario)
 

@@ -418,6 +418,7 @@ def test_a_revoked_partition_is_released_after_the_delivery_in_progress(
     run_in_memory(scenario)
 
 
+@pytest.mark.processes
 def test_records_that_a_killed_scheduler_had_in_flight_are_delivered_by_another(tmp_path: Path) -> None:
     async def scenario(first: "subprocess.Popen[bytes]") -> None:
         async with open_environment("sqlite", tmp_path) as env:

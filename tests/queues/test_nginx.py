@@ -196,6 +196,7 @@ async def waited(url: str) -> float:
     return time.monotonic() - begun
 
 
+@pytest.mark.server
 def test_brokers_behind_nginx_are_killed_under_load_and_nothing_is_lost(nginx: str, folder: Path) -> None:
     with BrokerProcess(folder, "one") as one, BrokerProcess(folder, "two") as two:
         brokers = [one, two]

@@ -30,7 +30,7 @@ RELEASE_SECONDS = 2.0
 ROOT = Path(__file__).parent.parent.parent
 BROKERS = 2
 
-pytestmark = pytest.mark.timeout(90)
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(90)]
 
 Rows = list[dict[str, Any]]
 Scenario = Callable[[Brokers, Producer], Coroutine[Any, Any, None]]

@@ -213,7 +213,7 @@ def test_a_publish_goes_to_the_open_partitions_of_a_topic_that_was_contracted() 
         assert len((await cluster.records())[0]) == 1 + 6
         body = msgspec.json.encode({"value": "g"})
         response = await cluster.request("POST", RECORDS, body=body, partition=3)
-        assert (response.status, response.code) == (409, "closing")
+        assert (response.status, response.code) == (409, "partition_draining")
 
     run(scenario)
 

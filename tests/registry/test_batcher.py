@@ -12,8 +12,8 @@ from shardyard.registry import GroupRow, Snapshot, Transaction, TransactionBatch
 from shardyard.registry.memory import MemoryRegistry
 from shardyard.registry.port import TransactionAborted
 
-PATIENCE = 10.0
-"""Seconds that a test waits for what must come soon."""
+TIMEOUT_SECONDS = 10.0
+"""How long a test waits for what must happen soon."""
 
 
 class RecordingRegistry(MemoryRegistry):
@@ -65,11 +65,11 @@ def outcomes_together(registry: RecordingRegistry, calls: Calls) -> list[Any]:
 
     def block(_snapshot: Snapshot) -> None:
         started.set()
-        assert proceed.wait(PATIENCE)
+        assert proceed.wait(TIMEOUT_SECONDS)
 
     async def submit(transactions: TransactionBatcher) -> list[Any]:
         first = asyncio.create_task(transactions.read(block))
-        assert await asyncio.to_thread(started.wait, PATIENCE)
+        assert await asyncio.to_thread(started.wait, TIMEOUT_SECONDS)
         waiting = asyncio.gather(*calls(transactions), return_exceptions=True)
         await asyncio.sleep(0)  # so that all of them are submitted
         registry.opened.clear()

@@ -32,8 +32,8 @@ from shardyard.registry.sqlite import SqliteStore
 from shardyard.runtime.clock import ManualClock
 from tests.registry.blocks import snapshot, transaction, wait_until_listening
 
-PATIENCE = 10.0
-"""Seconds that a test waits for what must come soon."""
+TIMEOUT_SECONDS = 10.0
+"""How long a test waits for what must happen soon."""
 
 GROUP = GroupRow("billing", 7, 5, 4, 12, "even", max_active=3, release_after=2.5, broadcast=True)
 MEMBER = MemberRow("billing", "a", 3, 2, ("orders", "bills"), True, None, 30.0, 1_700_000_030.5)
@@ -73,7 +73,7 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path, clock: ManualClock) -
 
 @pytest.fixture
 def registry(opened: Open) -> Registry:
-    return opened(PATIENCE)
+    return opened(TIMEOUT_SECONDS)
 
 
 class Failure(Exception):
@@ -92,7 +92,7 @@ class Callback:
         self._called.release()
 
     def wait(self) -> None:
-        assert self._called.acquire(timeout=PATIENCE)
+        assert self._called.acquire(timeout=TIMEOUT_SECONDS)
 
 
 def touch(registry: Registry, name: str) -> None:
@@ -438,7 +438,7 @@ def test_transactions_of_two_threads_lose_no_update(registry: Registry) -> None:
     start = threading.Barrier(2)
 
     def count() -> None:
-        start.wait(PATIENCE)
+        start.wait(TIMEOUT_SECONDS)
         for _ in range(200):
             with transaction(registry) as tx:
                 row = tx.group("billing")
@@ -729,7 +729,7 @@ def test_a_snapshot_of_another_thread_does_not_wait_for_an_open_transaction_and_
         change_every_table(tx)
         reader = threading.Thread(target=lambda: seen.append(registry.read(everything)))
         reader.start()
-        reader.join(PATIENCE)
+        reader.join(TIMEOUT_SECONDS)
         assert seen == [before]
         assert all(everything(tx))
     assert all(registry.read(everything))
@@ -740,7 +740,7 @@ def test_an_open_snapshot_blocks_no_writer_and_keeps_its_state(registry: Registr
         clock.jump(5)
         writer = threading.Thread(target=lambda: registry.run(change_every_table))
         writer.start()
-        writer.join(PATIENCE)
+        writer.join(TIMEOUT_SECONDS)
         assert not writer.is_alive()
         assert not any(everything(state))
         assert state.now == 1_700_000_000.0
@@ -767,7 +767,7 @@ def test_a_snapshot_is_ordered_while_a_transaction_inserts(registry: Registry) -
     for name in reversed(names):
         put_group(registry, name)
     done.set()
-    reader.join(PATIENCE)
+    reader.join(TIMEOUT_SECONDS)
     assert wrong == []
     assert registry.read(lambda state: [row.name for row in state.groups()]) == names
 

@@ -55,8 +55,8 @@ CREATE TABLE changes (name TEXT NOT NULL, version BIGINT NOT NULL, PRIMARY KEY (
 """
 
 
-PATIENCE = 20.0
-"""Seconds that a test waits for what must come soon."""
+TIMEOUT_SECONDS = 20.0
+"""How long a test waits for what must happen soon."""
 
 
 @pytest.fixture
@@ -156,7 +156,7 @@ def test_a_watch_of_a_migrated_registry_is_called_for_a_name_that_was_touched_le
     with opened(path) as registry:
         registry.watch("group/shipping", called.set)
         registry.run(lambda tx: tx.touch("group/shipping"))
-        assert called.wait(PATIENCE)
+        assert called.wait(TIMEOUT_SECONDS)
 
 
 def test_the_configuration_of_a_group_is_moved_from_its_settings_to_the_group(path: Path) -> None:

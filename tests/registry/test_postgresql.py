@@ -46,21 +46,14 @@ from tests.postgresql import PASSWORD, PostgresqlServer, postgresql_server
 from tests.registry.blocks import snapshot, transaction, wait_until_listening
 from tests.registry.test_migrations import shape
 
-PATIENCE = 30.0
-"""Seconds that a test waits for what must come soon."""
+TIMEOUT_SECONDS = 30.0
+"""How long a test waits for what must happen soon."""
 
 
 @pytest.fixture
 def registry(postgresql_url: str) -> Iterator[Registry]:
     with opened(postgresql_url) as registry:
         yield registry
-
-
-@pytest.fixture
-def own_server() -> Iterator[PostgresqlServer]:
-    """A server that the test may harm."""
-    with postgresql_server() as server:
-        yield server
 
 
 def opened(url: str, *, busy_wait: float = 10.0) -> Registry:
@@ -97,7 +90,7 @@ def in_threads(*works: Callable[[], object]) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(PATIENCE)
+        thread.join(TIMEOUT_SECONDS)
     assert failed == []
 
 
@@ -168,7 +161,7 @@ def test_time_is_the_databases(postgresql: PostgresqlServer, registry: Registry)
     with psycopg.connect(postgresql.url("postgres")) as connection:
         row = connection.execute("SELECT extract(epoch FROM clock_timestamp())::float8").fetchone()
     assert row is not None
-    assert registry.run(lambda tx: tx.now) == pytest.approx(row[0], abs=PATIENCE)
+    assert registry.run(lambda tx: tx.now) == pytest.approx(row[0], abs=TIMEOUT_SECONDS)
     assert registry.run(lambda tx: tx.now) <= registry.read(lambda tx: tx.now)
 
 
@@ -243,7 +236,7 @@ def test_a_guarded_commit_that_waited_for_a_change_of_the_owner_is_refused(postg
             tx.put_ownerships([OwnershipRow("billing", PARTITION, "b", 2, "b")])
             committing.start()
             wait_until(lambda: is_waiting_for_a_lock(observer))
-        committing.join(PATIENCE)
+        committing.join(TIMEOUT_SECONDS)
         assert outcomes == [[False]]
         assert ours.read(lambda tx: tx.ownerships("billing")) == [OwnershipRow("billing", PARTITION, "b", 2, "b")]
 
@@ -268,7 +261,7 @@ def is_waiting_for_a_lock(observer: psycopg.Connection) -> bool:
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + TIMEOUT_SECONDS
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -446,27 +439,28 @@ def test_a_commit_whose_outcome_can_not_be_asked_for_raises_outcome_unknown(
 
 
 def test_a_killed_server_is_a_clear_error_until_it_is_back_with_everything_that_was_committed(
-    own_server: PostgresqlServer,
+    own_postgresql: PostgresqlServer,
 ) -> None:
     called = threading.Semaphore(0)
-    with own_server.new_database() as url, opened(url) as registry:
+    with own_postgresql.new_database() as url, opened(url) as registry:
         wait_until_listening(registry)
         registry.watch("group/", called.release)
         registry.run(increment)
-        own_server.kill()
+        own_postgresql.kill()
         for _ in range(2):
             with pytest.raises(DatabaseUnavailable, match="try again"):
                 registry.run(increment)
             with pytest.raises(DatabaseUnavailable, match="try again"):
                 registry.read(epoch)
-        own_server.start()
-        assert called.acquire(timeout=PATIENCE)  # notifications may have been missed
+        own_postgresql.start()
+        assert called.acquire(timeout=TIMEOUT_SECONDS)  # notifications may have been missed
         assert registry.run(increment) == 2
         assert registry.read(count) == (2, 2)
         registry.run(lambda tx: tx.touch("group/billing"))
-        assert called.acquire(timeout=PATIENCE)
+        assert called.acquire(timeout=TIMEOUT_SECONDS)
 
 
+@pytest.mark.server
 def test_a_commit_that_a_crash_lost_is_not_taken_for_another_with_the_same_transaction_number(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -494,12 +488,12 @@ def test_a_commit_that_a_crash_lost_is_not_taken_for_another_with_the_same_trans
 
 @pytest.mark.timeout(120)
 def test_a_server_that_stops_responding_hangs_nobody_and_no_commit_is_lost_or_doubled(
-    own_server: PostgresqlServer, monkeypatch: pytest.MonkeyPatch
+    own_postgresql: PostgresqlServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shared_connection, "_RESPONSE_SECONDS", 0.5)
     committed, unknown, refused = 0, 0, 0
     stop = threading.Event()
-    with own_server.new_database() as url, opened(url + "?connect_timeout=2", busy_wait=2.0) as registry:
+    with own_postgresql.new_database() as url, opened(url + "?connect_timeout=2", busy_wait=2.0) as registry:
 
         def count_up() -> None:
             nonlocal committed, unknown, refused
@@ -515,24 +509,24 @@ def test_a_server_that_stops_responding_hangs_nobody_and_no_commit_is_lost_or_do
         counting = threading.Thread(target=count_up)
         counting.start()
         wait_until(lambda: committed > 20)
-        own_server.stall()
+        own_postgresql.stall()
         wait_until(lambda: unknown + refused > 1)
-        own_server.resume()
+        own_postgresql.resume()
         before = committed
         wait_until(lambda: committed > before + 20)
         stop.set()
-        counting.join(PATIENCE)
+        counting.join(TIMEOUT_SECONDS)
         stored, audited = registry.read(count)
     assert stored == audited
     assert committed <= stored <= committed + unknown
 
 
-def test_threads_that_commit_while_the_server_is_restarted_lose_nothing(own_server: PostgresqlServer) -> None:
+def test_threads_that_commit_while_the_server_is_restarted_lose_nothing(own_postgresql: PostgresqlServer) -> None:
     acknowledged: list[list[int]] = [[], [], []]
     unknown = 0
     stop = threading.Event()
 
-    with own_server.new_database() as url, ExitStack() as stack:
+    with own_postgresql.new_database() as url, ExitStack() as stack:
 
         def count_up(number: int, registry: Registry) -> None:
             nonlocal unknown
@@ -548,16 +542,16 @@ def test_threads_that_commit_while_the_server_is_restarted_lose_nothing(own_serv
         threads = [threading.Thread(target=count_up, args=pair) for pair in enumerate(registries)]
         for thread in threads:
             thread.start()
-        for harm in (own_server.kill, own_server.stop):
+        for harm in (own_postgresql.kill, own_postgresql.stop):
             before = [len(numbers) for numbers in acknowledged]
             wait_until(lambda before=before: all(len(a) > b + 5 for a, b in zip(acknowledged, before, strict=True)))  # type: ignore[misc]
             harm()
-            own_server.start()
+            own_postgresql.start()
         before = [len(numbers) for numbers in acknowledged]
         wait_until(lambda: all(len(a) > b + 5 for a, b in zip(acknowledged, before, strict=True)))
         stop.set()
         for thread in threads:
-            thread.join(PATIENCE)
+            thread.join(TIMEOUT_SECONDS)
         stored, audited = registries[0].read(count)
     results = sorted(number for numbers in acknowledged for number in numbers)
     assert len(set(results)) == len(results)
@@ -583,7 +577,7 @@ def test_a_watch_does_not_wait_for_the_connection_that_receives_notifications(
     registry.watch("group/billing", called.set)
     begun.set()
     registry.run(lambda tx: tx.touch("group/billing"))
-    assert called.wait(PATIENCE)
+    assert called.wait(TIMEOUT_SECONDS)
     assert connected == [True]
 
 
@@ -593,7 +587,7 @@ def test_a_commit_of_another_process_wakes_our_watch(postgresql_url: str) -> Non
         wait_until_listening(ours)
         ours.watch("group/billing", called.set)
         theirs.run(lambda tx: tx.touch("group/billing"))
-        assert called.wait(PATIENCE)
+        assert called.wait(TIMEOUT_SECONDS)
 
 
 def test_any_number_of_names_of_any_length_is_notified(registry: Registry) -> None:
@@ -613,7 +607,7 @@ def test_any_number_of_names_of_any_length_is_notified(registry: Registry) -> No
     wait_until(lambda: not waiting)
     assert not long.is_set()
     registry.run(lambda tx: tx.touch("group/" + "ü" * 9_000))
-    assert long.wait(PATIENCE)
+    assert long.wait(TIMEOUT_SECONDS)
 
 
 def test_watches_are_called_after_their_connection_was_cut(postgresql: PostgresqlServer, registry: Registry) -> None:
@@ -621,9 +615,9 @@ def test_watches_are_called_after_their_connection_was_cut(postgresql: Postgresq
     called = threading.Semaphore(0)
     registry.watch("group/billing", called.release)
     postgresql.cut_connections()
-    assert called.acquire(timeout=PATIENCE)
+    assert called.acquire(timeout=TIMEOUT_SECONDS)
     registry.run(lambda tx: tx.touch("group/billing"))
-    assert called.acquire(timeout=PATIENCE)
+    assert called.acquire(timeout=TIMEOUT_SECONDS)
 
 
 def test_a_snapshot_is_of_one_moment(postgresql_url: str) -> None:

@@ -29,8 +29,8 @@ from shardyard.registry.sqlite import SqliteStore
 from shardyard.runtime import process_signal
 from tests.registry.blocks import transaction
 
-PATIENCE = 20.0
-"""Seconds that a test waits for what must come soon."""
+TIMEOUT_SECONDS = 20.0
+"""How long a test waits for what must happen soon."""
 
 NOBODY = 65534
 """The user and group of that name."""
@@ -66,7 +66,7 @@ def mount(tmp_path: Path) -> Iterator[Mount]:
         subprocess.run(["umount", str(folder)], check=True)
 
 
-def opened(path: Path, busy_wait: float = PATIENCE) -> Registry:
+def opened(path: Path, busy_wait: float = TIMEOUT_SECONDS) -> Registry:
     return SqlRegistry(SqliteStore(path, busy_wait=busy_wait))
 
 
@@ -132,7 +132,7 @@ def test_rows_are_there_after_reopening(path: Path) -> None:
 
 def test_a_commit_is_synced_to_disk(path: Path) -> None:
     store = SqliteStore(path)
-    with store.begin(PATIENCE) as connection:
+    with store.begin(TIMEOUT_SECONDS) as connection:
         assert connection.execute(text("PRAGMA synchronous")).scalar() == 2
         assert connection.execute(text("PRAGMA journal_mode")).scalar() == "wal"
     store.close()
@@ -146,6 +146,7 @@ def test_closing_leaves_one_file(path: Path) -> None:
     assert [file.name for file in path.parent.iterdir()] == [path.name]
 
 
+@pytest.mark.processes
 def test_another_process_sees_our_rows_and_wakes_our_watch(path: Path) -> None:
     called = threading.Event()
     script = """
@@ -162,22 +163,22 @@ registry.run(change)
             assert read_line(child) == "ours"
             registry.watch("group/theirs", called.set)
             press_enter(child)
-            assert called.wait(PATIENCE)
+            assert called.wait(TIMEOUT_SECONDS)
             assert names(registry) == ["ours", "theirs"]
-            assert child.wait(PATIENCE) == 0
+            assert child.wait(TIMEOUT_SECONDS) == 0
 
 
 def test_a_watch_is_called_by_the_signal_of_another_process_or_else_after_a_while(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(process_signal, "FALLBACK_SECONDS", 100 * PATIENCE)
+    monkeypatch.setattr(process_signal, "FALLBACK_SECONDS", 100 * TIMEOUT_SECONDS)
     called = threading.Semaphore(0)
     with opened(path) as registry, opened(path) as other:
         end = registry.watch("a", called.release)
         for _ in range(20):
             with transaction(other) as tx:
                 tx.touch("a")
-            assert called.acquire(timeout=PATIENCE)
+            assert called.acquire(timeout=TIMEOUT_SECONDS)
         end()
     monkeypatch.setattr(process_signal, "FALLBACK_SECONDS", 0.05)
     monkeypatch.setattr(process_signal.Sender, "send", lambda *_, **__: None)
@@ -185,9 +186,10 @@ def test_a_watch_is_called_by_the_signal_of_another_process_or_else_after_a_whil
         registry.watch("a", called.release)
         with transaction(other) as tx:
             tx.touch("a")
-        assert called.acquire(timeout=PATIENCE)
+        assert called.acquire(timeout=TIMEOUT_SECONDS)
 
 
+@pytest.mark.processes
 def test_a_process_killed_in_mid_transaction_leaves_what_was_committed(path: Path) -> None:
     script = """
 def change(tx):
@@ -201,7 +203,7 @@ registry.run(change)
     with process(path, script) as child:
         assert read_line(child) == "in the middle"
         child.send_signal(signal.SIGKILL)
-        assert child.wait(PATIENCE) == -signal.SIGKILL
+        assert child.wait(TIMEOUT_SECONDS) == -signal.SIGKILL
     with opened(path) as registry:
         assert names(registry) == ["committed"]
         with transaction(registry) as tx:
@@ -214,7 +216,7 @@ def test_many_may_open_a_new_registry_at_once(path: Path) -> None:
     failed: list[ShardyardError] = []
 
     def open_and_put(name: str) -> None:
-        start.wait(PATIENCE)
+        start.wait(TIMEOUT_SECONDS)
         try:
             with opened(path) as registry:
                 put(registry, name)
@@ -253,13 +255,13 @@ def test_the_watching_thread_runs_only_while_there_are_watches(path: Path) -> No
         (thread,) = watching()
         for end in ends:
             end()
-        thread.join(PATIENCE)
+        thread.join(TIMEOUT_SECONDS)
         assert watching() == []
         called = threading.Event()
         registry.watch("a", called.set)
         with transaction(registry) as tx:
             tx.touch("a")
-        assert called.wait(PATIENCE)
+        assert called.wait(TIMEOUT_SECONDS)
     assert watching() == []
 
 

@@ -34,8 +34,8 @@ from shardyard.runtime.postgresql import (
 )
 from tests.postgresql import PASSWORD, PostgresqlServer, postgresql_server
 
-PATIENCE = 20.0
-"""Seconds that a test waits for what must come soon."""
+TIMEOUT_SECONDS = 20.0
+"""How long a test waits for what must happen soon."""
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def url_of(text: str) -> EngineUrl:
 
 
 def eventually(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + TIMEOUT_SECONDS
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -155,6 +155,7 @@ def test_the_applications_logging_is_left_as_it_is() -> None:
     assert logging.getLogger("psycopg").filters == []
 
 
+@pytest.mark.server
 def test_too_many_connections_are_told_apart_from_wrong_credentials() -> None:
     with postgresql_server(max_connections="4", superuser_reserved_connections="0") as server:
         server.execute("CREATE ROLE ann LOGIN PASSWORD 'x'")
@@ -164,6 +165,7 @@ def test_too_many_connections_are_told_apart_from_wrong_credentials() -> None:
                 connections.enter_context(connect(url, "test"))
 
 
+@pytest.mark.server
 @pytest.mark.timeout(60)
 def test_a_server_that_stopped_responding_hangs_neither_a_statement_nor_a_connect() -> None:
     with postgresql_server() as server:
@@ -287,7 +289,7 @@ def test_many_processes_may_migrate_at_once(url: EngineUrl) -> None:
 
     def run(component: str) -> None:
         with connect(url, "test") as connection:
-            start.wait(PATIENCE)
+            start.wait(TIMEOUT_SECONDS)
             try:
                 migrate(connection, url, component, [lambda _: None])
             except Exception as error:  # noqa: BLE001 the test shows it
@@ -322,7 +324,7 @@ def test_a_user_without_rights_is_told_what_an_administrator_should_run(
 
 
 class Heard:
-    """What a listener was told, in order."""
+    """The payloads that a listener received, in order, and how often it may have missed some."""
 
     def __init__(self) -> None:
         self.payloads: list[str] = []
@@ -344,7 +346,7 @@ def heard() -> Heard:
 def listener(url: EngineUrl, heard: Heard) -> Iterator[Listener]:
     listener = Listener(url, "test", {"letters": heard.notified}, heard.missed)
     listener.start()
-    assert listener.wait_until_listening(PATIENCE)
+    assert listener.wait_until_listening(TIMEOUT_SECONDS)
     yield listener
     listener.close()
 
@@ -394,7 +396,7 @@ def test_a_callback_that_raises_is_logged_and_the_thread_goes_on(
 
     listener = Listener(url, "test", {"bad": fail, "letters": heard.notified}, heard.missed)
     listener.start()
-    assert listener.wait_until_listening(PATIENCE)
+    assert listener.wait_until_listening(TIMEOUT_SECONDS)
     with caplog.at_level(logging.WARNING):
         connection.execute("SELECT pg_notify('bad', 'a')")
         connection.execute("SELECT pg_notify('letters', 'b')")

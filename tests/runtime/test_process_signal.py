@@ -78,6 +78,7 @@ def test_a_sender_never_waits_for_a_listener_that_does_not_look(folder: Path) ->
         listener.wait()
 
 
+@pytest.mark.processes
 def test_what_a_killed_process_left_is_removed_and_the_others_are_signalled(folder: Path) -> None:
     script = "import sys; from pathlib import Path; from shardyard.runtime.process_signal import Listener\n"
     script += "listener = Listener(Path(sys.argv[1])); print(listener.name, flush=True); listener.wait(); input()"

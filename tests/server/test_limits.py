@@ -355,7 +355,7 @@ def test_a_caller_that_does_not_read_its_response_is_cut() -> None:
 def test_a_caller_that_reads_its_response_slowly_is_not_cut() -> None:
     loop, transport = Mock(), Mock()
     loop.time.return_value = 0.0
-    transport.get_extra_info.return_value = None
+    transport.get_extra_info.side_effect = {"socket": Mock()}.get
     transport.get_write_buffer_size.side_effect = [900 * KIB, 500 * KIB, 100 * KIB, 100 * KIB]
     connection = Connection(Config(Mock()), ServerState(), {}, loop, limits=ServerLimits(unread_seconds=60.0))
     connection.connection_made(transport)
@@ -368,6 +368,27 @@ def test_a_caller_that_reads_its_response_slowly_is_not_cut() -> None:
     check()
     transport.abort.assert_called_once_with()
     connection.connection_lost(None)
+
+
+def test_a_response_does_not_wait_until_the_caller_has_acknowledged_its_headers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    set_options: list[int] = []
+    connection_made = Connection.connection_made
+
+    def noting(self: Connection, transport: asyncio.Transport) -> None:
+        connection_made(self, transport)
+        accepted = transport.get_extra_info("socket")
+        set_options.append(accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+
+    monkeypatch.setattr(Connection, "connection_made", noting)
+
+    async def scenario() -> None:
+        async with a_server(ServerLimits()) as connect:
+            assert await (await connect()).publish() == 200
+
+    asyncio.run(scenario())
+    assert set_options == [1]
 
 
 def test_connections_leave_files_for_the_log_and_the_registry() -> None:

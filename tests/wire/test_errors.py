@@ -42,7 +42,7 @@ def test_an_error_has_the_status_and_the_exit_code_of_its_one_branch(kind: type[
 
 
 @pytest.mark.parametrize(
-    "name", ["TopicExists", "TopicInUse", "Moved", "Closing", "Outdated", "SealLost", "GroupInUse"]
+    "name", ["TopicExists", "TopicInUse", "Moved", "PartitionDraining", "Outdated", "SealLost", "GroupInUse"]
 )
 def test_what_the_state_does_not_allow_is_a_conflict(name: str) -> None:
     assert issubclass(getattr(model, name), Conflict)

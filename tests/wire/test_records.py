@@ -185,6 +185,7 @@ def test_an_arrow_body_with_dictionaries_is_refused() -> None:
         decode_records(bytes(sink.getvalue()), ARROW, 0)
 
 
+@pytest.mark.processes
 def test_a_damaged_arrow_body_is_refused_or_valid_and_never_crashes() -> None:
     """Bytes that anybody sends reach C++ here."""
     command = [sys.executable, "-m", "tests.wire.damage", "5", "4000"]

@@ -266,7 +266,7 @@ def commit(tx: Transaction, commits: Sequence[PositionCommit]) -> list[Shardyard
     raise if it was refused.
 
     Only the owner may commit, under the epoch of its ownership. That implies that it is a member: whatever ends a
-    membership also ends its ownerships, and an ownership that begins anew has a new epoch.
+    membership also ends its ownerships, and each new ownership has a new epoch.
     """
     stored = tx.commit_positions(commits)
     return [None if done else _why_refused(tx, commit) for commit, done in zip(commits, stored, strict=True)]

@@ -92,8 +92,9 @@ class Catalog(ABC):
     async def contract_topic(self, name: str, partitions: int) -> Topic:
         """Lower the number of open partitions: those from index `partitions` on drain.
 
-        Once this has returned, no append to them succeeds in any process: it raises `Closing`. Their records can be
-        read and trimmed as before. `InvalidValue` if fewer are open already. `Sealed` or `Moved` if the topic is.
+        Once this has returned, no append to them succeeds in any process: it raises `PartitionDraining`. Their records
+        can be read and trimmed as before. `InvalidValue` if fewer are open already. `Sealed` or `Moved` if the topic
+        is.
         """
 
     @abstractmethod
@@ -197,7 +198,7 @@ class Data(ABC):
         topic has another one now. None appends under any.
 
         Also refused are appends to a topic that is sealed (`Sealed`) or has moved (`Moved`), and to a partition that is
-        draining (`Closing`). Nothing is stored under the stamp of an append that was refused.
+        draining (`PartitionDraining`). Nothing is stored under the stamp of an append that was refused.
         """
 
     @abstractmethod

@@ -22,12 +22,12 @@ from shardyard.log.port import Log
 from shardyard.log.sequences import SequenceWindow
 from shardyard.model import (
     Appended,
-    Closing,
     Fence,
     Moved,
     OutcomeUnknown,
     Outdated,
     Partition,
+    PartitionDraining,
     PartitionOutOfRange,
     RetryLater,
     ShardyardError,
@@ -41,7 +41,7 @@ from shardyard.runtime.retry import retry
 
 T = TypeVar("T")
 
-PLACE_AGAIN = (Moved, Closing, Outdated, PartitionOutOfRange)
+PLACE_AGAIN = (Moved, PartitionDraining, Outdated, PartitionOutOfRange)
 """What an append raises when its partition was chosen by a state of the topic that is over. Nothing was stored."""
 
 

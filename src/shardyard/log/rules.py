@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 
 from shardyard.log.port import Capabilities
 from shardyard.model import (
-    Closing,
     Fence,
     Fenced,
     InvalidValue,
@@ -14,6 +13,7 @@ from shardyard.model import (
     OffsetTrimmed,
     Outdated,
     Partition,
+    PartitionDraining,
     Retention,
     Sealed,
     SealLost,
@@ -133,7 +133,7 @@ def check_receives(
     generation than the `current` one."""
     check_open(partition.topic, sealed, successor)
     if partition.index >= receiving:
-        raise Closing(partition, receiving)
+        raise PartitionDraining(partition, receiving)
     if generation is not None and generation != current:
         raise Outdated(partition.topic, generation, current)
 

@@ -123,7 +123,7 @@ class Moved(Conflict):
         self.successor = successor
 
 
-class Closing(Conflict):
+class PartitionDraining(Conflict):
     """Raised when a partition takes no more records because its topic is being contracted."""
 
     def __init__(self, partition: Partition, receiving: int) -> None:

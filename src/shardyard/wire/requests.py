@@ -155,6 +155,14 @@ class Read(Struct, omit_defaults=True):
     max_bytes: Count = 4 * 1024 * 1024
 
 
+class Pause(Struct):
+    """The changes of a group's settings that pause or resume it; see `GroupSettings`. What is not named stays as it
+    is."""
+
+    paused: bool | UnsetType = UNSET
+    paused_partitions: list[str] | UnsetType = UNSET
+
+
 class Reset(Struct, forbid_unknown_fields=True):
     """Where a group is to continue reading."""
 

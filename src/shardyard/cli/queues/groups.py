@@ -16,7 +16,7 @@ from shardyard.cli.queues.settings import format_setting, parse_settings, settin
 from shardyard.cli.queues.topics import print_deleted
 from shardyard.model import InvalidCall, InvalidValue
 from shardyard.model.limits import INTERNAL_PREFIX
-from shardyard.wire.requests import Reset
+from shardyard.wire.requests import Pause, Reset
 
 app = typer.Typer(
     name="groups",
@@ -139,7 +139,7 @@ def pause(group: Group, partitions: Partitions = None, brokers: Brokers = None, 
             if partition not in existing:
                 raise InvalidValue("--partition", partition, f"one of the group's partitions: {', '.join(existing)}")
         paused = [*shown["settings"]["paused_partitions"], *(partitions or ())]
-        changes = {"paused_partitions": sorted(set(paused))} if partitions else {"paused": True}
+        changes = Pause(paused_partitions=sorted(set(paused))) if partitions else Pause(paused=True)
         _print_paused(group, session.request("PATCH", _path(group), changes), json=json)
 
 
@@ -164,7 +164,7 @@ def resume(group: Group, partitions: Partitions = None, brokers: Brokers = None,
                     "--partition", partition, f"a paused partition: {', '.join(paused) or 'there is none'}"
                 )
         still_paused = [partition for partition in paused if partitions and partition not in partitions]
-        changes = {"paused": False, "paused_partitions": still_paused}
+        changes = Pause(paused=False, paused_partitions=still_paused)
         _print_paused(group, session.request("PATCH", _path(group), changes), json=json)
 
 
