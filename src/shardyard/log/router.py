@@ -13,11 +13,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from typing import TypeVar
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
-from shardyard.log.distribution import RoundRobin, assign_partition, assign_partitions, join, split
+from shardyard.log.distribution import RoundRobin, Turns, assign_partition, distribute, join
 from shardyard.log.port import Log
 from shardyard.log.sequences import SequenceWindow
 from shardyard.model import (
@@ -134,8 +132,14 @@ class Router:
         rest = ""
         while len(records):
             topic = await self.current(deadline)
-            parts = split(records, assign_partitions(topic, records, round_robin or self._next_numbers))
+            parts = distribute(topic, records, round_robin or self._next_turns)
             stamps = None if stamp is None else _client_stamp(stamp, topic, rest)
+            if len(parts) == 1:
+                [(index, records)] = parts
+                one = await self._send_part(topic, index, records, deadline, stamps, fence)
+                if one is None:
+                    continue
+                return [*stored, one]
             outcomes = await asyncio.gather(
                 *(self._send_part(topic, index, part, deadline, stamps, fence) for index, part in parts),
                 return_exceptions=True,
@@ -162,7 +166,7 @@ class Router:
         if isinstance(rows, pa.RecordBatch):  # as a record it is stored together with others, not as a batch of its own
             rows = (to_records(rows)[0],)
             records = records.part(rows)
-        index = assign_partition(topic, rows[0], self._next_number)
+        index = assign_partition(topic, rows[0], self._next_turns)
         try:
             return await self._log.append(Partition(topic.name, index), records, generation=topic.generation)
         except OutcomeUnknown:
@@ -246,13 +250,9 @@ class Router:
         async with self._windows[Partition(topic.name, index)].sequence() as number:
             yield Stamp(self._producer, number)
 
-    def _next_numbers(self, count: int) -> npt.NDArray[np.int64]:
+    def _next_turns(self, count: int) -> Turns:
         self._round_robin += count
-        return np.arange(self._round_robin - count, self._round_robin)
-
-    def _next_number(self) -> int:
-        self._round_robin += 1
-        return self._round_robin
+        return Turns(self._round_robin - count)
 
     async def _retry(self, call: Callable[[], Awaitable[T]], deadline: float) -> T:
         return await retry(call, clock=self._clock, deadline=deadline)

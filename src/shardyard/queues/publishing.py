@@ -2,14 +2,12 @@
 
 import zlib
 from collections.abc import Sequence
-from functools import partial
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from shardyard.log import Log
-from shardyard.log.distribution import RoundRobin
+from shardyard.log.distribution import RoundRobin, Turns
 from shardyard.log.router import Router
 from shardyard.log.rules import milliseconds
 from shardyard.model import Appended, Fence, InvalidValue, OverQuota, Stamp
@@ -123,11 +121,8 @@ class Publisher:
 def _round_robin(stamp: Stamp, round_robin_start: int | None, together: bool) -> RoundRobin:
     """The round-robin of a stamped batch. Different producers start with different partitions."""
     first = zlib.crc32(stamp.producer.encode()) + (stamp.sequence if round_robin_start is None else round_robin_start)
-    return partial(_numbers, first, 0 if together else 1)
-
-
-def _numbers(first: int, step: int, count: int) -> npt.NDArray[np.int64]:
-    return first + np.arange(count) * step
+    turns = Turns(first, 0 if together else 1)
+    return lambda _: turns
 
 
 class Quota:
