@@ -1,5 +1,6 @@
 """The settings of topics and groups as a broker knows them: read once, and again after a change."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
@@ -12,7 +13,7 @@ from shardyard.wire.settings import GroupSettings
 S = TypeVar("S", TopicSettings, GroupSettings)
 T = TypeVar("T")
 
-MAX_AGE_SECONDS = 10.0
+MAX_AGE_SECONDS = 30.0
 """Settings are read again after this time, should a signal get lost."""
 MAX_CACHED = 10_000
 
@@ -29,6 +30,7 @@ class SettingsCache:
         self._version = 0
         """Of the cache: what was being read while it was emptied may be outdated."""
         self._waits = Interruptible()
+        self._reading = asyncio.Lock()
 
     async def run(self) -> None:
         """Follow changes until cancelled."""
@@ -59,8 +61,14 @@ class SettingsCache:
 
     async def _get(self, cache: dict[str, tuple[float, S]], name: str, read: Callable[[Snapshot], S]) -> S:
         cached = cache.get(name)
-        if cached is not None and self._clock.monotonic() - cached[0] < MAX_AGE_SECONDS:
-            return cached[1]
+        if cached is None or self._clock.monotonic() - cached[0] >= MAX_AGE_SECONDS:
+            async with self._reading:  # one at a time: thousands of members may need the same settings at once
+                cached = cache.get(name)
+                if cached is None or self._clock.monotonic() - cached[0] >= MAX_AGE_SECONDS:
+                    return await self._read(cache, name, read)
+        return cached[1]
+
+    async def _read(self, cache: dict[str, tuple[float, S]], name: str, read: Callable[[Snapshot], S]) -> S:
         version, now = self._version, self._clock.monotonic()
         found = await self._transactions.read(read)
         if version == self._version:

@@ -29,6 +29,8 @@ _log = logging.getLogger(__name__)
 CarryOut = Callable[[int, Any], Awaitable[frames.Answer | None]]
 """Carries out one kind of call."""
 
+WAITING = (frames.Read, frames.Watch)
+"""Calls that may wait for long, and hold no memory worth counting."""
 WATCH_SECONDS = 3600.0
 """The longest wait for one change; then it waits again."""
 MAX_REFUSED = 1000
@@ -105,7 +107,7 @@ class Session:
             if isinstance(call, frames.Cancel):
                 if (running := self._tasks.get(number)) is not None:
                     running.cancel()
-            elif (task := self._start(number, call)) is not None and not isinstance(call, frames.Read | frames.Watch):
+            elif (task := self._start(number, call)) is not None and not isinstance(call, WAITING):
                 left += 1
                 task.add_done_callback(finish)
         if not left:
