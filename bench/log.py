@@ -190,6 +190,7 @@ async def measure(endpoint: Endpoint, rounds: int) -> Figures:
             figures.singles = max(figures.singles, per_second)
             figures.sustained_singles += per_second / rounds
             figures.latencies += latencies
+        await system.settle()  # the reader's process would take part in it, and is to be measured while it only waits
         await measure_reader(system, endpoint, figures)
     return figures
 
