@@ -1,6 +1,7 @@
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -182,3 +183,47 @@ def test_it_does_not_wait_for_callers_when_much_is_waiting(monkeypatch: pytest.M
         assert await together.do(8, size=2**20) == 16
 
     assert tell_timed(60.0, story, monkeypatch).groups == [[0], [2, 4, 6], [8]]
+
+
+def test_it_waits_ever_more_seldom_for_callers_that_do_not_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    stopwatch = Stopwatch(1.0)
+    waits: list[int] = []
+    groups = 0
+    idle = threading.Event()
+
+    class VainCondition(threading.Condition):
+        """Nobody comes while it waits for a limited time, which passes at once."""
+
+        def wait(self, timeout: float | None = None) -> bool:
+            if timeout is None:
+                idle.set()
+                return super().wait()
+            stopwatch.now += timeout
+            waits.append(groups)
+            return False
+
+    def carry_out(group: list[int]) -> list[Outcome]:
+        nonlocal groups
+        groups += 1
+        stopwatch.now += stopwatch.seconds
+        return group
+
+    monkeypatch.setattr(group_commit, "time", stopwatch)
+    monkeypatch.setattr(group_commit, "threading", SimpleNamespace(Condition=VainCondition, Thread=threading.Thread))
+    together = GroupCommit("test", carry_out, most=100, linger=60.0)
+
+    async def story() -> None:
+        for _ in range(20):
+            assert await asyncio.to_thread(idle.wait, 10)
+            idle.clear()
+            with together._wake:  # so that both are in one group
+                pair = [asyncio.create_task(together.do(n)) for n in (2, 4)]
+                await asyncio.sleep(0)
+            await asyncio.gather(*pair)
+
+    try:
+        asyncio.run(story())
+    finally:
+        together.close()
+    assert groups == 20
+    assert waits == [1, 3, 7, 15]

@@ -18,6 +18,8 @@ Outcome = Any
 
 _ENOUGH_BYTES = 1024 * 1024
 """A group of this size does not wait for more: what it takes to begin and to end it is little by comparison."""
+_MOST_SKIPPED = 63
+"""Groups."""
 
 
 class GroupCommit(Generic[Work]):
@@ -40,7 +42,7 @@ class GroupCommit(Generic[Work]):
         linger: float = 0.0,
     ) -> None:
         """`most`, `most_bytes`: the limits of a group. `linger`: the most seconds to wait for the callers of the last
-        group to submit again. It never waits longer than the last group took."""
+        group to submit again. It never waits longer than the last group took, and seldom if they do not come back."""
         self._name = name
         self._carry_out = carry_out
         self._most = most
@@ -54,6 +56,9 @@ class GroupCommit(Generic[Work]):
         """How many units will wait if all callers of the last group submit again."""
         self._linger_until = 0.0
         """On the monotonic clock."""
+        self._skip = 0
+        """The number of groups for which it does not wait after it has waited in vain: 1, then 3, 7 and so on."""
+        self._skipped = 0
         self._closing = False
         self.waiting_bytes = 0
         """The size of the work that has not started."""
@@ -110,13 +115,22 @@ class GroupCommit(Generic[Work]):
     def _wait_for_group(self) -> None:
         """Until there is work; and for a moment until all callers that just got their results have submitted again. The
         thread is not woken for each of them, because it would take the interpreter from them each time."""
-        self._wanted = self._expected
-        while self._wanted > 1 and not self._is_enough() and (left := self._linger_until - time.monotonic()) > 0:
-            self._wake.wait(left)
+        if self._expected > 1 and self._linger:
+            if self._skipped < self._skip:
+                self._skipped += 1
+            else:
+                self._wait_for_callers()
         self._wanted = 1
         while not self._is_enough():
             self._wake.wait()
         self._wanted = 0
+
+    def _wait_for_callers(self) -> None:
+        self._wanted = self._expected
+        while not self._is_enough() and (left := self._linger_until - time.monotonic()) > 0:
+            self._wake.wait(left)
+        self._skip = 0 if self._is_enough() else min(2 * self._skip + 1, _MOST_SKIPPED)
+        self._skipped = 0
 
     def _is_enough(self) -> bool:
         return len(self._waiting) >= self._wanted or self.waiting_bytes >= _ENOUGH_BYTES or self._closing
