@@ -29,9 +29,12 @@ ROUNDS = 3
 ROUND_SECONDS = 2.0
 ROUND_RECORDS = 600_000
 """A round ends early once it has sent this many records."""
-BATCHES_IN_FLIGHT = 2
-"""Per partition."""
+BATCHES_IN_FLIGHT = 32
+"""Two per partition."""
+WAITING_PRODUCERS = 4
+"""Of batches, each of which waits for its batch before it sends the next."""
 PRODUCERS = 64
+"""Of single records."""
 FOLLOWED_RECORDS = 300
 IDLE_SECONDS = 3.0
 
@@ -43,6 +46,7 @@ class Figures:
     """The measurements of one system, in records per second and in seconds."""
 
     append: float = 0.0
+    append_waiting: float = 0.0
     append_records: float = 0.0
     read: float = 0.0
     read_records: float = 0.0
@@ -58,8 +62,8 @@ class Figures:
     """The fraction of a core that a waiting reader uses while nothing arrives."""
 
 
-async def append(system: System) -> float:
-    """Append batches to all partitions concurrently, until the last one is acknowledged: records per second."""
+async def append(system: System, in_flight: int = BATCHES_IN_FLIGHT) -> float:
+    """Append batches, so many at a time, until the last one is acknowledged: records per second."""
     sent = 0
     start = time.perf_counter()
 
@@ -69,7 +73,7 @@ async def append(system: System) -> float:
             sent += BATCH_RECORDS
             await system.send_batch(partition)
 
-    await asyncio.gather(*(send(i % PARTITIONS) for i in range(PARTITIONS * BATCHES_IN_FLIGHT)))
+    await asyncio.gather(*(send(i % PARTITIONS) for i in range(in_flight)))
     return sent / (time.perf_counter() - start)
 
 
@@ -179,6 +183,7 @@ async def measure(endpoint: Endpoint, rounds: int) -> Figures:
     figures = Figures()
     async with endpoint.open() as system:
         figures.append = await best(rounds, lambda: append(system))
+        figures.append_waiting = await best(rounds, lambda: append(system, WAITING_PRODUCERS))
         figures.read = await best(rounds, lambda: read(system))
     figures.append_records, figures.read_records = figures.append, figures.read
     async with endpoint.open(arrow=False) as system:
@@ -190,6 +195,7 @@ async def measure(endpoint: Endpoint, rounds: int) -> Figures:
             figures.singles = max(figures.singles, per_second)
             figures.sustained_singles += per_second / rounds
             figures.latencies += latencies
+        await system.settle()  # the reader's process would take part in it, and is to be measured while it only waits
         await measure_reader(system, endpoint, figures)
     return figures
 
@@ -234,7 +240,13 @@ ROWS: tuple[tuple[str, Cell, Value | None, str], ...] = (
         "append in batches of 500 (Shardyard: Arrow), records/s",
         lambda f: rate(f.append),
         lambda f: f.append,
-        "500 k, 300 k; postgresql 300 k",
+        "500 k, 300 k",
+    ),
+    (
+        "  4 producers that wait for each batch",
+        lambda f: rate(f.append_waiting),
+        lambda f: f.append_waiting,
+        "postgresql 300 k",
     ),
     (
         "append in batches of 500 (Shardyard: Record objects)",

@@ -72,6 +72,9 @@ class System(AsyncExitStack, ABC):
     def read(self, partition: int) -> AsyncIterator[int]:
         """Read the partition from its first to its last record; yields the number of records in each response."""
 
+    async def settle(self) -> None:
+        """Finish what the system does in the background after writes, such as merging small batches."""
+
     @abstractmethod
     async def follow(self, on_value: OnValue) -> None:
         """Call `on_value` with every new value of every partition, until cancelled."""
@@ -122,6 +125,9 @@ class Shardyard(System):
                 return
             offset = batch.end
             yield len(batch) if self._arrow else len(batch.records())
+
+    async def settle(self) -> None:
+        await self._log.maintain()
 
     async def follow(self, on_value: OnValue) -> None:
         async def follow_partition(partition: Partition) -> None:

@@ -1,11 +1,13 @@
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from shardyard.model import Closed, InvalidCall
+from shardyard.runtime import group_commit
 from shardyard.runtime.group_commit import GroupCommit, Outcome
 
 
@@ -25,9 +27,9 @@ class Gate:
         return [InvalidCall("odd") if number % 2 else number * 2 for number in group]
 
 
-def tell(story: Callable[[Gate, "GroupCommit[int]"], Coroutine[Any, Any, None]], **limits: int) -> Gate:
+def tell(story: Callable[[Gate, "GroupCommit[int]"], Coroutine[Any, Any, None]], **limits: float) -> Gate:
     gate = Gate()
-    together = GroupCommit("test", gate.carry_out, **{"most": 100, **limits})
+    together = GroupCommit("test", gate.carry_out, **{"most": 100, **limits})  # type: ignore[arg-type]
     try:
         asyncio.run(story(gate, together))
     finally:
@@ -105,3 +107,123 @@ def test_after_closing_nothing_is_taken() -> None:
             await together.do(2)
 
     tell(story)
+
+
+class Stopwatch:
+    """Stands in for `time` in `group_commit`: each group takes `seconds`, and nothing else takes any time."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def carry_out(self, gate: Gate) -> Callable[[list[int]], list[Outcome]]:
+        def timed(group: list[int]) -> list[Outcome]:
+            self.now += self.seconds
+            return gate.carry_out(group)
+
+        return timed
+
+
+def tell_timed(
+    seconds: float, story: Callable[[Gate, "GroupCommit[int]"], Coroutine[Any, Any, None]], patch: pytest.MonkeyPatch
+) -> Gate:
+    """The story of groups that take `seconds` each and linger for up to a minute."""
+    stopwatch = Stopwatch(seconds)
+    patch.setattr(group_commit, "time", stopwatch)
+    gate = Gate()
+    together = GroupCommit("test", stopwatch.carry_out(gate), most=100, linger=60.0)
+    try:
+        asyncio.run(asyncio.wait_for(story(gate, together), 10))
+    finally:
+        gate.open.set()
+        together.close()
+    return gate
+
+
+def test_callers_that_submit_again_at_once_stay_one_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story(gate: Gate, together: GroupCommit[int]) -> None:
+        async def again(since: "asyncio.Future[Any]", numbers: tuple[int, ...]) -> None:
+            await since
+            for number in numbers:
+                await together.do(number)
+
+        first = await hold(gate, together)
+        rest = [asyncio.create_task(together.do(0)) for _ in range(3)]
+        await asyncio.sleep(0)
+        gate.open.set()
+        await asyncio.gather(again(first, (2, 4, 6)), *(again(task, (2, 4)) for task in rest))
+
+    groups = tell_timed(60.0, story, monkeypatch).groups
+    assert [sorted(group) for group in groups] == [[0], [0, 0, 0, 2], [2, 2, 2, 4], [4, 4, 4, 6]]
+
+
+def test_it_waits_for_callers_no_longer_than_the_last_group_took(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story(gate: Gate, together: GroupCommit[int]) -> None:
+        first = await hold(gate, together)
+        rest = [asyncio.create_task(together.do(n)) for n in (2, 4)]
+        await asyncio.sleep(0)
+        gate.open.set()
+        await asyncio.gather(first, *rest)
+        assert await together.do(6) == 12
+
+    assert tell_timed(0.0, story, monkeypatch).groups == [[0], [2, 4], [6]]
+
+
+def test_it_does_not_wait_for_callers_when_much_is_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story(gate: Gate, together: GroupCommit[int]) -> None:
+        first = await hold(gate, together)
+        rest = [asyncio.create_task(together.do(n)) for n in (2, 4)]
+        await asyncio.sleep(0)
+        gate.open.set()
+        await first
+        await asyncio.gather(together.do(6), *rest)
+        assert await together.do(8, size=2**20) == 16
+
+    assert tell_timed(60.0, story, monkeypatch).groups == [[0], [2, 4, 6], [8]]
+
+
+def test_it_waits_ever_more_seldom_for_callers_that_do_not_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    stopwatch = Stopwatch(1.0)
+    waits: list[int] = []
+    groups = 0
+    idle = threading.Event()
+
+    class VainCondition(threading.Condition):
+        """Nobody comes while it waits for a limited time, which passes at once."""
+
+        def wait(self, timeout: float | None = None) -> bool:
+            if timeout is None:
+                idle.set()
+                return super().wait()
+            stopwatch.now += timeout
+            waits.append(groups)
+            return False
+
+    def carry_out(group: list[int]) -> list[Outcome]:
+        nonlocal groups
+        groups += 1
+        stopwatch.now += stopwatch.seconds
+        return group
+
+    monkeypatch.setattr(group_commit, "time", stopwatch)
+    monkeypatch.setattr(group_commit, "threading", SimpleNamespace(Condition=VainCondition, Thread=threading.Thread))
+    together = GroupCommit("test", carry_out, most=100, linger=60.0)
+
+    async def story() -> None:
+        for _ in range(20):
+            assert await asyncio.to_thread(idle.wait, 10)
+            idle.clear()
+            with together._wake:  # so that both are in one group
+                pair = [asyncio.create_task(together.do(n)) for n in (2, 4)]
+                await asyncio.sleep(0)
+            await asyncio.gather(*pair)
+
+    try:
+        asyncio.run(story())
+    finally:
+        together.close()
+    assert groups == 20
+    assert waits == [1, 3, 7, 15]

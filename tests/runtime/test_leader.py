@@ -18,6 +18,8 @@ class _Held:
 
     async def release(self, _token: int) -> None: ...
 
+    def lost(self) -> None: ...
+
 
 def test_an_error_that_lasts_is_logged_once_and_so_is_its_end(caplog: pytest.LogCaptureFixture) -> None:
     outcomes = iter([Busy("the database", 1.0), Busy("the database", 2.0), None, Busy("the database", 1.0)])

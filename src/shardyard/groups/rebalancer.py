@@ -43,7 +43,7 @@ class Rebalancer:
         self._log = log
         self._registry = registry
         self._transactions = transactions
-        self._lease = RegistryLease(transactions, LEASE, holder, LEASE_SECONDS)
+        self._lease = RegistryLease(transactions, LEASE, holder, LEASE_SECONDS, trusted=clock)
         self._clock = clock
         self._loop: LeaderLoop | None = None
         self._token = -1

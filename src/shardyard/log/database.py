@@ -33,8 +33,8 @@ WAITING_BYTES = 64 * 1024 * 1024
 """While more than this waits for the writer, further appends are held back."""
 HELD_BACK_SECONDS = 0.01
 """How often an append that is held back tries again."""
-LINGER_SECONDS = 0.001
-"""How long to wait for producers whose appends have just returned to append again."""
+LINGER_SECONDS = 0.004
+"""How long to wait at most for producers whose appends have just returned to append again."""
 LOCK_SECONDS = 0.02
 """How often to try for the maintenance lock while another process has it. Trying, unlike waiting, can be cancelled."""
 CLEAR_BATCHES = 256

@@ -1,6 +1,6 @@
 """The words of Shardyard, one for each thing: code, commands, documentation and console use the same ones."""
 
-import uuid
+import os
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -117,7 +117,7 @@ class Record:
             key = encoded_text("key", key)
         if headers != ():
             headers = encoded_headers(headers)
-        return cls(uuid.uuid4().hex, key, value, headers, timestamp)
+        return cls(os.urandom(16).hex(), key, value, headers, timestamp)
 
     def header(self, name: str) -> bytes | None:
         """The value of the last header of that name, if there is one."""

@@ -16,13 +16,15 @@ Work = TypeVar("Work")
 Outcome = Any
 """The result of a unit of work, or the error that it raised."""
 
-_LINGER_FROM = 8
-"""From groups of this size on it pays to wait a moment: the callers that just got their results will submit again."""
+_ENOUGH_BYTES = 1024 * 1024
+"""A group of this size does not wait for more: what it takes to begin and to end it is little by comparison."""
+_MOST_SKIPPED = 63
+"""Groups."""
 
 
 class GroupCommit(Generic[Work]):
-    """Takes work from an event loop and carries it out in groups. A group is as large as what arrived while the last
-    one was carried out.
+    """Takes work from an event loop and carries it out in groups. A group is what arrived while the last one was
+    carried out, and what its callers submit as soon as they have their results.
 
     `carry_out` gets a group and returns an outcome for each unit. A unit that fails has an error as its outcome and
     changes nothing. `carry_out` itself raises only if nothing of the group was done, or a `ShardyardError` that says
@@ -39,7 +41,8 @@ class GroupCommit(Generic[Work]):
         most_bytes: int = 2**62,
         linger: float = 0.0,
     ) -> None:
-        """`most`, `most_bytes`: the limits of a group. `linger`: seconds to wait for a group as large as the last."""
+        """`most`, `most_bytes`: the limits of a group. `linger`: the most seconds to wait for the callers of the last
+        group to submit again. It never waits longer than the last group took, and seldom if they do not come back."""
         self._name = name
         self._carry_out = carry_out
         self._most = most
@@ -47,7 +50,15 @@ class GroupCommit(Generic[Work]):
         self._linger = linger
         self._waiting: deque[tuple[Work, asyncio.Future[Any], int]] = deque()
         self._wake = threading.Condition()
-        self._last = 0
+        self._wanted = 1
+        """How many units the thread waits for; 0 while it does not wait."""
+        self._expected = 0
+        """How many units will wait if all callers of the last group submit again."""
+        self._linger_until = 0.0
+        """On the monotonic clock."""
+        self._skip = 0
+        """The number of groups for which it does not wait after it has waited in vain: 1, then 3, 7 and so on."""
+        self._skipped = 0
         self._closing = False
         self.waiting_bytes = 0
         """The size of the work that has not started."""
@@ -62,7 +73,8 @@ class GroupCommit(Generic[Work]):
                 raise Closed(self._name)
             self._waiting.append((work, result, size))
             self.waiting_bytes += size
-            self._wake.notify()
+            if self._wanted and self._is_enough():
+                self._wake.notify()
         return await result
 
     def close(self) -> None:
@@ -75,20 +87,20 @@ class GroupCommit(Generic[Work]):
     def _run(self) -> None:
         while group := self._next_group():
             wanted = [(work, result) for work, result in group if not result.done()]
-            self._last = len(wanted)
             if wanted:
                 GROUP_COMMIT_UNITS.observe(len(wanted))
+                started = time.monotonic()
                 outcomes = self._outcomes([work for work, _ in wanted])
+                ended = time.monotonic()
+                self._expected = min(len(self._waiting) + len(wanted), self._most)
+                self._linger_until = ended + min(ended - started, self._linger)
                 _deliver([result for _, result in wanted], outcomes)
 
     def _next_group(self) -> list[tuple[Work, "asyncio.Future[Any]"]]:
         group: list[tuple[Work, asyncio.Future[Any]]] = []
         size = 0
         with self._wake:
-            while not self._waiting and not self._closing:
-                self._wake.wait()
-            if self._linger and self._last >= _LINGER_FROM:
-                self._wait_for_as_many()
+            self._wait_for_group()
             while (
                 self._waiting
                 and len(group) < self._most
@@ -100,10 +112,28 @@ class GroupCommit(Generic[Work]):
             self.waiting_bytes -= size
         return group
 
-    def _wait_for_as_many(self) -> None:
-        until = time.monotonic() + self._linger
-        while len(self._waiting) < self._last and not self._closing and (left := until - time.monotonic()) > 0:
+    def _wait_for_group(self) -> None:
+        """Until there is work; and for a moment until all callers that just got their results have submitted again. The
+        thread is not woken for each of them, because it would take the interpreter from them each time."""
+        if self._expected > 1 and self._linger:
+            if self._skipped < self._skip:
+                self._skipped += 1
+            else:
+                self._wait_for_callers()
+        self._wanted = 1
+        while not self._is_enough():
+            self._wake.wait()
+        self._wanted = 0
+
+    def _wait_for_callers(self) -> None:
+        self._wanted = self._expected
+        while not self._is_enough() and (left := self._linger_until - time.monotonic()) > 0:
             self._wake.wait(left)
+        self._skip = 0 if self._is_enough() else min(2 * self._skip + 1, _MOST_SKIPPED)
+        self._skipped = 0
+
+    def _is_enough(self) -> bool:
+        return len(self._waiting) >= self._wanted or self.waiting_bytes >= _ENOUGH_BYTES or self._closing
 
     def _outcomes(self, works: list[Work]) -> list[Outcome]:
         try:

@@ -20,6 +20,9 @@ class Lease(Protocol):
     async def release(self, token: int) -> None:
         """Let another process have it at once, if it is still held under this token."""
 
+    def lost(self) -> None:
+        """Another process has it, as its holder found out otherwise than by `acquire`."""
+
 
 class LeaderLoop:
     """Calls `work` again and again while this process holds the lease. When the leader dies, another process takes
@@ -78,6 +81,7 @@ class LeaderLoop:
             self._failing = None
         except Fenced:
             self._token = None
+            self._lease.lost()
         except ShardyardError as error:
             if self._failing != type(error).__name__:
                 _log.warning("%s will be retried: %s", self._name, error)

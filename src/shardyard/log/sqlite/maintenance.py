@@ -44,7 +44,11 @@ def retention() -> Step:
     def step(db: sqlite3.Connection, now: int) -> bool:
         nonlocal left
         if left is None:
-            left = [(p, t.retention) for t in store.topics(db, now) if t.retention != Retention() for p in t]
+            retained = db.execute(
+                "SELECT name, partitions, age_ms, bytes_per_partition FROM topics"
+                " WHERE age_ms IS NOT NULL OR bytes_per_partition IS NOT NULL"
+            )
+            left = [(Partition(name, i), Retention(*wanted)) for name, count, *wanted in retained for i in range(count)]
         for _ in range(min(PARTITIONS_A_STEP, len(left))):
             partition, wanted = left.pop()
             try:
@@ -107,7 +111,7 @@ def clearing() -> Step:
     def step(db: sqlite3.Connection, _: int) -> bool:
         nonlocal left
         if left is None:
-            left = db.execute("SELECT id, first, topic FROM partitions").fetchall()
+            left = db.execute("SELECT id, first, topic FROM partitions WHERE first > 0 OR topic IS NULL").fetchall()
         for _ in range(min(PARTITIONS_A_STEP, len(left))):
             if _clear(db, *left[-1]):
                 return True
@@ -136,7 +140,7 @@ def merger() -> Step:
 
     def step(db: sqlite3.Connection, _: int) -> bool:
         if not ends:
-            ends.update(db.execute('SELECT id, "end" FROM partitions').fetchall())
+            ends.update(db.execute('SELECT id, "end" FROM partitions WHERE merged < "end"').fetchall())
         return merge(db, ends)
 
     return step

@@ -14,15 +14,10 @@ from shardyard.model import (
     PartitionOutOfRange,
     Span,
     Stamp,
-    Topic,
 )
 from shardyard.model.batch import Batch
 
 Connection = sqlite3.Connection
-
-
-def topics(db: Connection, now: int) -> list[Topic]:
-    return SqliteCatalog(db, now).topics()
 
 
 # Partitions, fences and stamps
