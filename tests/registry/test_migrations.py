@@ -110,7 +110,7 @@ def test_the_migrations_result_in_the_tables_of_the_schema(path: Path, script: s
     migrated, created = create_engine(f"sqlite:///{path}"), create_engine("sqlite://")
     schema.METADATA.create_all(created)
     assert shape(inspect(migrated)) == shape(inspect(created))
-    assert version(path) == 3
+    assert version(path) == 4
     migrated.dispose()
     created.dispose()
 

@@ -199,5 +199,16 @@ def _migrate_to_version_3(connection: Connection, _now: float) -> None:
     ).create(connection)
 
 
-MIGRATIONS: list[Migration] = [_create_version_1, _migrate_to_version_2, _migrate_to_version_3]
+def _migrate_to_version_4(connection: Connection, _now: float) -> None:
+    """Finds the partitions of a member without a look at those of all others."""
+    connection.execute(text("CREATE INDEX ownerships_by_owner ON ownerships (owner)"))
+    connection.execute(text("CREATE INDEX ownerships_by_target ON ownerships (target)"))
+
+
+MIGRATIONS: list[Migration] = [
+    _create_version_1,
+    _migrate_to_version_2,
+    _migrate_to_version_3,
+    _migrate_to_version_4,
+]
 """Number i brings the schema from version i to i + 1. Entries are only ever added."""

@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from sqlalchemy import BigInteger, Boolean, Column, Double, Identity, Integer, MetaData, Table, Text
+from sqlalchemy import BigInteger, Boolean, Column, Double, Identity, Index, Integer, MetaData, Table, Text
 from sqlalchemy.types import TypeEngine
 
 from shardyard.model import Damaged, InvalidValue
@@ -59,8 +59,6 @@ MEMBERS = Table(
     **_CLUSTERED,
 )
 
-# There is no index by owner and target: every commit of a position would have to write it, and all it saves is a scan
-# over the rows of one group.
 OWNERSHIPS = Table(
     "ownerships",
     METADATA,
@@ -74,6 +72,9 @@ OWNERSHIPS = Table(
     Column("committed_offset", BigInteger),
     Column("progress_at", Double, nullable=False),
     Column("handover_at", Double, nullable=False),
+    # What a member owns and will own, without a look at the partitions of all others. Commits do not write these.
+    Index("ownerships_by_owner", "owner"),
+    Index("ownerships_by_target", "target"),
     **_CLUSTERED,
 )
 
