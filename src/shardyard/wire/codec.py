@@ -1,5 +1,6 @@
 """Encoding and decoding of bodies in JSON and MessagePack, and of the names of partitions in them."""
 
+import functools
 import re
 from typing import TypeVar
 
@@ -28,6 +29,7 @@ def encode(content: object, media: str = JSON) -> bytes:
     return msgspec.msgpack.encode(content) if media == MSGPACK else msgspec.json.encode(content)
 
 
+@functools.lru_cache(4096)
 def parse_partition(name: str) -> Partition:
     """The partition of a name such as `orders/3`."""
     topic, slash, index = name.rpartition("/")
