@@ -33,6 +33,8 @@ CALLS_AS_BYTES = [
     b"\x92\x07\x94\x05\xa7billing\xa8worker-1\x03",
     b"\x92\x08\x91\x06",
     b"\x92\x09\x96\x07\xa4POST\xaa/v1/topics\x81\xa1a\xa1b\x81\xaccontent-type\xb0application/json\xc4\x02{}",
+    b"\x92\x0a\x94\x08\xa7billing\xa8orders/3\x02",
+    b"\x92\x0b\x92\x09\xa8orders/3",
 ]
 ANSWERS_AS_BYTES = [
     b"\x92\x01\x92\x01\xc0",
@@ -96,7 +98,7 @@ def test_unknown_fields_at_the_end_are_ignored() -> None:
         ([2**53 + 1, [6]], "<= 9007199254740992"),
         (["1", [6]], "Expected `int`"),
         ([1, [0]], "Invalid value 0"),
-        ([1, [8]], "Invalid value 8"),
+        ([1, [10]], "Invalid value 10"),
         ([1, []], "at least length"),
         ([1, [5, "billing", "worker-1"]], "at least length"),
         ([1, [6], 2], "length 2"),
@@ -222,23 +224,17 @@ def section(title: str) -> str:
     return found[2]
 
 
-def documented_frames(title: str) -> set[tuple[int, str]]:
-    return {(int(kind), name) for kind, name in re.findall(r"^\| (\d+) \| (\w+) \|", section(title), re.MULTILINE)}
-
-
-def kinds(union: object) -> set[tuple[int, str]]:
-    return {(kind.__struct_config__.tag, kind.__name__.lower()) for kind in get_args(union)}
-
-
 def test_the_documentation_lists_every_kind_of_frame_with_its_fields() -> None:
-    assert documented_frames("Calls") == kinds(frames.Call)
-    assert documented_frames("Answers") == kinds(frames.Answer)
     for title, union in (("Calls", frames.Call), ("Answers", frames.Answer)):
-        rows = re.findall(r"^\| \d+ \| (\w+) \| ([^|]*)\|", section(title), re.MULTILINE)
+        rows = re.findall(r"^\| (\d+) \| (\w+) \| ([^|]*)\|", section(title), re.MULTILINE)
         documented = {
-            name: re.findall(r"(\w+)(?: \([^)]*\))?(?:,|:|$)", fields.split(": `")[0].strip()) for name, fields in rows
+            int(kind): re.findall(r"(\w+)(?: \([^)]*\))?(?:,|:|$)", fields.split(": `")[0].strip())
+            for kind, _, fields in rows
         }
-        assert documented == {kind.__name__.lower(): list(kind.__struct_fields__) for kind in get_args(union)}
+        assert documented == {kind.__struct_config__.tag: list(kind.__struct_fields__) for kind in get_args(union)}
+        names = {int(kind): name for kind, name, _ in rows}
+        for kind in get_args(union):
+            assert names[kind.__struct_config__.tag] in kind.__name__.lower()
 
 
 def test_the_documentation_lists_every_close_code_with_what_a_client_does() -> None:
