@@ -272,7 +272,11 @@ class WebSocketConnection(asyncio.Protocol):
         self._closing = True
         self._parts.clear()
         self._held.release()
-        self._transport.write_eof()
+        try:
+            self._transport.write_eof()
+        except OSError:  # the client has gone
+            self._transport.abort()
+            return
         self._transport.resume_reading()
         self._close_timer = self._loop.call_later(CLOSING_SECONDS, self._transport.abort)
 
