@@ -28,7 +28,8 @@ class Client:
 
     def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         self.socket = socket
-        self._received: list[tuple[int, frames.Answer]] = []
+        self.others: list[tuple[int, frames.Answer]] = []
+        """Answers that came before the one that was waited for."""
 
     async def send(self, *calls: tuple[int, frames.Call]) -> None:
         """Send calls, together in a message if they are small."""
@@ -40,13 +41,13 @@ class Client:
         return frames.decode_answers(await self.socket.receive_bytes())
 
     async def answer(self, number: int) -> frames.Answer:
-        """The next answer to this call. Others are kept."""
+        """The next answer to this call."""
         while True:
-            for each in self._received:
+            for each in self.others:
                 if each[0] == number:
-                    self._received.remove(each)
+                    self.others.remove(each)
                     return each[1]
-            self._received += await self.message()
+            self.others += await self.message()
 
     async def call(self, number: int, call: frames.Call) -> frames.Answer:
         await self.send((number, call))
