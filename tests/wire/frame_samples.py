@@ -18,6 +18,7 @@ CALLS: list[frames.Call] = [
     frames.Request("POST", "/v1/topics", {"a": "b"}, {"content-type": "application/json"}, b"{}"),
     frames.SetFence("billing", "orders/3", 2),
     frames.ReadSpan("orders/3"),
+    frames.ReadAssignment("billing", "worker-1", 3),
 ]
 ANSWERS: list[frames.Answer] = [
     frames.NOTHING,

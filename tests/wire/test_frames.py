@@ -35,6 +35,7 @@ CALLS_AS_BYTES = [
     b"\x92\x09\x96\x07\xa4POST\xaa/v1/topics\x81\xa1a\xa1b\x81\xaccontent-type\xb0application/json\xc4\x02{}",
     b"\x92\x0a\x94\x08\xa7billing\xa8orders/3\x02",
     b"\x92\x0b\x92\x09\xa8orders/3",
+    b"\x92\x0c\x94\x0a\xa7billing\xa8worker-1\x03",
 ]
 ANSWERS_AS_BYTES = [
     b"\x92\x01\x92\x01\xc0",
@@ -98,7 +99,7 @@ def test_unknown_fields_at_the_end_are_ignored() -> None:
         ([2**53 + 1, [6]], "<= 9007199254740992"),
         (["1", [6]], "Expected `int`"),
         ([1, [0]], "Invalid value 0"),
-        ([1, [10]], "Invalid value 10"),
+        ([1, [11]], "Invalid value 11"),
         ([1, []], "at least length"),
         ([1, [5, "billing", "worker-1"]], "at least length"),
         ([1, [6], 2], "length 2"),

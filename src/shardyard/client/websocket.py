@@ -3,6 +3,7 @@ turn of the event loop together, and answered in any order."""
 
 import asyncio
 import itertools
+from collections import defaultdict
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -63,8 +64,8 @@ class WebSocketCarrier:
         self._socket = socket
         self._numbers = itertools.count(1)
         self._calls: dict[int, asyncio.Future[frames.Answer]] = {}
-        self._lanes: dict[object, int] = {}
-        """The number of the last publish of each lane that has one in flight."""
+        self._lanes: defaultdict[object, dict[int, None]] = defaultdict(dict)
+        """The numbers of the publishes of each lane that are in flight, in their order."""
         self._watches: dict[int, WebSocketWatch] = {}
         self._outbox: list[bytes] = []
         self._sending: asyncio.Task[None] | None = None
@@ -100,15 +101,16 @@ class WebSocketCarrier:
     ) -> responses.Published:
         if lane is None:
             return await self._result(call, timeout, _published)
-        before = self._lanes.get(lane)
-        if before is not None:
-            call = structs.replace(call, after=before)
-        self._lanes[lane] = number = next(self._numbers)
+        numbers, number = self._lanes[lane], next(self._numbers)
+        if numbers:
+            call = structs.replace(call, after=next(reversed(numbers)))
+        numbers[number] = None
         try:
             return await self._result(call, timeout, _published, number)
         finally:
-            if self._lanes[lane] == number:
-                del self._lanes[lane]
+            del numbers[number]
+            if not numbers:
+                self._lanes.pop(lane, None)
 
     async def read(self, call: frames.Read, timeout: float) -> bytes:  # noqa: ASYNC109
         return await self._result(call, call.query.wait_seconds + timeout, bytes)
