@@ -301,7 +301,8 @@ def test_pipelined_records_stay_in_order_while_publishes_are_refused_and_connect
                 sending.append(asyncio.create_task(producer.send("orders", f"{number}", key=f"k{number % 10}")))
                 if chance.random() < 0.005:
                     await asyncio.sleep(chance.choice((0.0, 0.002, 0.01)))
-                if chance.random() < 0.002:
+                if number % 1000 == 500:
+                    await asyncio.sleep(0.01 * chance.random())
                     for proxy in proxies:
                         proxy.cut()
             await asyncio.gather(*sending)

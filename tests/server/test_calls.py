@@ -318,8 +318,10 @@ def test_a_connection_that_is_lost_leaves_no_task(monkeypatch: pytest.MonkeyPatc
         await until_waiting(waiting + 2)
         await client.answer(4)
         if abrupt:
-            transport = client.socket.get_extra_info("transport") or client.socket._conn.transport
-            transport.abort()
+            connection = client.socket._conn
+            assert connection is not None
+            assert connection.transport is not None
+            connection.transport.abort()
         else:
             await client.socket.close()
         while WEBSOCKETS.value > connected or asyncio.all_tasks() - before:  # noqa: ASYNC110 it has no event for it
