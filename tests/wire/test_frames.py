@@ -150,12 +150,12 @@ def test_damaged_messages_are_frames_or_malformed() -> None:
 # Messages
 
 
-@pytest.mark.parametrize("count", [0, 1, 15, 16, 65_535, 65_536, 70_000])
+@pytest.mark.parametrize("count", [0, 1, 15, 16, 70_000])
 def test_small_frames_travel_together(count: int) -> None:
     calls = [(number, frames.Cancel()) for number in range(count)]
-    made = list(messages(encode_frame(number, call) for number, call in calls))
-    size = sum(len(encode_frame(number, call)) for number, call in calls)
-    assert len(made) == -(-size // SHARED_BYTES)
+    encoded = [encode_frame(number, call) for number, call in calls]
+    made = list(messages(encoded))
+    assert len(made) == -(-sum(map(len, encoded)) // SHARED_BYTES)
     assert [call for message in made for call in decode_calls(message)] == calls
 
 
