@@ -9,6 +9,7 @@ from typing import Any
 
 import aiohttp
 import msgspec
+import uvloop
 from uvicorn import Server
 
 from shardyard.log.memory import MemoryLog
@@ -239,7 +240,8 @@ def run(scenario: Callable[[Running], Awaitable[None]], limits: ServerLimits | N
         async with a_server(limits, **options) as running:
             await scenario(running)
 
-    asyncio.run(whole())
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:  # as brokers have it
+        runner.run(whole())
 
 
 def publish(
