@@ -108,6 +108,8 @@ class TcpProxy:
         self._connections: list[asyncio.StreamWriter] = []
         self.accepted = 0
         self._stopped = asyncio.Event()
+        self._ended = asyncio.Event()
+        self._open: set[asyncio.Future[tuple[None, None]]] = set()
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[str]:
@@ -116,7 +118,9 @@ class TcpProxy:
             yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         finally:
             server.close()
+            self._ended.set()
             self.cut()
+            await asyncio.gather(*self._open)
 
     def stop(self) -> None:
         """Forward nothing more on the connections that are open now."""
@@ -134,15 +138,17 @@ class TcpProxy:
         there_reader, there_writer = await asyncio.open_connection("127.0.0.1", self._port)
         self._connections += [writer, there_writer]
         stopped = self._stopped
-        await asyncio.gather(
-            _pump(reader, there_writer, stopped), _pump(there_reader, writer, stopped), return_exceptions=True
-        )
+        pumps = (self._pump(reader, there_writer, stopped), self._pump(there_reader, writer, stopped))
+        pumping = asyncio.ensure_future(asyncio.gather(*pumps))
+        self._open.add(pumping)
+        pumping.add_done_callback(self._open.discard)
+        await pumping
 
-
-async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, stopped: asyncio.Event) -> None:
-    while data := await reader.read(65536):
-        if stopped.is_set():
-            await asyncio.Event().wait()
-        writer.write(data)
-        await writer.drain()
-    writer.close()
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, stopped: asyncio.Event) -> None:
+        with contextlib.suppress(ConnectionError):
+            while data := await reader.read(65536):
+                if stopped.is_set():
+                    await self._ended.wait()
+                writer.write(data)
+                await writer.drain()
+        writer.close()

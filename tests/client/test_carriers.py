@@ -187,6 +187,28 @@ def test_a_connection_that_dies_silently_is_noticed_by_its_pings(monkeypatch: py
     run(scenario)
 
 
+@pytest.mark.parametrize("is_sending", [False, True])
+def test_a_client_is_closed_soon_although_its_broker_hangs(is_sending: bool) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.topic(partitions=1)
+        proxy = TcpProxy(cluster.urls[0])
+        async with proxy.running() as url, Brokers(url, carrier="websocket") as brokers:
+            async with Producer(brokers) as producer:
+                await producer.send("orders", "a")
+                proxy.stop()
+                if is_sending:
+                    large = [Record.new(b"x" * 900_000) for _ in range(20)]
+                    publishing = asyncio.create_task(producer.publish("orders", large))
+                    await asyncio.wait([publishing], timeout=0.2)
+                    publishing.cancel()
+                    await asyncio.wait([publishing])
+            began = asyncio.get_running_loop().time()
+            await brokers.__aexit__(None, None, None)
+            assert asyncio.get_running_loop().time() - began < 5
+
+    run(scenario)
+
+
 def test_pings_keep_a_connection_without_calls_open(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(cluster: Cluster) -> None:
         monkeypatch.setattr(websocket, "PING_SECONDS", 0.1)

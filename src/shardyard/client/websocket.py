@@ -5,7 +5,7 @@ import asyncio
 import itertools
 from collections import defaultdict
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import aiohttp
 import msgspec
@@ -25,6 +25,8 @@ T = TypeVar("T")
 PING_SECONDS = 10.0
 """A connection on which nothing was received for this long is pinged, and counts as lost without an answer in half of
 that."""
+CLOSING_SECONDS = 1.0
+"""How long to wait for a broker when a connection is closed."""
 REFUSED = (401, 403)
 UNREACHABLE = 500
 """From this status on, a broker or a proxy before it can't take the connection for now."""
@@ -77,10 +79,11 @@ class WebSocketCarrier:
         return self._lost is not None
 
     async def close(self) -> None:
+        """Close the connection. A broker that hangs does not hold that up for long."""
         if self._sending is not None:
-            await asyncio.gather(self._sending, return_exceptions=True)  # a `Cancel` may be on its way
-        await self._socket.close()
-        await asyncio.gather(self._receiving, return_exceptions=True)
+            await _finish(self._sending)  # a `Cancel` may be on its way
+        await _finish(asyncio.create_task(self._socket.close()))
+        await _finish(self._receiving)
 
     # Calls
 
@@ -269,6 +272,13 @@ class WebSocketWatch:
 
     def close(self) -> None:
         self._end()
+
+
+async def _finish(task: "asyncio.Task[Any]") -> None:
+    """Wait for a task, and cancel it after a time."""
+    await asyncio.wait([task], timeout=CLOSING_SECONDS)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
 
 def _published(body: msgspec.Raw) -> responses.Published:
