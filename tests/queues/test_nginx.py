@@ -18,6 +18,7 @@ import aiohttp
 import pytest
 
 from shardyard.client import Brokers, Consumer, Message, Producer
+from shardyard.client.brokers import CarrierName
 from shardyard.log import open_log
 from shardyard.model import InvalidValue, Record
 from shardyard.server.nginx import nginx_config
@@ -79,8 +80,9 @@ def proxying(nginx: str, folder: Path, brokers: list[BrokerProcess]) -> Iterator
 class Load:
     """Publishes and consumes until stopped, and records what was acknowledged and what was delivered."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, carrier: CarrierName) -> None:
         self._url = url
+        self._carrier: CarrierName = carrier
         self.batched: set[str] = set()
         self.posted: set[str] = set()
         self.delivered: Counter[str] = Counter()
@@ -92,7 +94,7 @@ class Load:
 
     async def batches(self) -> None:
         """By the client, which tries again by itself."""
-        async with Producer(self._url, retry_seconds=CURE_SECONDS) as producer:
+        async with Producer(self._url, retry_seconds=CURE_SECONDS, carrier=self._carrier) as producer:
             while not self.stopped.is_set():
                 records = [Record.new(b"x" * 256, b"%d" % n) for n in range(50)]
                 await producer.publish("orders", records)
@@ -117,7 +119,9 @@ class Load:
             return False
 
     async def consume(self) -> None:
-        async with Consumer(self._url, "billing", ["orders"], session_timeout=SESSION_SECONDS) as consumer:
+        async with Consumer(
+            self._url, "billing", ["orders"], session_timeout=SESSION_SECONDS, carrier=self._carrier
+        ) as consumer:
             await consumer.run(self._note)
 
     async def _note(self, message: Message) -> None:
@@ -140,9 +144,9 @@ class Load:
                 await asyncio.sleep(0.02)
 
 
-async def killed_in_turn(url: str, brokers: list[BrokerProcess]) -> Load:
+async def killed_in_turn(url: str, brokers: list[BrokerProcess], carrier: CarrierName) -> Load:
     """Both brokers are killed under load, one after the other; the second when the first is back."""
-    load = Load(url)
+    load = Load(url, carrier)
     consumers = [asyncio.create_task(load.consume()) for _ in range(2)]
     producers = [asyncio.create_task(work) for work in (load.batches(), load.posts(), load.posts())]
     first, second = brokers
@@ -177,9 +181,9 @@ async def made(url: str) -> None:
         await brokers.post("/v1/topics", {"name": "orders", "partitions": 4})
 
 
-async def sizes(url: str) -> None:
-    """A body that goes by Nginx's disk arrives; one that is too large is refused in JSON."""
-    async with Producer(url) as producer, aiohttp.ClientSession() as session:
+async def sizes(url: str, carrier: CarrierName) -> None:
+    """A body that goes by Nginx's disk arrives, and a large message; one that is too large is refused in JSON."""
+    async with Producer(url, carrier=carrier) as producer, aiohttp.ClientSession() as session:
         (part,) = await producer.publish("orders", [Record.new(b"x" * 1_000_000) for _ in range(8)], partition=0)
         assert part.count == 8
         beyond = io.BytesIO(b" " * (MAX_BODY_BYTES + 1))
@@ -188,25 +192,28 @@ async def sizes(url: str) -> None:
             assert (await response.json())["error"]["code"] == "too_large"
 
 
-async def waited(url: str) -> float:
+async def waited(url: str, carrier: CarrierName) -> float:
     """How long a call took that waits for 1.5 s, and is answered by then."""
     begun = time.monotonic()
-    async with Brokers(url) as brokers:
+    async with Brokers(url, carrier=carrier) as brokers:
         await brokers.get("/v1/groups/nobody/changes", wait=1.5, seen="", wait_seconds=1.5)
     return time.monotonic() - begun
 
 
 @pytest.mark.server
-def test_brokers_behind_nginx_are_killed_under_load_and_nothing_is_lost(nginx: str, folder: Path) -> None:
+@pytest.mark.parametrize("carrier", ["websocket", "http"])
+def test_brokers_behind_nginx_are_killed_under_load_and_nothing_is_lost(
+    nginx: str, folder: Path, carrier: CarrierName
+) -> None:
     with BrokerProcess(folder, "one") as one, BrokerProcess(folder, "two") as two:
         brokers = [one, two]
         for broker in brokers:
             broker.listens()
         with proxying(nginx, folder, brokers) as url:
             asyncio.run(made(url))
-            load = asyncio.run(killed_in_turn(url, brokers))
-            asyncio.run(sizes(url))
-            assert 1.4 < asyncio.run(waited(url)) < 4
+            load = asyncio.run(killed_in_turn(url, brokers, carrier))
+            asyncio.run(sizes(url, carrier))
+            assert 1.4 < asyncio.run(waited(url, carrier)) < 4
     found = asyncio.run(stored(folder))
     assert load.acknowledged <= found.keys()
     assert max(found[id_] for id_ in load.batched) == 1

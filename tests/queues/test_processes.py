@@ -20,6 +20,7 @@ import pytest
 from aiohttp import web
 
 from shardyard.client import Brokers, Consumer, Producer
+from shardyard.client.brokers import CarrierName
 from shardyard.model import Fenced, Record, UnknownGroup
 from tests.queues.brokers import BrokerProcess
 from tests.queues.worker import ConsumerSpec, Event, events
@@ -65,8 +66,10 @@ class ConsumerProcess:
 class Cluster:
     """Brokers on one log and registry, and the worker that starts consumers."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, carrier: CarrierName) -> None:
+        """`carrier`: of all clients."""
         self.folder = folder
+        self.carrier = carrier
         self.brokers = [BrokerProcess(folder, f"broker-{i}") for i in range(BROKERS)]
         for broker in self.brokers:
             broker.start()
@@ -95,7 +98,7 @@ class Cluster:
     def consumer(self, name: str, group: str, topic: str, **options: Any) -> ConsumerProcess:
         assert self._worker.stdin is not None
         journal = str(self.folder / f"{name}.txt")
-        arguments = {"brokers": self.urls, "session": SESSION_SECONDS, **options}
+        arguments = {"brokers": self.urls, "session": SESSION_SECONDS, "carrier": self.carrier, **options}
         spec = ConsumerSpec(name, group=group, topic=topic, journal=journal, **arguments)
         self._worker.stdin.write(spec.to_json().encode() + b"\n")
         self._worker.stdin.flush()
@@ -119,8 +122,9 @@ class Cluster:
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    made = Cluster(tmp_path_factory.mktemp("cluster"))
+def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """One for all tests that use the same carrier; see `both_carriers`."""
+    made = Cluster(tmp_path_factory.mktemp("cluster"), getattr(request, "param", "auto"))
     yield made
     made.close()
     errors = [path.read_text() for path in made.folder.glob("broker-*.err")]
@@ -259,7 +263,10 @@ class Load:
 
 def run(cluster: Cluster, scenario: Scenario) -> None:
     async def with_clients() -> None:
-        async with Brokers(cluster.urls) as brokers, Producer(cluster.urls) as producer:
+        async with (
+            Brokers(cluster.urls, carrier=cluster.carrier) as brokers,
+            Producer(cluster.urls, carrier=cluster.carrier) as producer,
+        ):
             await scenario(brokers, producer)
 
     asyncio.run(with_clients())
@@ -312,6 +319,7 @@ def check_order(handled: Iterable[Event]) -> None:
 
 
 Start = Callable[..., ConsumerProcess]
+both_carriers = pytest.mark.parametrize("cluster", ["websocket", "http"], indirect=True)
 
 
 def test_two_consumers_then_three_then_two_share_six_partitions(cluster: Cluster, consumers: Start) -> None:
@@ -343,6 +351,7 @@ def test_two_consumers_then_three_then_two_share_six_partitions(cluster: Cluster
     run(cluster, scenario)
 
 
+@both_carriers
 def test_others_take_over_from_a_consumer_killed_in_the_middle_of_a_batch_and_nothing_is_lost(
     cluster: Cluster, consumers: Start
 ) -> None:
@@ -385,6 +394,7 @@ def test_others_take_over_from_a_consumer_killed_in_the_middle_of_a_batch_and_no
     run(cluster, scenario)
 
 
+@both_carriers
 def test_a_broker_killed_under_load_loses_no_record_and_ends_no_client(cluster: Cluster, consumers: Start) -> None:
     async def scenario(brokers: Brokers, producer: Producer) -> None:
         await make_topic(brokers, "load", 6)
@@ -418,11 +428,14 @@ def test_a_broker_killed_under_load_loses_no_record_and_ends_no_client(cluster: 
     run(cluster, scenario)
 
 
+@both_carriers
 def test_a_broker_that_hangs_ends_no_session(cluster: Cluster) -> None:
     async def scenario(brokers: Brokers, _: Producer) -> None:
         await make_topic(brokers, "stopped", 4)
         session = 2 * SESSION_SECONDS
-        async with Consumer(cluster.urls, "stopped", ["stopped"], name="stays", session_timeout=session) as consumer:
+        async with Consumer(
+            cluster.urls, "stopped", ["stopped"], name="stays", session_timeout=session, carrier=cluster.carrier
+        ) as consumer:
             await shared_by(brokers, "stopped", "stopped", {"stays": 4})
             identity = consumer.member.identity
             epochs = {row["partition"]: row["epoch"] for row in await rows(brokers, "stopped", "stopped")}
@@ -446,6 +459,7 @@ def test_a_broker_that_hangs_ends_no_session(cluster: Cluster) -> None:
     run(cluster, scenario)
 
 
+@both_carriers
 def test_when_the_leader_is_killed_during_a_rebalance_another_one_finishes_it(
     cluster: Cluster, consumers: Start
 ) -> None:
@@ -495,6 +509,7 @@ def test_when_the_leader_is_killed_during_a_rebalance_another_one_finishes_it(
     run(cluster, scenario)
 
 
+@both_carriers
 def test_a_consumer_stalled_past_its_session_is_fenced_and_joins_again(cluster: Cluster, consumers: Start) -> None:
     async def scenario(brokers: Brokers, producer: Producer) -> None:
         await make_topic(brokers, "zombies", 4)
@@ -604,6 +619,7 @@ def test_a_topic_is_expanded_under_load(cluster: Cluster, consumers: Start) -> N
     run(cluster, scenario)
 
 
+@both_carriers
 def test_the_records_of_a_consumer_that_hangs_go_to_another_one(cluster: Cluster, consumers: Start) -> None:
     async def scenario(brokers: Brokers, producer: Producer) -> None:
         await make_topic(brokers, "hung", 4)
@@ -663,10 +679,12 @@ async def losing_responses(url: str) -> AsyncIterator[tuple[str, set[str]]]:
 
 
 def test_lost_responses_do_no_harm(cluster: Cluster, consumers: Start) -> None:
+    """Over HTTP; for connections see `tests/client/test_carriers.py`."""
+
     async def scenario(brokers: Brokers, _: Producer) -> None:
         await make_topic(brokers, "answers", 4)
-        async with losing_responses(cluster.brokers[0].url) as (url, lost), Producer(url) as producer:
-            first = consumers("answers-0", "answers", "answers", brokers=[url])
+        async with losing_responses(cluster.brokers[0].url) as (url, lost), Producer(url, carrier="http") as producer:
+            first = consumers("answers-0", "answers", "answers", brokers=[url], carrier="http")
 
             async def joined() -> bool:
                 """it has joined"""
@@ -676,7 +694,7 @@ def test_lost_responses_do_no_harm(cluster: Cluster, consumers: Start) -> None:
             await shared_by(brokers, "answers", "answers", {"answers-0": 4})
             load = Load(producer, "answers", keys=20)
             await load.send(200)
-            second = consumers("answers-1", "answers", "answers", brokers=[url], by_batch=True)
+            second = consumers("answers-1", "answers", "answers", brokers=[url], carrier="http", by_batch=True)
             await shared_by(brokers, "answers", "answers", {"answers-0": 2, "answers-1": 2})
             await load.send(200)
             await done(brokers, "answers", "answers", first, second)

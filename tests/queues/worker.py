@@ -30,6 +30,7 @@ from pathlib import Path
 from types import FrameType
 
 from shardyard.client import Consumer, Message
+from shardyard.client.brokers import CarrierName
 from shardyard.groups import OwnedBatch
 from shardyard.model import Fenced, Partition, Record
 
@@ -53,6 +54,7 @@ class ConsumerSpec:
     """The id of the record on which its handler blocks forever."""
     session: float = 2.0
     max_records: int = 500
+    carrier: CarrierName = "auto"
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -128,6 +130,7 @@ class Worker:
             name=spec.name,
             session_timeout=spec.session,
             max_records=spec.max_records,
+            carrier=spec.carrier,
         ) as consumer:
             self._record("joined", consumer.member.identity.epoch)
             if spec.by_batch:

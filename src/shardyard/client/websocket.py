@@ -3,8 +3,9 @@ turn of the event loop together, and answered in any order."""
 
 import asyncio
 import itertools
+from collections import defaultdict
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import aiohttp
 import msgspec
@@ -24,6 +25,8 @@ T = TypeVar("T")
 PING_SECONDS = 10.0
 """A connection on which nothing was received for this long is pinged, and counts as lost without an answer in half of
 that."""
+CLOSING_SECONDS = 1.0
+"""How long to wait for a broker when a connection is closed."""
 REFUSED = (401, 403)
 UNREACHABLE = 500
 """From this status on, a broker or a proxy before it can't take the connection for now."""
@@ -63,8 +66,8 @@ class WebSocketCarrier:
         self._socket = socket
         self._numbers = itertools.count(1)
         self._calls: dict[int, asyncio.Future[frames.Answer]] = {}
-        self._lanes: dict[object, int] = {}
-        """The number of the last publish of each lane that has one in flight."""
+        self._lanes: defaultdict[object, dict[int, None]] = defaultdict(dict)
+        """The numbers of the publishes of each lane that are in flight, in their order."""
         self._watches: dict[int, WebSocketWatch] = {}
         self._outbox: list[bytes] = []
         self._sending: asyncio.Task[None] | None = None
@@ -76,10 +79,11 @@ class WebSocketCarrier:
         return self._lost is not None
 
     async def close(self) -> None:
+        """Close the connection. A broker that hangs does not hold that up for long."""
         if self._sending is not None:
-            await asyncio.gather(self._sending, return_exceptions=True)  # a `Cancel` may be on its way
-        await self._socket.close()
-        await asyncio.gather(self._receiving, return_exceptions=True)
+            await _finish(self._sending)  # a `Cancel` may be on its way
+        await _finish(asyncio.create_task(self._socket.close()))
+        await _finish(self._receiving)
 
     # Calls
 
@@ -100,15 +104,16 @@ class WebSocketCarrier:
     ) -> responses.Published:
         if lane is None:
             return await self._result(call, timeout, _published)
-        before = self._lanes.get(lane)
-        if before is not None:
-            call = structs.replace(call, after=before)
-        self._lanes[lane] = number = next(self._numbers)
+        numbers, number = self._lanes[lane], next(self._numbers)
+        if numbers:
+            call = structs.replace(call, after=next(reversed(numbers)))
+        numbers[number] = None
         try:
             return await self._result(call, timeout, _published, number)
         finally:
-            if self._lanes[lane] == number:
-                del self._lanes[lane]
+            del numbers[number]
+            if not numbers:
+                self._lanes.pop(lane, None)
 
     async def read(self, call: frames.Read, timeout: float) -> bytes:  # noqa: ASYNC109
         return await self._result(call, call.query.wait_seconds + timeout, bytes)
@@ -267,6 +272,13 @@ class WebSocketWatch:
 
     def close(self) -> None:
         self._end()
+
+
+async def _finish(task: "asyncio.Task[Any]") -> None:
+    """Wait for a task, and cancel it after a time."""
+    await asyncio.wait([task], timeout=CLOSING_SECONDS)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
 
 def _published(body: msgspec.Raw) -> responses.Published:

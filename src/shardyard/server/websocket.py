@@ -73,7 +73,10 @@ class WebSocketConnection(asyncio.Protocol):
         """Of the message that is being received."""
         self._received_at = 0.0
         self._partial = 0
-        """Bytes that came since the last complete message."""
+        """Bytes that came of a message that is not complete."""
+        self._part_bytes = 0
+        """Of its fragments that are complete, as they came."""
+        self._closing = False
         self._busy = False
         self._writable = asyncio.Event()
         self._writable.set()
@@ -146,6 +149,8 @@ class WebSocketConnection(asyncio.Protocol):
     # Receiving -----------------------------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
+        if self._closing:
+            return
         self._received_at = self._loop.time()
         self._partial += len(data)
         try:
@@ -157,6 +162,7 @@ class WebSocketConnection(asyncio.Protocol):
         self._websocket.receive_data(data)
         for event in self._websocket.events_received():
             if isinstance(event, Request):
+                self._partial = 0
                 self._upgrade(event)
             elif isinstance(event, Frame):
                 self._receive(event)
@@ -169,12 +175,17 @@ class WebSocketConnection(asyncio.Protocol):
             self.close(CloseCode.MALFORMED, "messages are binary: MessagePack, see docs/protocol.md")
         elif frame.opcode in (Opcode.BINARY, Opcode.CONT):
             self._parts.append(bytes(frame.data))
+            self._part_bytes += _received_bytes(frame)
             if frame.fin:
                 parts, self._parts = self._parts, []
                 self._message(parts[0] if len(parts) == 1 else b"".join(parts))
+        else:
+            self._partial -= _received_bytes(frame)
 
     def _message(self, message: bytes) -> None:
-        held, self._held, self._partial = self._held, HeldBytes(self._bodies), 0
+        held, self._held = self._held, HeldBytes(self._bodies)
+        self._partial -= self._part_bytes
+        self._part_bytes = 0
         if self._handler is None or self._websocket.state is not OPEN:
             held.release()
             return
@@ -186,7 +197,7 @@ class WebSocketConnection(asyncio.Protocol):
         self._pause_or_resume()
 
     def _pause_or_resume(self) -> None:
-        if self._transport.is_closing():
+        if self._closing or self._transport.is_closing():
             return
         if self._busy or not self._writable.is_set():
             self._transport.pause_reading()
@@ -219,7 +230,7 @@ class WebSocketConnection(asyncio.Protocol):
 
     def _flush(self) -> None:
         data = self._websocket.data_to_send()
-        if data and not self._transport.is_closing():
+        if data and not self._closing and not self._transport.is_closing():
             self._transport.write(data[0] if len(data) == 1 else b"".join(data))
 
     # Closing -------------------------------------------------------------------------------------------------
@@ -254,15 +265,28 @@ class WebSocketConnection(asyncio.Protocol):
         self._websocket.receive_eof()
 
     def _close_transport(self) -> None:
-        if not self._transport.is_closing():
-            self._transport.close()
-            self._close_timer = self._loop.call_later(CLOSING_SECONDS, self._transport.abort)
+        """Send what is left, and let the client close the connection, up to a time. If it were closed here while
+        something of the client was not read, the kernel would discard what the client has not received yet."""
+        if self._closing or self._transport.is_closing():
+            return
+        self._closing = True
+        self._parts.clear()
+        self._held.release()
+        try:
+            self._transport.write_eof()
+        except OSError:  # the client has gone
+            self._transport.abort()
+            return
+        self._transport.resume_reading()
+        self._close_timer = self._loop.call_later(CLOSING_SECONDS, self._transport.abort)
 
     def _check_later(self) -> None:
         self._check_timer = self._loop.call_later(self._limits.stalled_seconds / 2, self._check)
 
     def _check(self) -> None:
         """Close the connection if the client makes no progress."""
+        if self._closing:
+            return
         now, limits = self._loop.time(), self._limits
         silent = now - self._received_at
         is_reading = self._unsent is None and not self._busy
@@ -284,6 +308,12 @@ class WebSocketConnection(asyncio.Protocol):
                 self.close(CloseCode.NOT_READING, f"nothing was read for {limits.unread_seconds:g} s")
                 return
         self._check_later()
+
+
+def _received_bytes(frame: Frame) -> int:
+    """How many bytes of a client the frame took: its head has 2, those of the length and those of the mask."""
+    size = len(frame.data)
+    return size + 6 + (0 if size < 126 else 2 if size < 2**16 else 8)
 
 
 async def _no_receive() -> Any:

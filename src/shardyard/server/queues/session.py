@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from shardyard.groups.coordinator import MemberIdentity
 from shardyard.model import EarlierPublishFailed, InvalidCall, Malformed, Overloaded, RetryLater, ShardyardError
@@ -37,6 +37,15 @@ MAX_REFUSED = 1000
 """How many numbers of refused publishes are kept, for those that are to be stored after them."""
 
 
+class _Publishing(NamedTuple):
+    """A publish in progress."""
+
+    stored: "asyncio.Future[bool]"
+    """Whether it was stored, or will never be. If not, it was refused for now."""
+    before: "asyncio.Future[bool] | None"
+    """The same of the one that it is to be stored after, if that is in progress."""
+
+
 class Session:
     """Carries out calls, and sends the answers. All answers of one turn of the event loop travel in one message."""
 
@@ -65,8 +74,10 @@ class Session:
         """Of messages in progress."""
         self._answers: list[bytes] = []
         """Frames that wait to be sent."""
-        self._publishing: dict[int, asyncio.Future[bool]] = {}
-        """By the number of the call: whether it was stored, or will never be."""
+        self._waiting: set[int] = set()
+        """The numbers of reads and watches in progress."""
+        self._publishing: dict[int, _Publishing] = {}
+        """By the number of the call."""
         self._refused: dict[int, None] = {}
         """Publishes that were refused for now, the latest last."""
         self._settings: dict[tuple[str, str], object] = {}
@@ -105,9 +116,9 @@ class Session:
 
         for number, call in received:
             if isinstance(call, frames.Cancel):
-                if (running := self._tasks.get(number)) is not None:
-                    running.cancel()
-            elif (task := self._start(number, call)) is not None and not isinstance(call, WAITING):
+                if number in self._waiting:
+                    self._tasks[number].cancel()
+            elif (task := self._start(number, call)) is not None and number not in self._waiting:
                 left += 1
                 task.add_done_callback(finish)
         if not left:
@@ -119,7 +130,7 @@ class Session:
         held.release()
         was_busy = self._bytes > self._limits.call_bytes
         self._bytes -= size
-        if was_busy and self._bytes <= self._limits.call_bytes:
+        if was_busy and self._bytes <= self._limits.call_bytes and not self._draining:
             self._connection.set_busy(False)
 
     def _start(self, number: int, call: frames.Call) -> "asyncio.Task[None] | None":
@@ -128,14 +139,31 @@ class Session:
             error: ShardyardError = InvalidCall(f"call {number} is in progress: each call needs a number of its own")
         elif len(self._tasks) >= self._limits.calls:
             error = Overloaded("calls of this connection", self._limits.calls)
+        elif isinstance(call, frames.Publish) and call.after in self._refused:
+            error = EarlierPublishFailed()
         else:
             if isinstance(call, frames.Publish):
-                self._publishing[number] = self._loop.create_future()
+                # What it is stored after is an earlier call, never itself or one that waits for it.
+                before = None if call.after is None else self._publishing.get(call.after)
+                self._publishing[number] = _Publishing(self._loop.create_future(), before and before.stored)
+                self._refused.pop(number, None)
+            elif isinstance(call, WAITING):
+                self._waiting.add(number)
             CALLS.series(type(call).__name__.lower()).add()
             task = self._tasks[number] = self._loop.create_task(self._run(number, call))
+            task.add_done_callback(lambda _: self._end(number))
             return task
+        if isinstance(call, frames.Publish) and isinstance(error, RetryLater):
+            self._refuse(number)
         self._answer(number, _failed(error))
         return None
+
+    def _end(self, number: int) -> None:
+        """A call is no longer in progress, even if it was cancelled before it began."""
+        del self._tasks[number]
+        self._waiting.discard(number)
+        if self._draining and not self._tasks:
+            self._close()
 
     async def _run(self, number: int, call: frames.Call) -> None:
         try:
@@ -145,10 +173,6 @@ class Session:
         except Exception:  # noqa: BLE001 the client gets an answer, whatever it is
             _log.exception("a call on a WebSocket connection failed")
             answer = frames.Failed(ErrorBody("internal_error", "the broker failed: its log says why"))
-        finally:
-            del self._tasks[number]
-            if self._draining and not self._tasks:
-                self._loop.call_soon(self._close)
         if answer is not None:
             self._answer(number, answer)
 
@@ -181,14 +205,13 @@ class Session:
     # Calls
 
     async def _publish(self, number: int, call: frames.Publish) -> frames.Answer:
-        stored = self._publishing[number]
+        stored, before = self._publishing[number]
         try:
-            await self._await_stored(call.after)
+            if before is not None and not await asyncio.shield(before):
+                raise EarlierPublishFailed
             answer = await self._store(call)
         except RetryLater:
-            self._refused[number] = None
-            if len(self._refused) > MAX_REFUSED:
-                del self._refused[next(iter(self._refused))]
+            self._refuse(number)
             stored.set_result(False)
             raise
         finally:
@@ -197,14 +220,11 @@ class Session:
                 stored.set_result(True)
         return answer
 
-    async def _await_stored(self, number: int | None) -> None:
-        """Wait for the publish of this number. `EarlierPublishFailed` if it was refused for now."""
-        if number is None:
-            return
-        before = self._publishing.get(number)
-        was_stored = number not in self._refused if before is None else await asyncio.shield(before)
-        if not was_stored:
-            raise EarlierPublishFailed
+    def _refuse(self, number: int) -> None:
+        """Note that a publish was refused for now: those that are to be stored after it are refused, too."""
+        self._refused[number] = None
+        if len(self._refused) > MAX_REFUSED:
+            del self._refused[next(iter(self._refused))]
 
     async def _store(self, call: frames.Publish) -> frames.Answer:
         await check_publisher(self._broker, self._token, call.topic)
