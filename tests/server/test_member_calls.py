@@ -101,7 +101,7 @@ def test_the_owner_of_a_partition_reads_what_is_published_and_commits_it() -> No
         client, other = await running.connect(), await running.connect()
         member = await client.join("worker-1")
         epoch = (await client.owned(member))["orders/0"]
-        assert await client.result(1, frames.SetFence("billing", "orders/0", epoch)) is None
+        assert await client.result(1, frames.Fence("billing", "orders/0", epoch)) is None
         before = DELIVERED_RECORDS.value, CALLS.series("read").value
         await client.send((2, read(epoch)))
         stored = (await other.result(1, publish("a", "b")))["stored"][0]
@@ -115,13 +115,13 @@ def test_the_owner_of_a_partition_reads_what_is_published_and_commits_it() -> No
         assert await client.result(3, frames.Commit("billing", "worker-1", body)) is None
         shown = await client.request(4, "GET", "/v1/groups/billing")
         assert [row["lag"] for row in shown["partitions"] if row["topic"] == "orders"] == [0]
-        assert await client.result(5, frames.ReadSpan("orders/0")) == {"epoch": stored["epoch"], "first": 0, "end": 2}
+        assert await client.result(5, frames.Span("orders/0")) == {"epoch": stored["epoch"], "first": 0, "end": 2}
         assert (await client.result(6, read(epoch, 2, wait_seconds=0.01)))["columns"]["ids"] == []
         await client.send(
             (7, read(epoch + 1)),
-            (8, frames.SetFence("billing", "orders/0", epoch - 1)),
-            (9, frames.ReadSpan("nope/0")),
-            (10, frames.ReadSpan("orders")),
+            (8, frames.Fence("billing", "orders/0", epoch - 1)),
+            (9, frames.Span("nope/0")),
+            (10, frames.Span("orders")),
         )
         codes = [await client.code(number) for number in range(7, 11)]
         assert codes == ["fenced", "fenced", "unknown_topic", "invalid_value"]
@@ -213,7 +213,7 @@ def test_a_call_that_fails_unexpectedly_is_answered_and_logged(
 
         monkeypatch.setattr(calls, "set_fence", fail)
         client = await running.connect()
-        await client.send((1, frames.SetFence("billing", "orders/0", 1)))
+        await client.send((1, frames.Fence("billing", "orders/0", 1)))
         assert await client.code(1) == "internal_error"
         assert await client.call(2, frames.Request("GET", "/healthz")) == frames.Response(200, b'{"alive":true}')
 

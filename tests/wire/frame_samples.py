@@ -16,9 +16,9 @@ CALLS: list[frames.Call] = [
     frames.Watch("billing", "worker-1", 3),
     frames.Cancel(),
     frames.Request("POST", "/v1/topics", {"a": "b"}, {"content-type": "application/json"}, b"{}"),
-    frames.SetFence("billing", "orders/3", 2),
-    frames.ReadSpan("orders/3"),
-    frames.ReadAssignment("billing", "worker-1", 3),
+    frames.Fence("billing", "orders/3", 2),
+    frames.Span("orders/3"),
+    frames.Assignment("billing", "worker-1", 3),
 ]
 ANSWERS: list[frames.Answer] = [
     frames.NOTHING,

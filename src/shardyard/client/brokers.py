@@ -165,12 +165,12 @@ class Brokers:
         timeout = self.failover_seconds
         await self.run(lambda carrier: carrier.commit(call, timeout), timeout=timeout)
 
-    async def set_fence(self, call: frames.SetFence) -> None:
+    async def set_fence(self, call: frames.Fence) -> None:
         """Fence off the earlier owners of a partition."""
         timeout = self.failover_seconds
         await self.run(lambda carrier: carrier.set_fence(call, timeout), timeout=timeout)
 
-    async def span(self, call: frames.ReadSpan) -> responses.PartitionSpan:
+    async def span(self, call: frames.Span) -> responses.PartitionSpan:
         """The offsets that a partition holds."""
         timeout = self.failover_seconds
         return await self.run(lambda carrier: carrier.span(call, timeout), timeout=timeout)
@@ -181,7 +181,7 @@ class Brokers:
             lambda carrier: carrier.heartbeat(call, timeout), timeout=timeout, retry_seconds=2 * timeout
         )
 
-    async def assignment(self, call: frames.ReadAssignment, timeout: float) -> responses.Assignment:  # noqa: ASYNC109
+    async def assignment(self, call: frames.Assignment, timeout: float) -> responses.Assignment:  # noqa: ASYNC109
         """What a member owns, within twice the time of one attempt."""
         return await self.run(
             lambda carrier: carrier.assignment(call, timeout), timeout=timeout, retry_seconds=2 * timeout

@@ -73,9 +73,9 @@ class Carrier(Protocol):
 
     async def commit(self, call: frames.Commit, timeout: float) -> None: ...  # noqa: ASYNC109
     async def heartbeat(self, call: frames.Heartbeat, timeout: float) -> HeartbeatAnswer: ...  # noqa: ASYNC109
-    async def set_fence(self, call: frames.SetFence, timeout: float) -> None: ...  # noqa: ASYNC109
-    async def span(self, call: frames.ReadSpan, timeout: float) -> responses.PartitionSpan: ...  # noqa: ASYNC109
-    async def assignment(self, call: frames.ReadAssignment, timeout: float) -> responses.Assignment: ...  # noqa: ASYNC109
+    async def set_fence(self, call: frames.Fence, timeout: float) -> None: ...  # noqa: ASYNC109
+    async def span(self, call: frames.Span, timeout: float) -> responses.PartitionSpan: ...  # noqa: ASYNC109
+    async def assignment(self, call: frames.Assignment, timeout: float) -> responses.Assignment: ...  # noqa: ASYNC109
     def watch(self, call: frames.Watch, timeout: float, clock: Clock) -> AssignmentWatch: ...
 
 

@@ -12,7 +12,7 @@ from shardyard.client.paths import member_path, partition_path, path
 from shardyard.runtime.clock import Clock
 from shardyard.wire import frames, requests, responses
 from shardyard.wire.codec import decode, encode
-from shardyard.wire.media import ARROW, JSON, MSGPACK
+from shardyard.wire.media import ARROW, JSON, MAX_WAIT_SECONDS, MSGPACK
 from shardyard.wire.records import PackedRecords
 
 RESPONSE_SECONDS = 15.0
@@ -68,7 +68,8 @@ class HttpCarrier:
 
     async def read(self, call: frames.Read, timeout: float) -> bytes:  # noqa: ASYNC109
         where = f"{partition_path(call.group, call.partition)}/records"
-        query, wait = structs.asdict(call.query), call.query.wait_seconds
+        wait = min(call.query.wait_seconds, MAX_WAIT_SECONDS)
+        query = structs.asdict(structs.replace(call.query, wait_seconds=wait))
         return await self._send("GET", where, None, MSGPACK, timeout, query=query, wait=wait)
 
     async def commit(self, call: frames.Commit, timeout: float) -> None:  # noqa: ASYNC109
@@ -82,16 +83,16 @@ class HttpCarrier:
         )
         return HeartbeatAnswer(response.settings, response)
 
-    async def set_fence(self, call: frames.SetFence, timeout: float) -> None:  # noqa: ASYNC109
+    async def set_fence(self, call: frames.Fence, timeout: float) -> None:  # noqa: ASYNC109
         where = f"{partition_path(call.group, call.partition)}/fence"
         await self._send("POST", where, encode(requests.Fence(call.epoch)), JSON, timeout)
 
-    async def span(self, call: frames.ReadSpan, timeout: float) -> responses.PartitionSpan:  # noqa: ASYNC109
+    async def span(self, call: frames.Span, timeout: float) -> responses.PartitionSpan:  # noqa: ASYNC109
         topic, _, index = call.partition.rpartition("/")
         response = await self._send("GET", path("topics", topic, "partitions", index), None, JSON, timeout)
         return decode(response, responses.PartitionSpan)
 
-    async def assignment(self, call: frames.ReadAssignment, timeout: float) -> responses.Assignment:  # noqa: ASYNC109
+    async def assignment(self, call: frames.Assignment, timeout: float) -> responses.Assignment:  # noqa: ASYNC109
         where, query = member_path(call.group, call.member), {"epoch": call.epoch}
         return decode(await self._send("GET", where, None, JSON, timeout, query=query), responses.Assignment)
 

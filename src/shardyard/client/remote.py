@@ -143,7 +143,7 @@ class RemoteCoordinator(GroupCoordinator):
             self.on_settings(settings)
 
     async def assignment(self, identity: MemberIdentity) -> MemberAssignment:
-        call = frames.ReadAssignment(identity.group, identity.member, identity.epoch)
+        call = frames.Assignment(identity.group, identity.member, identity.epoch)
         return _assignment(await self._brokers.assignment(call, self._heartbeat_timeout))
 
     async def commit(self, identity: MemberIdentity, positions: Mapping[Partition, tuple[int, Position]]) -> None:
@@ -241,11 +241,11 @@ class RemoteLog:
         return response.decode(responses.TopicInfo).topic()
 
     async def span(self, partition: Partition) -> Span:
-        return (await self._brokers.span(frames.ReadSpan(str(partition)))).span()
+        return (await self._brokers.span(frames.Span(str(partition)))).span()
 
     async def set_fence(self, fence: Fence) -> None:
         group, partition = fenced_partition(fence)
-        await self._brokers.set_fence(frames.SetFence(group, str(partition), fence.epoch))
+        await self._brokers.set_fence(frames.Fence(group, str(partition), fence.epoch))
 
     async def read(
         self,

@@ -124,13 +124,13 @@ class WebSocketCarrier:
     async def heartbeat(self, call: frames.Heartbeat, timeout: float) -> HeartbeatAnswer:  # noqa: ASYNC109
         return HeartbeatAnswer(await self._result(call, timeout, _settings), None)
 
-    async def set_fence(self, call: frames.SetFence, timeout: float) -> None:  # noqa: ASYNC109
+    async def set_fence(self, call: frames.Fence, timeout: float) -> None:  # noqa: ASYNC109
         await self._result(call, timeout, bytes)
 
-    async def span(self, call: frames.ReadSpan, timeout: float) -> responses.PartitionSpan:  # noqa: ASYNC109
+    async def span(self, call: frames.Span, timeout: float) -> responses.PartitionSpan:  # noqa: ASYNC109
         return await self._result(call, timeout, _span)
 
-    async def assignment(self, call: frames.ReadAssignment, timeout: float) -> responses.Assignment:  # noqa: ASYNC109
+    async def assignment(self, call: frames.Assignment, timeout: float) -> responses.Assignment:  # noqa: ASYNC109
         return await self._result(call, timeout, _assignment)
 
     def watch(self, call: frames.Watch, timeout: float, clock: Clock) -> "WebSocketWatch":  # noqa: ARG002 it has no end

@@ -1,6 +1,6 @@
 """The words of Shardyard, one for each thing: code, commands, documentation and console use the same ones."""
 
-import os
+import secrets
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -117,7 +117,7 @@ class Record:
             key = encoded_text("key", key)
         if headers != ():
             headers = encoded_headers(headers)
-        return cls(os.urandom(16).hex(), key, value, headers, timestamp)
+        return cls(secrets.token_hex(16), key, value, headers, timestamp)
 
     def header(self, name: str) -> bytes | None:
         """The value of the last header of that name, if there is one."""

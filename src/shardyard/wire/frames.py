@@ -92,7 +92,7 @@ class Request(Struct, array_like=True, tag=7, frozen=True):
     body: bytes = b""
 
 
-class SetFence(Struct, array_like=True, tag=8, frozen=True):
+class Fence(Struct, array_like=True, tag=8, frozen=True):
     """Fence off all earlier owners of a partition: they can no longer read it. Answered with null."""
 
     group: str
@@ -100,13 +100,13 @@ class SetFence(Struct, array_like=True, tag=8, frozen=True):
     epoch: requests.Whole
 
 
-class ReadSpan(Struct, array_like=True, tag=9, frozen=True):
+class Span(Struct, array_like=True, tag=9, frozen=True):
     """The offsets that a partition holds; answered with a `responses.PartitionSpan`."""
 
     partition: str
 
 
-class ReadAssignment(Struct, array_like=True, tag=10, frozen=True):
+class Assignment(Struct, array_like=True, tag=10, frozen=True):
     """What a member owns, and will own; answered with a `responses.Assignment`."""
 
     group: str
@@ -114,7 +114,7 @@ class ReadAssignment(Struct, array_like=True, tag=10, frozen=True):
     epoch: int
 
 
-Call = Publish | Read | Commit | Heartbeat | Watch | Cancel | Request | SetFence | ReadSpan | ReadAssignment
+Call = Publish | Read | Commit | Heartbeat | Watch | Cancel | Request | Fence | Span | Assignment
 
 
 # Answers

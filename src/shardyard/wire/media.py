@@ -13,4 +13,6 @@ MAX_MESSAGE_BYTES = MAX_BODY_BYTES + 64 * 1024
 MAX_DELAY_MS = 90 * 24 * 3_600_000
 """The longest delay of a record."""
 MAX_WAIT_SECONDS = 30.0
-"""The longest time for which a request can wait for records or changes."""
+"""The longest time for which an HTTP request can wait for records or changes."""
+MAX_READ_SECONDS = 600.0
+"""The same for a read on a WebSocket connection."""

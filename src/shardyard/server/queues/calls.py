@@ -38,7 +38,6 @@ from shardyard.wire import requests, responses
 from shardyard.wire.batches import encode_batch
 from shardyard.wire.codec import parse_partition
 from shardyard.wire.headers import PUBLISHED
-from shardyard.wire.media import MAX_WAIT_SECONDS
 from shardyard.wire.settings import GroupSettings
 
 if TYPE_CHECKING:
@@ -146,11 +145,13 @@ async def set_fence(broker: Broker, group: str, partition: Partition, epoch: int
     await broker.log.set_fence(ownership_fence(group, partition, epoch))
 
 
-async def read(broker: Broker, drain: Drain, group: str, partition: Partition, query: requests.Read) -> Batch:
-    """Read as the owner of a partition, waiting for records if there are none, up to the time of the query or until
-    the server drains."""
+async def read(
+    broker: Broker, drain: Drain, group: str, partition: Partition, query: requests.Read, longest: float
+) -> Batch:
+    """Read as the owner of a partition, waiting for records if there are none, up to the time of the query or the
+    `longest` one, or until the server drains."""
     await broker.check_owner(group, partition, query.owner)
-    poll = LongPoll(drain, broker.clock, min(query.wait_seconds, MAX_WAIT_SECONDS))
+    poll = LongPoll(drain, broker.clock, min(query.wait_seconds, longest))
     try:
         batch = await _OwnerRead(broker, group, partition, query).next(poll)
     except OffsetTrimmed as error:

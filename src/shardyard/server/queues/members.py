@@ -198,6 +198,6 @@ async def read(group: str, topic: str, index: Index, request: Request, broker: A
     that have one of them.
     """
     query = read_query(request, requests.Read)
-    batch = await calls.read(broker, drain_of(request), group, Partition(topic, index), query)
+    batch = await calls.read(broker, drain_of(request), group, Partition(topic, index), query, MAX_WAIT_SECONDS)
     media = accepted_media(request)
     return Response(calls.encode_delivery(batch, media), media_type=media)

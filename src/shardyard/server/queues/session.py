@@ -21,7 +21,7 @@ from shardyard.wire.arrow import decode_arrow
 from shardyard.wire.close_codes import CloseCode
 from shardyard.wire.codec import parse_partition
 from shardyard.wire.errors import ErrorBody, error_body
-from shardyard.wire.media import MSGPACK
+from shardyard.wire.media import MAX_READ_SECONDS, MSGPACK
 from shardyard.wire.records import records_of_columns
 
 _log = logging.getLogger(__name__)
@@ -90,9 +90,9 @@ class Session:
             frames.Heartbeat: self._heartbeat,
             frames.Watch: self._watch,
             frames.Request: self._request,
-            frames.SetFence: self._set_fence,
-            frames.ReadSpan: self._span,
-            frames.ReadAssignment: self._assignment,
+            frames.Fence: self._set_fence,
+            frames.Span: self._span,
+            frames.Assignment: self._assignment,
         }
 
     # Messages
@@ -239,7 +239,8 @@ class Session:
 
     async def _read(self, _: int, call: frames.Read) -> frames.Answer:
         check_token(self._broker, self._token)
-        batch = await calls.read(self._broker, self._drain, call.group, parse_partition(call.partition), call.query)
+        partition = parse_partition(call.partition)
+        batch = await calls.read(self._broker, self._drain, call.group, partition, call.query, MAX_READ_SECONDS)
         await self._connection.writable()
         return frames.raw_result(calls.encode_delivery(batch, MSGPACK))
 
@@ -266,17 +267,17 @@ class Session:
                 if await self._drain.interrupt(changes.wait(WATCH_SECONDS)):
                     self._answer(number, frames.CHANGED)
 
-    async def _set_fence(self, _: int, call: frames.SetFence) -> frames.Answer:
+    async def _set_fence(self, _: int, call: frames.Fence) -> frames.Answer:
         check_token(self._broker, self._token)
         await calls.set_fence(self._broker, call.group, parse_partition(call.partition), call.epoch)
         return frames.NOTHING
 
-    async def _span(self, _: int, call: frames.ReadSpan) -> frames.Answer:
+    async def _span(self, _: int, call: frames.Span) -> frames.Answer:
         check_token(self._broker, self._token)
         span = await self._broker.log.span(parse_partition(call.partition))
         return frames.result_of(responses.PartitionSpan.of(span))
 
-    async def _assignment(self, _: int, call: frames.ReadAssignment) -> frames.Answer:
+    async def _assignment(self, _: int, call: frames.Assignment) -> frames.Answer:
         check_token(self._broker, self._token)
         identity = MemberIdentity(call.group, call.member, call.epoch)
         return frames.result_of(await calls.assignment(self._broker, identity))
