@@ -703,6 +703,24 @@ def test_a_long_poll_for_changes_of_a_group_returns_at_once_when_it_changes() ->
     run(scenario)
 
 
+def test_a_long_poll_for_changes_of_a_member_ignores_those_of_others() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.topic(partitions=1)
+        path = "/v1/groups/billing/changes"
+        async with cluster.consumer("m1"):
+            await cluster.until_shared(1)
+            seen = (await cluster.get(path, member="m1"))["version"]
+            waiting = asyncio.create_task(cluster.get(path, member="m1", seen=seen, wait_seconds=15))
+            before = (await cluster.get(path))["version"]
+            async with cluster.consumer("m2"):
+                assert (await cluster.get(path, seen=before, wait_seconds=5))["version"] != before
+                assert not waiting.done()
+                await cluster.do("POST", "/v1/topics/orders/expand", {"partitions": 4})
+                assert (await asyncio.wait_for(waiting, 5))["version"] != seen
+
+    run(scenario)
+
+
 # Looking
 
 

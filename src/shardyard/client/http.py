@@ -100,8 +100,8 @@ class HttpCarrier:
         return HttpWatch(self, call, timeout)
 
     async def changes(self, call: frames.Watch, seen: str, wait: float, timeout: float) -> str:  # noqa: ASYNC109
-        """The version of the group; waits until it differs from the one that was seen."""
-        query = structs.asdict(requests.Changes(seen, wait))
+        """The version of what the member owns; waits until it differs from the one that was seen."""
+        query = structs.asdict(requests.Changes(seen, call.member, wait))
         response = await self._send(
             "GET", path("groups", call.group, "changes"), None, JSON, timeout, query=query, wait=wait
         )
@@ -124,7 +124,7 @@ class HttpCarrier:
 
 
 class HttpWatch:
-    """`AssignmentWatch` by long polls, which tell of every change of the group."""
+    """`AssignmentWatch` by long polls."""
 
     def __init__(self, carrier: HttpCarrier, call: frames.Watch, timeout: float) -> None:
         self._carrier = carrier

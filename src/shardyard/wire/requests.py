@@ -139,6 +139,8 @@ class Changes(Struct):
     """The query of a long poll for changes in a group. `seen`: the version that the caller knows."""
 
     seen: str = ""
+    member: str | None = None
+    """Wait for changes of what this member owns and will own; by default for all changes of the group."""
     wait_seconds: Annotated[float, Meta(ge=0)] = 0.0
 
 

@@ -2,6 +2,7 @@
 
 import re
 import uuid
+import zlib
 from collections.abc import Iterable
 
 from fastapi import APIRouter, Request, Response
@@ -161,19 +162,26 @@ async def leave(group: str, member: str, epoch: int, broker: Authorised) -> Resp
 async def wait_for_change(group: str, request: Request, broker: Authorised) -> Response:
     """Wait until the version of the group differs from the one that the caller has seen.
 
-    Query: `seen`, the version of an earlier response, and `wait_seconds` (at most 30).
+    Query: `seen`, the version of an earlier response, and `wait_seconds` (at most 30). With `member`, the version is
+    that of what this member owns and will own, and other changes of the group are not waited for.
     """
     query = read_query(request, requests.Changes)
+    member = query.member
     poll = LongPoll(drain_of(request), broker.clock, min(query.wait_seconds, MAX_WAIT_SECONDS))
-    with ChangeSignal(broker.registry, protocol.watch_name(group), broker.clock) as changed:
+    name = protocol.watch_name(group) if member is None else protocol.member_watch_name(group, member)
+    with ChangeSignal(broker.registry, name, broker.clock) as changed:
         while True:
-            version = await broker.node.transactions.read(lambda tx: _version(tx, group))
+            version = await broker.node.transactions.read(lambda tx: _version(tx, group, member))
             if version != query.seen or poll.over:
                 return respond(responses.GroupVersion(version))
             await poll.wait(changed.wait(poll.left))
 
 
-def _version(tx: Snapshot, group: str) -> str:
+def _version(tx: Snapshot, group: str, member: str | None) -> str:
+    if member is not None:
+        owned = [(str(row.partition), row.owner, row.target, row.epoch) for row in tx.ownerships_of(group, member)]
+        joined = tx.member(group, member)
+        return f"{joined and joined.epoch}.{zlib.crc32(repr(owned).encode())}"
     row = tx.group(group)
     return "" if row is None else f"{row.epoch}.{row.inputs}.{row.assigned}.{row.shape}"
 
