@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable
 import aiohttp
 from aiohttp import web
 
+from shardyard.model import Malformed
 from shardyard.wire import frames
 
 Lose = Callable[[frames.Call, frames.Answer], bool]
@@ -73,8 +74,12 @@ async def losing_answers(url: str, lose: Lose) -> AsyncIterator[str]:
 
             async def send_calls() -> None:
                 async for message in client:
-                    calls = frames.decode_calls(message.data)
-                    made.update((number, call) for number, call in calls if not isinstance(call, frames.Cancel))
+                    calls = [
+                        (number, call)
+                        for number, call in frames.decode_calls(message.data)
+                        if not isinstance(call, frames.Cancel | Malformed)
+                    ]
+                    made.update(calls)
                     await broker.send_bytes(message.data)
                 await broker.close()
 

@@ -214,9 +214,9 @@ def test_pings_keep_a_connection_without_calls_open(monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr(websocket, "PING_SECONDS", 0.1)
         proxy = TcpProxy(cluster.urls[0])
         async with proxy.running() as url, Brokers(url, carrier="websocket") as brokers:
-            first = await brokers.connect()
+            first = await brokers.connect(5.0)
             await asyncio.sleep(1.0)  # ten pings
-            assert await brokers.connect() is first
+            assert await brokers.connect(5.0) is first
             await brokers.get("/healthz")
             assert proxy.accepted == 1
 

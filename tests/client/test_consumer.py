@@ -125,7 +125,8 @@ def test_a_part_of_a_batch_is_committed_while_the_rest_is_in_flight() -> None:
         async with running(cluster.consumer("m1"), handle, concurrency=1):
 
             async def part() -> bool:
-                return 3 < ((await cluster.rows())[0]["committed"] or 0) <= 15
+                rows = await cluster.rows()
+                return bool(rows) and 3 < (rows[0]["committed"] or 0) <= 15
 
             await cluster.until(part)
             go_on.set()

@@ -324,6 +324,7 @@ def test_a_connection_that_is_lost_leaves_no_task(monkeypatch: pytest.MonkeyPatc
             connection.transport.abort()
         else:
             await client.socket.close()
+        publishes.go.set()  # what is being stored is finished
         while WEBSOCKETS.value > connected or asyncio.all_tasks() - before:  # noqa: ASYNC110 it has no event for it
             await asyncio.sleep(0)
         assert LONG_POLLS_WAITING.value == waiting

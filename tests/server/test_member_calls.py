@@ -12,30 +12,31 @@ from shardyard.wire.responses import Joined
 from tests.server.websockets import Client, Running, publish, read, run
 
 
-def heartbeat(member: Joined) -> frames.Heartbeat:
-    return frames.Heartbeat(member.group, member.member, requests.Heartbeat(member.epoch))
+def heartbeat(member: Joined, seen: str = "") -> frames.Heartbeat:
+    return frames.Heartbeat(member.group, member.member, requests.Heartbeat(member.epoch), seen)
 
 
 def watch(member: Joined) -> frames.Watch:
     return frames.Watch(member.group, member.member, member.epoch)
 
 
-def test_a_heartbeat_returns_the_settings_once_and_again_after_a_change() -> None:
+def test_a_heartbeat_returns_settings_that_the_member_has_not_seen() -> None:
     async def scenario(running: Running) -> None:
         client, other = await running.connect(), await running.connect()
-        member, second = await client.join("worker-1"), await client.join("worker-2")
+        member = await client.join("worker-1")
         before = HEARTBEATS.value
-        assert (await client.result(1, heartbeat(member)))["concurrency"] == 16
-        assert await client.result(2, heartbeat(member)) is None
-        assert (await client.result(3, heartbeat(second)))["concurrency"] == 16, "they are new to this member"
-        assert (await other.result(1, heartbeat(member)))["concurrency"] == 16, "they are new on this connection"
-        assert HEARTBEATS.value == before + 4
+        first = await client.result(1, heartbeat(member))
+        assert first["settings"]["concurrency"] == 16
+        assert await client.result(2, heartbeat(member, first["version"])) is None
+        assert await other.result(1, heartbeat(member, first["version"])) is None
+        assert HEARTBEATS.value == before + 3
         await other.request(2, "PATCH", "/v1/groups/billing", {"concurrency": 7, "webhook": "http://secret"})
-        changed = await client.result(4, heartbeat(member))
+        changed = await client.result(3, heartbeat(member, first["version"]))
         while changed is None:  # it is signalled to the broker
-            changed = await client.result(4, heartbeat(member))
-        assert (changed["concurrency"], changed["webhook"]) == (7, None)
-        assert await client.result(5, heartbeat(member)) is None
+            changed = await client.result(3, heartbeat(member, first["version"]))
+        assert (changed["settings"]["concurrency"], changed["settings"]["webhook"]) == (7, None)
+        assert await client.result(4, heartbeat(member, first["version"])) == changed, "until the member has seen it"
+        assert await client.result(5, heartbeat(member, changed["version"])) is None
 
     run(scenario)
 

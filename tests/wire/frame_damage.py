@@ -3,6 +3,7 @@
 What comes out are frames or `Malformed`, nothing else, and it takes little time and memory whatever the bytes declare.
 """
 
+import contextlib
 import random
 import resource
 import sys
@@ -69,11 +70,8 @@ def decode(message: bytes) -> bool:
     valid = False
     for decoder in (decode_calls, decode_answers):
         began = time.perf_counter()
-        try:
-            decoder(message)
-            valid = True
-        except Malformed:
-            pass
+        with contextlib.suppress(Malformed):
+            valid = valid or not any(isinstance(frame, Malformed) for _, frame in decoder(message))
         assert time.perf_counter() - began < MAX_SECONDS, message[:100].hex(" ")
     return valid
 

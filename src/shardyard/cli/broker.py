@@ -1,4 +1,4 @@
-"""`shardyard broker`: serve topics, records and groups over HTTP."""
+"""`shardyard broker`: serve topics, records and groups over HTTP and WebSocket."""
 
 import contextlib
 import errno
@@ -51,7 +51,7 @@ def broker(
         int, integer_option("--max-connections", help="Connections that may be open at a time; others get status 503.")
     ] = MAX_CONNECTIONS,
 ) -> None:
-    """Run a broker, which serves topics, records and groups over HTTP until it is interrupted.
+    """Run a broker, which serves topics, records and groups over HTTP and WebSocket until it is interrupted.
 
     Several brokers may share one log and registry: sqlite:/// on one machine, postgresql:// on any number of them, with
     the password in the URL, in PGPASSWORD or in ~/.pgpass. With SHARDYARD_TOKEN set, callers must send that token. The

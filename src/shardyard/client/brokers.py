@@ -54,8 +54,8 @@ class Brokers:
     """The brokers of one system. A call goes to the broker that responded last; when it is out of reach, the call fails
     over to the next one.
 
-    While no broker can be reached, or a broker says that the call may succeed later, it is retried with back-off.
-    Therefore all requests of the API can safely be repeated.
+    While no broker can be reached, or a broker says that the call may succeed later, it is retried with back-off: all
+    calls can safely be repeated.
     """
 
     def __init__(
@@ -83,6 +83,8 @@ class Brokers:
         self._waits = Interruptible()
         """Calls that wait at a broker."""
         self._connections: Connections | None = None
+        self.keeps_order = carrier != "http"
+        """Whether the connection that was used last keeps the order of publishes in flight."""
 
     async def __aenter__(self) -> Self:
         from shardyard.client.connections import Connections  # noqa: PLC0415 aiohttp takes longer than all the rest
@@ -235,14 +237,16 @@ class Brokers:
                 self._fail_over()
             raise
 
-    async def connect(self) -> Carrier:
+    async def connect(self, timeout: float) -> Carrier:  # noqa: ASYNC109 it is part of what the error means
         """The connection to the broker that is used now. `ConnectionError` if it can't be reached."""
-        return await self._connect(self._at, self.failover_seconds)
+        return await self._connect(self._at, timeout)
 
     async def _connect(self, at: int, timeout: float) -> Carrier:  # noqa: ASYNC109 it is part of what the error means
         if self._connections is None:
             raise InvalidCall("the client is not open: enter it by `async with` first")
-        return await self._connections.get(at % len(self.urls), timeout)
+        carrier = await self._connections.get(at % len(self.urls), timeout)
+        self.keeps_order = carrier.keeps_order
+        return carrier
 
     def _fail_over(self) -> None:
         """Use the next broker from now on. Calls that wait at the last one are interrupted: if it hangs, they would

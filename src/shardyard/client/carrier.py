@@ -33,7 +33,9 @@ class HeartbeatAnswer:
     """What a broker says to a heartbeat."""
 
     settings: GroupSettings | None
-    """Of the group; None if they are as before."""
+    """Of the group; None if the member has these already."""
+    version: str
+    """Of these settings, for the next heartbeat."""
     assignment: responses.Assignment | None
     """None if a watch tells of its changes."""
 

@@ -10,13 +10,15 @@ from collections.abc import Sequence
 import aiohttp
 
 from shardyard.client.brokers import CarrierName
-from shardyard.client.carrier import Carrier
+from shardyard.client.carrier import Carrier, HttpRequest
 from shardyard.client.http import HttpCarrier
-from shardyard.client.websocket import NoWebSocket, WebSocketCarrier, connect
+from shardyard.client.websocket import NoWebSocket, UpgradeFailed, WebSocketCarrier, connect
 from shardyard.runtime.clock import Clock
 
 _log = logging.getLogger(__name__)
 
+HEALTH_SECONDS = 2.0
+"""For the answer of a broker that may be reachable over HTTP only."""
 HTTP_SECONDS = 60.0
 """How long a broker that lets no WebSocket connection through is used over HTTP, before one is tried again."""
 
@@ -54,7 +56,7 @@ class _Broker:
     def __init__(self, session: aiohttp.ClientSession, url: str, carrier: CarrierName, clock: Clock) -> None:
         self._session = session
         self._url = url
-        self._only = None if carrier == "auto" else carrier
+        self._may_fall_back = carrier == "auto"
         self._clock = clock
         self._http = HttpCarrier(session, url)
         self._http_until = float("inf") if carrier == "http" else 0.0
@@ -76,13 +78,27 @@ class _Broker:
             try:
                 self._websocket = await connect(self._session, self._url)
             except NoWebSocket as error:
-                if self._only is not None:
+                if not self._may_fall_back:
                     raise ConnectionError(f"it takes no WebSocket connections: {error}") from None
-                if not self._http_until:
-                    _log.warning("%s takes no WebSocket connections (%s): using HTTP", self._url, error)
-                self._http_until = self._clock.monotonic() + HTTP_SECONDS
-                return self._http
+                return self._fall_back(error)
+            except UpgradeFailed as error:
+                if not self._may_fall_back or not await self._answers_http():
+                    raise
+                return self._fall_back(error)
             return self._websocket
+
+    def _fall_back(self, error: Exception) -> HttpCarrier:
+        if not self._http_until:
+            _log.warning("%s takes no WebSocket connections (%s): using HTTP", self._url, error)
+        self._http_until = self._clock.monotonic() + HTTP_SECONDS
+        return self._http
+
+    async def _answers_http(self) -> bool:
+        try:
+            await self._http.request(HttpRequest("GET", "/healthz", None, {}, {}, 0.0, HEALTH_SECONDS))
+        except ConnectionError:
+            return False
+        return True
 
     async def close(self) -> None:
         if self._websocket is not None:

@@ -81,7 +81,7 @@ class HttpCarrier:
         response = decode(
             await self._send("POST", where, encode(call.body), JSON, timeout), responses.HeartbeatResponse
         )
-        return HeartbeatAnswer(response.settings, response)
+        return HeartbeatAnswer(response.settings, "", response)
 
     async def set_fence(self, call: frames.Fence, timeout: float) -> None:  # noqa: ASYNC109
         where = f"{partition_path(call.group, call.partition)}/fence"

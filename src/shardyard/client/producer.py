@@ -40,6 +40,26 @@ _LIMITS = Limits()
 
 Waiting = tuple[Record, "asyncio.Future[None]"]
 """A record, and who waits for it to be durable."""
+InFlight = tuple["asyncio.Task[None]", "_Batch"]
+
+
+class _Batch:
+    """Records of `send` that are sent together."""
+
+    def __init__(self, records: "Sequence[Waiting]") -> None:
+        self.records = records
+        self.carrier: Carrier | None = None
+        """The connection on which it is in flight; None before, and when it is sent again."""
+
+    def settle(self, error: Exception | None = None) -> None:
+        """Tell those who still wait that it is durable, or why not."""
+        for _, done in self.records:
+            if done.done():
+                continue
+            if error is None:
+                done.set_result(None)
+            else:
+                done.set_exception(error)
 
 
 class _Lane:
@@ -48,10 +68,8 @@ class _Lane:
     def __init__(self, clock: Clock) -> None:
         self.waiting: list[Waiting] = []
         self.draining: asyncio.Task[None] | None = None
-        self.batches: dict[asyncio.Task[None], None] = {}
+        self.batches: dict[asyncio.Task[None], _Batch] = {}
         """Those in flight, in their order."""
-        self.carrier: Carrier | None = None
-        """The connection on which they are."""
         self.retrying = 0
         """How many of them are sent again: then each waits for the one before it."""
         self.window = SequenceWindow()
@@ -74,10 +92,6 @@ class _Lane:
         self._round_robin_start += count
         return start, 0
 
-    def can_pipeline(self, carrier: Carrier) -> bool:
-        """Whether a batch sent now is stored after those in flight, or not at all."""
-        return not self.retrying and carrier.keeps_order and carrier is self.carrier
-
     async def close(self, *, at_once: bool) -> None:
         """Send what is waiting. `at_once`: fail the records that are not durable yet."""
         drainings = () if self.draining is None else (self.draining,)
@@ -85,19 +99,19 @@ class _Lane:
             for task in (*drainings, *self.batches):
                 task.cancel()
         await asyncio.gather(*drainings, return_exceptions=True)
+        batches = [*self.batches.values(), _Batch(self.waiting)]
         await asyncio.gather(*self.batches, return_exceptions=True)
-        for _, done in self.waiting:
-            if not done.done():
-                done.set_exception(Closed("the producer"))
-        self.waiting.clear()
+        for batch in batches:
+            batch.settle(Closed("the producer"))  # a task that was cancelled before it began has not done it
+        self.waiting = []
 
 
 class Producer:
     """Sends records; each call returns when what it sent is durable.
 
     What is retried, through any broker, is stored once; only records with a delay may be stored twice then, with the
-    same id. `send` keeps the order of its calls: records that come while a request is in flight are sent together in
-    the next one. Batches of `publish` that are in flight at the same time have no order among them.
+    same id. `send` keeps the order of its calls, with two batches in flight: records that come in the meantime are sent
+    together in the next one. Batches of `publish` that are in flight at the same time have no order among them.
     """
 
     def __init__(
@@ -212,60 +226,56 @@ class Producer:
     async def _drain(self, topic: str, lane: _Lane) -> None:
         """Send what is waiting, batch after batch, until nothing is left."""
         while lane.waiting:
-            if len(lane.batches) >= MAX_PIPELINED:
+            if len(lane.batches) >= (MAX_PIPELINED if self._brokers.keeps_order else 1):
                 await asyncio.wait(lane.batches, return_when=asyncio.FIRST_COMPLETED)
                 continue
             if self._linger and len(lane.waiting) < MAX_BATCH_RECORDS:
                 await self._clock.sleep(self._linger)
-            batch = _fitting(lane.waiting)
-            del lane.waiting[: len(batch)]
-            before = next(reversed(lane.batches), None)
+            batch = _Batch(_fitting(lane.waiting))
+            del lane.waiting[: len(batch.records)]
+            before = next(reversed(lane.batches.items()), None)
             sending = asyncio.create_task(self._send_batch(topic, lane, batch, before))
-            lane.batches[sending] = None
+            lane.batches[sending] = batch
             sending.add_done_callback(lane.batches.pop)
 
-    async def _send_batch(
-        self, topic: str, lane: _Lane, batch: Sequence[Waiting], before: "asyncio.Task[None] | None"
-    ) -> None:
+    async def _send_batch(self, topic: str, lane: _Lane, batch: _Batch, before: InFlight | None) -> None:
         """Send a batch of `send`, after the one before it, and report to those who wait."""
-        error: Exception | None = None
         try:
             async with lane.window.sequence() as sequence:
-                start, together = lane.distribute(len(batch))
-                rows = [record for record, _ in batch]
+                start, together = lane.distribute(len(batch.records))
+                rows = [record for record, _ in batch.records]
                 call = self._call(topic, rows, sequence, round_robin_start=start, together=together)
-                await self._publish_in_order(lane, call, before)
+                await self._publish_in_order(lane, call, batch, before)
         except asyncio.CancelledError:
-            error = Closed("the producer")
+            batch.settle(Closed("the producer"))
             raise
-        except Exception as failure:  # noqa: BLE001 those who wait get it
-            error = failure
-        finally:
-            for _, done in batch:
-                if done.done():
-                    continue
-                if error is None:
-                    done.set_result(None)
-                else:
-                    done.set_exception(error)
+        except Exception as error:  # noqa: BLE001 those who wait get it
+            batch.settle(error)
+        else:
+            batch.settle()
 
-    async def _publish_in_order(self, lane: _Lane, call: frames.Publish, before: "asyncio.Task[None] | None") -> None:
-        """Publish without waiting for the batch before, if the connection keeps their order. When that fails, wait for
-        it after all, and publish again."""
+    async def _publish_in_order(
+        self, lane: _Lane, call: frames.Publish, batch: _Batch, before: InFlight | None
+    ) -> None:
+        """Publish without waiting for the batch before, if that is in flight on a connection that keeps their order.
+        When that fails, wait for it after all, and publish again."""
 
         async def publish(carrier: Carrier) -> None:
-            if before is not None and not lane.can_pipeline(carrier):
-                await asyncio.wait([before])
-            lane.carrier = carrier
+            if before is not None:
+                task, earlier = before
+                if lane.retrying or not carrier.keeps_order or earlier.carrier is not carrier:
+                    await asyncio.wait([task])
+            batch.carrier = carrier
             await carrier.publish(call, self._brokers.failover_seconds, lane)
 
         try:
             await self._brokers.attempt(publish, timeout=self._brokers.failover_seconds)
         except (ConnectionError, RetryLater):
+            batch.carrier = None
             lane.retrying += 1
             try:
                 if before is not None:
-                    await asyncio.wait([before])
+                    await asyncio.wait([before[0]])
                 await self._brokers.publish(call, is_stamped=True)
             finally:
                 lane.retrying -= 1

@@ -62,6 +62,7 @@ class RemoteCoordinator(GroupCoordinator):
         """Of the group, as of the last heartbeat."""
         self.on_settings: Callable[[GroupSettings], None] | None = None
         """Called with the settings that each heartbeat returns."""
+        self._settings_version = ""
         self._heartbeat_at = -math.inf
         """When a broker last responded to a heartbeat."""
         self._heartbeat_timeout = 0.0
@@ -126,13 +127,14 @@ class RemoteCoordinator(GroupCoordinator):
 
     async def heartbeat(self, identity: MemberIdentity, progress: Iterable[Partition]) -> MemberAssignment | None:
         body = requests.Heartbeat(identity.epoch, [str(partition) for partition in progress])
-        call = frames.Heartbeat(identity.group, identity.member, body)
+        call = frames.Heartbeat(identity.group, identity.member, body, self._settings_version)
         try:
             answer = await self._brokers.heartbeat(call, self._heartbeat_timeout)
         except NotAllowed as error:
             self._heartbeat_at = -math.inf  # it was not evicted because it hangs: it may join as soon as it is let in
             raise Fenced(str(error)) from None  # so it stops working, and joins again
         self._heartbeat_at = self._clock.monotonic()
+        self._settings_version = answer.version
         if answer.settings is not None:
             self._update_settings(answer.settings)
         return None if answer.assignment is None else _assignment(answer.assignment)
@@ -195,16 +197,17 @@ class _RemoteChanges:
         deadline = self._clock.monotonic() + seconds
         while (left := deadline - self._clock.monotonic()) > 0:
             try:
-                if await (await self._watching()).wait(left):
+                watch = await self._watching(min(left, self._timeout))
+                if await watch.wait(deadline - self._clock.monotonic()):
                     return True
             except (ConnectionError, RetryLater):
                 self.close()
                 await self._clock.sleep(min(left, WATCH_BACKOFF_SECONDS))  # the next heartbeat will report it
         return False
 
-    async def _watching(self) -> AssignmentWatch:
+    async def _watching(self, timeout: float) -> AssignmentWatch:  # noqa: ASYNC109 of connecting
         """The watch at the broker that is used now. A new one tells of a change at once."""
-        carrier = await self._brokers.connect()
+        carrier = await self._brokers.connect(timeout)
         if self._watch is None or carrier is not self._carrier:
             self.close()
             self._carrier, self._watch = carrier, carrier.watch(self._call, self._timeout, self._clock)

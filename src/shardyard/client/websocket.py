@@ -23,17 +23,21 @@ from shardyard.wire.media import MAX_BODY_BYTES, MAX_MESSAGE_BYTES
 T = TypeVar("T")
 
 PING_SECONDS = 10.0
-"""A connection on which nothing was received for this long is pinged, and counts as lost without an answer in half of
-that."""
+"""A connection on which nothing was received for this long is pinged, and is considered lost if no pong arrives within
+half that time."""
 CLOSING_SECONDS = 1.0
 """How long to wait for a broker when a connection is closed."""
-REFUSED = (401, 403)
-UNREACHABLE = 500
-"""From this status on, a broker or a proxy before it can't take the connection for now."""
+WRONG_TOKEN = 401
+OVERLOADED = 503
 
 
 class NoWebSocket(Exception):
     """Raised when something answers that does not let WebSocket connections through."""
+
+
+class UpgradeFailed(ConnectionError):
+    """Raised when the request for a connection failed after it was sent: the broker is about to stop, or something in
+    between does not let WebSocket connections through."""
 
 
 async def connect(session: aiohttp.ClientSession, url: str) -> "WebSocketCarrier":
@@ -44,11 +48,17 @@ async def connect(session: aiohttp.ClientSession, url: str) -> "WebSocketCarrier
             address, protocols=[frames.SUBPROTOCOL], heartbeat=PING_SECONDS, max_msg_size=2 * MAX_MESSAGE_BYTES
         )
     except aiohttp.WSServerHandshakeError as error:
-        if error.status in REFUSED:
+        if error.status == WRONG_TOKEN:
             raise WrongToken("this broker") from None
-        if error.status >= UNREACHABLE:
+        if error.status == OVERLOADED:
             raise ConnectionError(f"status {error.status}") from None
+        if error.status >= 500:
+            raise UpgradeFailed(f"status {error.status}") from None
         raise NoWebSocket(f"status {error.status}") from None
+    except aiohttp.ClientConnectorError as error:
+        raise ConnectionError(reason(error)) from error
+    except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
+        raise UpgradeFailed(reason(error)) from error
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
         raise ConnectionError(reason(error)) from error
     if socket.protocol != frames.SUBPROTOCOL:
@@ -122,7 +132,10 @@ class WebSocketCarrier:
         await self._result(call, timeout, bytes)
 
     async def heartbeat(self, call: frames.Heartbeat, timeout: float) -> HeartbeatAnswer:  # noqa: ASYNC109
-        return HeartbeatAnswer(await self._result(call, timeout, _settings), None)
+        changed = await self._result(call, timeout, _settings)
+        if changed is None:
+            return HeartbeatAnswer(None, call.seen, None)
+        return HeartbeatAnswer(changed.settings, changed.version, None)
 
     async def set_fence(self, call: frames.Fence, timeout: float) -> None:  # noqa: ASYNC109
         await self._result(call, timeout, bytes)
@@ -293,5 +306,5 @@ def _assignment(body: msgspec.Raw) -> responses.Assignment:
     return msgspec.msgpack.decode(body, type=responses.Assignment)
 
 
-def _settings(body: msgspec.Raw) -> responses.ReportedSettings | None:
-    return msgspec.msgpack.decode(body, type=responses.ReportedSettings | None)
+def _settings(body: msgspec.Raw) -> responses.VersionedSettings | None:
+    return msgspec.msgpack.decode(body, type=responses.VersionedSettings | None)

@@ -22,9 +22,10 @@ TICK_SECONDS = 0.1
 """How often to look for a change of the topics; a change in a group is noticed at once."""
 LOOK_SECONDS = 2.0
 """The longest time between two looks at the groups: should the clock be set back, sessions would last too long."""
-RESTS = 4
-"""How many times as long as a rebalance took it waits before the next one, up to this many seconds:"""
-MOST_REST_SECONDS = 0.5
+REST_FACTOR = 4
+"""The pause after a rebalance, as a multiple of its duration."""
+MAX_REST_SECONDS = 0.5
+"""The longest such pause."""
 TOGETHER = 32
 """Groups that are rebalanced at a time: commits and heartbeats wait for that long at most."""
 
@@ -95,7 +96,7 @@ class Rebalancer:
         wait = LOOK_SECONDS if outlook.seconds is None else min(outlook.seconds, LOOK_SECONDS)
         now = self._clock.monotonic()
         self._look_at = now + wait
-        self._rest = min(RESTS * (now - started), MOST_REST_SECONDS) if decisions else 0.0
+        self._rest = min(REST_FACTOR * (now - started), MAX_REST_SECONDS) if decisions else 0.0
         REBALANCES.add(len(decisions))
         return decisions
 

@@ -16,7 +16,7 @@ from shardyard.queues.delays import Delays, Scheduler
 from shardyard.queues.failures import Failures
 from shardyard.queues.janitor import Janitor
 from shardyard.queues.publishing import Publisher, Quota
-from shardyard.queues.settings import TopicSettings, has_topic_token, hashed
+from shardyard.queues.settings import TopicSettings, hashed
 from shardyard.queues.settings_cache import SettingsCache
 from shardyard.registry import Registry
 from shardyard.runtime.clock import Clock, SystemClock
@@ -75,9 +75,7 @@ class Broker:
 
     async def admits_to_a_topic(self, token: str | None) -> bool:
         """Whether this is the token of some topic."""
-        if token is None:
-            return False
-        return await self.node.transactions.read(lambda tx: has_topic_token(tx, token))
+        return token is not None and hashed(token) in await self.settings.topic_token_hashes()
 
     @property
     def has_token(self) -> bool:

@@ -73,11 +73,11 @@ def topic_settings(tx: Snapshot, topic: str) -> TopicSettings:
     return msgspec.convert(_stored(tx, topic_scope(topic)), TopicSettings)
 
 
-def has_topic_token(tx: Snapshot, token: str) -> bool:
-    """Whether this is the token of some topic."""
+def topic_token_hashes(tx: Snapshot) -> frozenset[str]:
+    """The hashes of the tokens of all topics."""
     topics = [scope.removeprefix("topic/") for scope in tx.scopes() if scope.startswith("topic/")]
-    found = [topic_settings(tx, topic) for topic in topics]
-    return any(settings.token_hash is not None and settings.admits(token) for settings in found)
+    found = [topic_settings(tx, topic).token_hash for topic in topics]
+    return frozenset(token_hash for token_hash in found if token_hash is not None)
 
 
 def group_settings(tx: Snapshot, group: str) -> GroupSettings:

@@ -2,15 +2,14 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
-from shardyard.queues.settings import WATCH_NAME, TopicSettings, group_settings, topic_settings
+from shardyard.queues.settings import WATCH_NAME, TopicSettings, group_settings, topic_settings, topic_token_hashes
 from shardyard.registry import ChangeSignal, Registry, Snapshot, TransactionBatcher
 from shardyard.runtime.clock import Clock
 from shardyard.runtime.interruptible import Interruptible
 from shardyard.wire.settings import GroupSettings
 
-S = TypeVar("S", TopicSettings, GroupSettings)
 T = TypeVar("T")
 
 MAX_AGE_SECONDS = 30.0
@@ -25,12 +24,12 @@ class SettingsCache:
         self._registry = registry
         self._transactions = transactions
         self._clock = clock
-        self._topics: dict[str, tuple[float, TopicSettings]] = {}
-        self._groups: dict[str, tuple[float, GroupSettings]] = {}
+        self._cached: dict[str, tuple[float, object]] = {}
+        """When it was read, and what."""
+        self._reading: dict[str, asyncio.Future[Any]] = {}
         self._version = 0
         """Of the cache: what was being read while it was emptied may be outdated."""
         self._waits = Interruptible()
-        self._reading = asyncio.Lock()
 
     async def run(self) -> None:
         """Follow changes until cancelled."""
@@ -43,8 +42,8 @@ class SettingsCache:
     def forget(self) -> None:
         """Read all settings again when they are next needed, and end what waits for a change of them."""
         self._version += 1
-        self._topics.clear()
-        self._groups.clear()
+        self._cached.clear()
+        self._reading.clear()
         self._waits.interrupt()
 
     async def until_changed(self, work: Awaitable[T]) -> T | None:
@@ -53,26 +52,37 @@ class SettingsCache:
 
     async def topic(self, name: str) -> TopicSettings:
         """The settings of a topic."""
-        return await self._get(self._topics, name, lambda tx: topic_settings(tx, name))
+        return await self._get(f"topic/{name}", lambda tx: topic_settings(tx, name))
 
     async def group(self, name: str) -> GroupSettings:
         """The settings of a group."""
-        return await self._get(self._groups, name, lambda tx: group_settings(tx, name))
+        return await self._get(f"group/{name}", lambda tx: group_settings(tx, name))
 
-    async def _get(self, cache: dict[str, tuple[float, S]], name: str, read: Callable[[Snapshot], S]) -> S:
-        cached = cache.get(name)
-        if cached is None or self._clock.monotonic() - cached[0] >= MAX_AGE_SECONDS:
-            async with self._reading:  # one at a time: thousands of members may need the same settings at once
-                cached = cache.get(name)
-                if cached is None or self._clock.monotonic() - cached[0] >= MAX_AGE_SECONDS:
-                    return await self._read(cache, name, read)
-        return cached[1]
+    async def topic_token_hashes(self) -> frozenset[str]:
+        """The hashes of the tokens of all topics."""
+        return await self._get("tokens", topic_token_hashes)
 
-    async def _read(self, cache: dict[str, tuple[float, S]], name: str, read: Callable[[Snapshot], S]) -> S:
+    async def _get(self, key: str, read: Callable[[Snapshot], T]) -> T:
+        cached = self._cached.get(key)
+        if cached is not None and self._clock.monotonic() - cached[0] < MAX_AGE_SECONDS:
+            return cast(T, cached[1])
+        reading = self._reading.get(key)
+        if reading is None:
+            reading = self._reading[key] = asyncio.ensure_future(self._read(key, read))
+            reading.add_done_callback(lambda done: self._end_reading(key, done))
+        return cast(T, await asyncio.shield(reading))  # shared by all who need it now
+
+    async def _read(self, key: str, read: Callable[[Snapshot], T]) -> T:
         version, now = self._version, self._clock.monotonic()
         found = await self._transactions.read(read)
         if version == self._version:
-            if len(cache) >= MAX_CACHED:  # names that do not exist are cached too
-                cache.clear()
-            cache[name] = (now, found)
+            if len(self._cached) >= MAX_CACHED:  # names that do not exist are cached too
+                self._cached.clear()
+            self._cached[key] = (now, found)
         return found
+
+    def _end_reading(self, key: str, reading: "asyncio.Future[Any]") -> None:
+        if self._reading.get(key) is reading:
+            del self._reading[key]
+        if not reading.cancelled():
+            reading.exception()  # all who waited for it may have been cancelled

@@ -15,7 +15,8 @@ class Interruptible:
 
     def interrupt(self) -> None:
         """End what is running now."""
-        for waiting in self._waiting:
+        interrupted, self._waiting = self._waiting, set()  # each of them once: they end in a moment
+        for waiting in interrupted:
             waiting.reschedule(0.0)
 
     async def run(self, work: Awaitable[T], *, at_once: bool = False) -> T | None:

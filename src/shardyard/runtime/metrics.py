@@ -196,7 +196,9 @@ ERRORS = counter(
 PUBLISHED_RECORDS = counter(
     "shardyard_published_records_total", "records", "Records stored by publishes, with the delayed ones."
 ).series()
-PUBLISHED_BYTES = counter("shardyard_published_bytes_total", "bytes", "Bodies of publishes that were stored.").series()
+PUBLISHED_BYTES = counter(
+    "shardyard_published_bytes_total", "bytes", "Bodies of publishes that were stored; on a connection, the values."
+).series()
 DELIVERED_RECORDS = counter(
     "shardyard_delivered_records_total", "records", "Records delivered to the owners of partitions."
 ).series()

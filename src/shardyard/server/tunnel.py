@@ -6,6 +6,11 @@ from starlette.types import ASGIApp, Message, Scope
 
 from shardyard.wire.frames import Request, Response
 
+OF_CONNECTION = (b"host", b"authorization")
+"""Headers that a request always has from its connection."""
+USER = b"x-shardyard-user"
+"""The header that it has from its connection unless it has one of its own."""
+
 
 class Tunnel:
     """Passes requests to the application, with the caller and the token of their connection."""
@@ -14,11 +19,12 @@ class Tunnel:
         """`scope`: of the request that opened the connection."""
         self._app = app
         self._scope = scope
-        kept = (b"host", b"authorization", b"x-shardyard-user")
-        self._headers = [(name, value) for name, value in scope["headers"] if name in kept]
+        self._headers = [(name, value) for name, value in scope["headers"] if name in OF_CONNECTION]
+        self._user = [(name, value) for name, value in scope["headers"] if name == USER]
 
     async def request(self, request: Request) -> Response:
         own = [(name.lower().encode(), value.encode()) for name, value in request.headers.items()]
+        own = [(name, value) for name, value in own if name not in OF_CONNECTION]
         path, body = request.path, request.body
         scope = {
             "type": "http",
@@ -30,7 +36,7 @@ class Tunnel:
             "raw_path": path.encode(),
             "query_string": urlencode(request.query).encode(),
             "root_path": "",
-            "headers": [*self._headers, *((name, value) for name, value in own if name not in dict(self._headers))],
+            "headers": [*self._headers, *own, *(() if USER in dict(own) else self._user)],
             "client": self._scope["client"],
             "server": self._scope["server"],
         }

@@ -15,7 +15,7 @@ from websockets.protocol import OPEN
 from websockets.server import ServerProtocol
 from websockets.typing import Subprotocol
 
-from shardyard.model import InvalidValue, Overloaded, ShardyardError
+from shardyard.model import InvalidCall, InvalidValue, Overloaded, ShardyardError
 from shardyard.runtime.metrics import CONNECTIONS, ERRORS, WEBSOCKETS
 from shardyard.server.bodies import Bodies, HeldBytes
 from shardyard.server.connections import refusal
@@ -26,6 +26,8 @@ from shardyard.wire.frames import SUBPROTOCOL
 from shardyard.wire.media import MAX_MESSAGE_BYTES
 
 _log = logging.getLogger(__name__)
+_websockets_log = logging.getLogger(f"{__name__}.protocol")
+_websockets_log.setLevel(logging.WARNING)  # at DEBUG it would log tokens and records
 
 CLOSING_SECONDS = 5.0
 """How long a client has to read what was sent to it before its connection was closed."""
@@ -63,7 +65,9 @@ class WebSocketConnection(asyncio.Protocol):
         self._limits = limits
         self._bodies = bodies
         self._loop = asyncio.get_running_loop()
-        self._websocket = ServerProtocol(subprotocols=[Subprotocol(SUBPROTOCOL)], max_size=MAX_MESSAGE_BYTES)
+        self._websocket = ServerProtocol(
+            subprotocols=[Subprotocol(SUBPROTOCOL)], max_size=MAX_MESSAGE_BYTES, logger=_websockets_log
+        )
         self._transport: asyncio.Transport
         self._request: Request | None = None
         self._handler: MessageHandler | None = None
@@ -132,6 +136,8 @@ class WebSocketConnection(asyncio.Protocol):
         """Complete the handshake. `InvalidValue` if the client does not speak our protocol."""
         if self._request is None or self._transport.is_closing():
             return
+        if "origin" in self._request.headers:  # a browser lets every page connect, also to this machine
+            raise InvalidCall("connections of web pages are refused: they have an Origin header")
         response = self._websocket.accept(self._request)
         if response.status_code != 101 or self._websocket.subprotocol != SUBPROTOCOL:
             offered = self._request.headers.get("sec-websocket-protocol", "")
@@ -211,6 +217,11 @@ class WebSocketConnection(asyncio.Protocol):
         if self._websocket.state is OPEN:
             self._websocket.send_binary(message)
             self._flush()
+
+    @property
+    def is_writable(self) -> bool:
+        """Whether the client has read most of what was sent."""
+        return self._writable.is_set()
 
     async def writable(self) -> None:
         """Wait until the client has read most of what was sent."""

@@ -25,6 +25,8 @@ PATH = "/v1/connect"
 SUBPROTOCOL = "shardyard.1"
 """The WebSocket subprotocol, whose number is the version of the frames."""
 
+Name = Annotated[str, Meta(max_length=1000)]
+"""Of a topic, partition, group or member; calls that wait keep these in memory."""
 Number = Annotated[int, Meta(ge=0, le=2**53)]
 """Of a call; unique among the calls of a connection that are in progress."""
 
@@ -35,7 +37,7 @@ Number = Annotated[int, Meta(ge=0, le=2**53)]
 class Publish(Struct, array_like=True, tag=1, frozen=True):
     """Publish records: columns, or an Arrow stream. Answered with a `responses.Published` when they are durable."""
 
-    topic: str
+    topic: Name
     records: RecordColumns | bytes
     options: requests.Publish
     after: Number | None = None
@@ -47,33 +49,35 @@ class Read(Struct, array_like=True, tag=2, frozen=True):
     """Credit for one batch of a partition that the member owns, answered with a `PackedBatch` as soon as there are
     records, or with an empty one after `wait_seconds`."""
 
-    group: str
-    partition: str
+    group: Name
+    partition: Name
     query: requests.Read
 
 
 class Commit(Struct, array_like=True, tag=3, frozen=True):
     """Commit positions; answered with null when they are durable."""
 
-    group: str
-    member: str
+    group: Name
+    member: Name
     body: requests.Commit
 
 
 class Heartbeat(Struct, array_like=True, tag=4, frozen=True):
-    """Stay a member; answered with the settings of the group if they have changed since the last heartbeat of the
-    member on this connection, else with null."""
+    """Stay a member; answered with a `responses.VersionedSettings` if the group has other settings than the member,
+    else with null."""
 
-    group: str
-    member: str
+    group: Name
+    member: Name
     body: requests.Heartbeat
+    seen: str = ""
+    """The version of the settings that the member has."""
 
 
 class Watch(Struct, array_like=True, tag=5, frozen=True):
     """Watch the assignment of a member: `Changed` follows at once, and after every change until `Cancel`."""
 
-    group: str
-    member: str
+    group: Name
+    member: Name
     epoch: int
 
 
@@ -95,22 +99,22 @@ class Request(Struct, array_like=True, tag=7, frozen=True):
 class Fence(Struct, array_like=True, tag=8, frozen=True):
     """Fence off all earlier owners of a partition: they can no longer read it. Answered with null."""
 
-    group: str
-    partition: str
+    group: Name
+    partition: Name
     epoch: requests.Whole
 
 
 class Span(Struct, array_like=True, tag=9, frozen=True):
     """The offsets that a partition holds; answered with a `responses.PartitionSpan`."""
 
-    partition: str
+    partition: Name
 
 
 class Assignment(Struct, array_like=True, tag=10, frozen=True):
     """What a member owns, and will own; answered with a `responses.Assignment`."""
 
-    group: str
-    member: str
+    group: Name
+    member: Name
     epoch: int
 
 
@@ -153,7 +157,8 @@ CHANGED = Changed()
 # Messages
 
 _encoder = msgspec.msgpack.Encoder()
-_calls = msgspec.msgpack.Decoder(list[tuple[Number, Call]])
+_numbered = msgspec.msgpack.Decoder(list[tuple[Number, Raw]])
+_call = msgspec.msgpack.Decoder(Call)
 _answers = msgspec.msgpack.Decoder(list[tuple[Number, Answer]])
 
 
@@ -192,9 +197,18 @@ def raw_result(body: bytes) -> Result:
     return Result(Raw(body))
 
 
-def decode_calls(message: bytes) -> list[tuple[int, Call]]:
-    """The calls of a message that a client sent. `Malformed` says what is wrong with it."""
-    return _decode(_calls, message)
+def decode_calls(message: bytes) -> list[tuple[int, Call | Malformed]]:
+    """The calls of a message that a client sent; in place of a call that is not valid, what is wrong with it. Raises
+    `Malformed` if the message as a whole is not valid."""
+    return [(number, _decode_call(call)) for number, call in _decode(_numbered, message)]
+
+
+def _decode_call(raw: Raw) -> Call | Malformed:
+    try:
+        call: Call = _decode(_call, raw)
+    except Malformed as error:
+        return error
+    return call
 
 
 def decode_answers(message: bytes) -> list[tuple[int, Answer]]:
@@ -202,7 +216,7 @@ def decode_answers(message: bytes) -> list[tuple[int, Answer]]:
     return _decode(_answers, message)
 
 
-def _decode(decoder: "msgspec.msgpack.Decoder[T]", message: bytes) -> T:
+def _decode(decoder: "msgspec.msgpack.Decoder[T]", message: bytes | Raw) -> T:
     try:
         return decoder.decode(message)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

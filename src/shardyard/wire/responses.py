@@ -207,6 +207,13 @@ class HeartbeatResponse(Assignment):
     settings: ReportedSettings
 
 
+class VersionedSettings(Struct):
+    """The settings of a group, and their version, which the heartbeats of a member carry on a connection."""
+
+    version: str
+    settings: ReportedSettings
+
+
 class Joined(Struct):
     """The identity of a new member, which all its further requests carry, and the settings of its group."""
 

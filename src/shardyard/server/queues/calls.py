@@ -25,6 +25,7 @@ from shardyard.queues.broker import Broker
 from shardyard.queues.dropped_unread import count_dropped_unread
 from shardyard.queues.filtering import only_tagged, without_header
 from shardyard.queues.retry_topics import original_topic
+from shardyard.queues.settings_cache import MAX_AGE_SECONDS
 from shardyard.runtime.metrics import (
     COMMITS,
     DELIVERED_BYTES,
@@ -46,6 +47,9 @@ if TYPE_CHECKING:
     from shardyard.wire.records import Posted
 
 T = TypeVar("T")
+
+MAX_BATCH_BYTES = 8 * 1024 * 1024
+"""Of a delivery, whatever the owner asks for; a single record that is larger is delivered all the same."""
 
 
 async def publish(
@@ -187,7 +191,7 @@ class _OwnerRead:
                 batch = await self._read(1)
                 if poll.over:
                     return batch.emptied()
-                await self._wait(poll, self._broker.clock.sleep(poll.left))
+                await self._wait(poll, self._broker.clock.sleep(min(poll.left, MAX_AGE_SECONDS)))
                 continue
             waited = await self._wait(poll, self._read(settings.max_records, poll.left))
             if waited is None and not poll.over:
@@ -214,7 +218,7 @@ class _OwnerRead:
             self._query.offset,
             epoch=self._query.epoch,
             max_records=min(self._query.max_records, max_records),
-            max_bytes=self._query.max_bytes,
+            max_bytes=min(self._query.max_bytes, MAX_BATCH_BYTES),
             wait=wait,
             fence=self._fence,
         )

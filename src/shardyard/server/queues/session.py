@@ -2,8 +2,9 @@
 
 import asyncio
 import logging
+import zlib
 from collections.abc import Awaitable, Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shardyard.groups.coordinator import MemberIdentity
 from shardyard.model import EarlierPublishFailed, InvalidCall, Malformed, Overloaded, RetryLater, ShardyardError
@@ -19,10 +20,13 @@ from shardyard.server.websocket import WebSocketConnection
 from shardyard.wire import frames, responses
 from shardyard.wire.arrow import decode_arrow
 from shardyard.wire.close_codes import CloseCode
-from shardyard.wire.codec import parse_partition
+from shardyard.wire.codec import encode, parse_partition
 from shardyard.wire.errors import ErrorBody, error_body
 from shardyard.wire.media import MAX_READ_SECONDS, MSGPACK
 from shardyard.wire.records import records_of_columns
+
+if TYPE_CHECKING:
+    from shardyard.wire.settings import GroupSettings
 
 _log = logging.getLogger(__name__)
 
@@ -31,6 +35,8 @@ CarryOut = Callable[[int, Any], Awaitable[frames.Answer | None]]
 
 WAITING = (frames.Read, frames.Watch)
 """Calls that may wait for long, and hold no memory worth counting."""
+MAX_REQUESTS = 16
+"""Requests of the HTTP API in progress on a connection; further ones wait."""
 WATCH_SECONDS = 3600.0
 """The longest wait for one change; then it waits again."""
 MAX_REFUSED = 1000
@@ -75,13 +81,15 @@ class Session:
         self._answers: list[bytes] = []
         """Frames that wait to be sent."""
         self._waiting: set[int] = set()
-        """The numbers of reads and watches in progress."""
+        """The numbers of calls in progress that may wait for long and change nothing: reads, watches, GET requests."""
         self._publishing: dict[int, _Publishing] = {}
         """By the number of the call."""
         self._refused: dict[int, None] = {}
         """Publishes that were refused for now, the latest last."""
-        self._settings: dict[tuple[str, str], object] = {}
-        """Of groups, as they were last sent to a member."""
+        self._settings: tuple[GroupSettings | None, str] = (None, "")
+        """The settings that a heartbeat met last, and their version."""
+        self._answers_bytes = 0
+        self._requests = asyncio.Semaphore(MAX_REQUESTS)
         self._draining = False
         self._kinds: dict[type[Any], CarryOut] = {
             frames.Publish: self._publish,
@@ -102,6 +110,8 @@ class Session:
             received = frames.decode_calls(message)
         except Malformed as error:
             held.release()
+            ERRORS.series(error_body(error).code).add()
+            _log.warning("a connection from %s was closed: %s", self._host, error)
             self._connection.close(CloseCode.MALFORMED, str(error))
             return
         size = len(message)
@@ -115,16 +125,25 @@ class Session:
                 self._release(size, held)
 
         for number, call in received:
-            if isinstance(call, frames.Cancel):
-                if number in self._waiting:
-                    self._tasks[number].cancel()
-            elif (task := self._start(number, call)) is not None and number not in self._waiting:
+            task = self._take(number, call)
+            if task is not None and number not in self._waiting:
                 left += 1
                 task.add_done_callback(finish)
         if not left:
             self._release(size, held)
         elif self._bytes > self._limits.call_bytes:
             self._connection.set_busy(True)
+
+    def _take(self, number: int, call: frames.Call | Malformed) -> "asyncio.Task[None] | None":
+        """Start, cancel or refuse a call."""
+        if isinstance(call, frames.Cancel):
+            if number in self._waiting:
+                self._tasks[number].cancel()
+            return None
+        if isinstance(call, Malformed):
+            self._answer(number, _failed(call))
+            return None
+        return self._start(number, call)
 
     def _release(self, size: int, held: HeldBytes) -> None:
         held.release()
@@ -147,7 +166,7 @@ class Session:
                 before = None if call.after is None else self._publishing.get(call.after)
                 self._publishing[number] = _Publishing(self._loop.create_future(), before and before.stored)
                 self._refused.pop(number, None)
-            elif isinstance(call, WAITING):
+            elif isinstance(call, WAITING) or (isinstance(call, frames.Request) and call.method == "GET"):
                 self._waiting.add(number)
             CALLS.series(type(call).__name__.lower()).add()
             task = self._tasks[number] = self._loop.create_task(self._run(number, call))
@@ -177,12 +196,16 @@ class Session:
             self._answer(number, answer)
 
     def _answer(self, number: int, answer: frames.Answer) -> None:
-        self._answers.append(frames.encode_frame(number, answer))
-        if len(self._answers) == 1:
+        frame = frames.encode_frame(number, answer)
+        self._answers.append(frame)
+        self._answers_bytes += len(frame)
+        if self._answers_bytes > frames.SHARED_BYTES:
+            self._flush()  # so that the connection knows how much waits to be read by the client
+        elif len(self._answers) == 1:
             self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
-        answers, self._answers = self._answers, []
+        answers, self._answers, self._answers_bytes = self._answers, [], 0
         for message in frames.messages(answers):
             self._connection.send(message)
 
@@ -198,9 +221,9 @@ class Session:
         self._connection.close(CloseCode.DRAINING, "this broker is about to stop")
 
     def lost(self) -> None:
-        """End what waits. What is being stored is stored."""
-        for task in self._tasks.values():
-            task.cancel()
+        """End what waits. All else is finished, though nobody gets the answer: a request may have several steps."""
+        for number in self._waiting:
+            self._tasks[number].cancel()
 
     # Calls
 
@@ -240,9 +263,12 @@ class Session:
     async def _read(self, _: int, call: frames.Read) -> frames.Answer:
         check_token(self._broker, self._token)
         partition = parse_partition(call.partition)
-        batch = await calls.read(self._broker, self._drain, call.group, partition, call.query, MAX_READ_SECONDS)
-        await self._connection.writable()
-        return frames.raw_result(calls.encode_delivery(batch, MSGPACK))
+        while True:
+            batch = await calls.read(self._broker, self._drain, call.group, partition, call.query, MAX_READ_SECONDS)
+            if self._connection.is_writable:
+                return frames.raw_result(calls.encode_delivery(batch, MSGPACK))
+            del batch  # a client that does not read must not fill the memory: read it again when it does
+            await self._connection.writable()
 
     async def _commit(self, _: int, call: frames.Commit) -> frames.Answer:
         check_token(self._broker, self._token)
@@ -252,11 +278,12 @@ class Session:
     async def _heartbeat(self, _: int, call: frames.Heartbeat) -> frames.Answer:
         check_token(self._broker, self._token)
         settings = await calls.heartbeat(self._broker, call.group, call.member, self._host, call.body)
-        key = (call.group, call.member)
-        if self._settings.get(key) == settings:
+        if self._settings[0] is not settings:
+            self._settings = (settings, f"{zlib.crc32(encode(settings)):08x}")
+        version = self._settings[1]
+        if call.seen == version:
             return frames.NOTHING
-        self._settings[key] = settings
-        return frames.result_of(responses.ReportedSettings.for_members(settings))
+        return frames.result_of(responses.VersionedSettings(version, responses.ReportedSettings.for_members(settings)))
 
     async def _watch(self, number: int, call: frames.Watch) -> None:
         check_token(self._broker, self._token)
@@ -283,7 +310,10 @@ class Session:
         return frames.result_of(await calls.assignment(self._broker, identity))
 
     async def _request(self, _: int, call: frames.Request) -> frames.Answer:
-        return await self._tunnel.request(call)
+        async with self._requests:
+            response = await self._tunnel.request(call)
+            await self._connection.writable()
+            return response
 
 
 def _failed(error: ShardyardError) -> frames.Failed:
