@@ -76,7 +76,7 @@ def test_an_unknown_carrier_is_refused() -> None:
 # Where no WebSocket gets through
 
 
-@pytest.mark.parametrize("status", [400, 404, 426, 200, 302, None])
+@pytest.mark.parametrize("status", [400, 403, 404, 426, 501, 502, 200, 302, None])
 def test_a_client_falls_back_to_http_with_one_warning(status: int | None, caplog: pytest.LogCaptureFixture) -> None:
     async def scenario(cluster: Cluster) -> None:
         await cluster.topic(partitions=2)
@@ -133,11 +133,10 @@ def test_a_wrong_token_is_reported_at_once(carrier: CarrierName) -> None:
 # Brokers that are lost
 
 
-@pytest.mark.parametrize("status", [500, 502, 503, 504])
-def test_a_broker_that_can_not_take_a_connection_is_failed_over_from(status: int) -> None:
+def test_a_broker_that_can_not_take_a_connection_for_now_is_failed_over_from() -> None:
     async def scenario(cluster: Cluster) -> None:
         await cluster.topic(partitions=1)
-        async with HttpProxy(cluster.urls[0], status).running() as url:
+        async with HttpProxy(cluster.urls[0], 503).running() as url:
             before = published()
             async with Producer([url, *cluster.urls]) as producer:
                 for _ in range(3):
