@@ -77,12 +77,10 @@ class _Broker:
                 self._websocket = None
             try:
                 self._websocket = await connect(self._session, self._url)
-            except NoWebSocket as error:
+            except (NoWebSocket, UpgradeFailed) as error:
                 if not self._may_fall_back:
                     raise ConnectionError(f"it takes no WebSocket connections: {error}") from None
-                return self._fall_back(error)
-            except UpgradeFailed as error:
-                if not self._may_fall_back or not await self._answers_http():
+                if isinstance(error, UpgradeFailed) and not await self._answers_http():
                     raise
                 return self._fall_back(error)
             return self._websocket
