@@ -32,6 +32,8 @@ MAX_BATCH_BYTES = 1024 * 1024
 """The limits of what `send` puts into one batch."""
 MAX_PIPELINED = 2
 """Batches of `send` per topic that are in flight at the same time, on a connection that keeps their order."""
+PIPELINED_RECORDS = 64
+"""How many must wait for a second batch to be worth its cost. Fewer wait until the first one is durable."""
 BUSY_SECONDS = 0.1
 """A lane is busy if a batch follows the last one within this time."""
 MAX_IN_FLIGHT = 16
@@ -110,7 +112,7 @@ class Producer:
     """Sends records; each call returns when what it sent is durable.
 
     What is retried, through any broker, is stored once; only records with a delay may be stored twice then, with the
-    same id. `send` keeps the order of its calls, with two batches in flight: records that come in the meantime are sent
+    same id. `send` keeps the order of its calls and sends batches: records that come while one is in flight are sent
     together in the next one. Batches of `publish` that are in flight at the same time have no order among them.
     """
 
@@ -226,7 +228,8 @@ class Producer:
     async def _drain(self, topic: str, lane: _Lane) -> None:
         """Send what is waiting, batch after batch, until nothing is left."""
         while lane.waiting:
-            if len(lane.batches) >= (MAX_PIPELINED if self._brokers.keeps_order else 1):
+            pipelined = self._brokers.keeps_order and len(lane.waiting) >= PIPELINED_RECORDS
+            if len(lane.batches) >= (MAX_PIPELINED if pipelined else 1):
                 await asyncio.wait(lane.batches, return_when=asyncio.FIRST_COMPLETED)
                 continue
             if self._linger and len(lane.waiting) < MAX_BATCH_RECORDS:
