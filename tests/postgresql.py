@@ -114,11 +114,14 @@ class PostgresqlServer:
     def kill(self) -> None:
         """SIGKILL every process of the server, as when the machine's memory is gone."""
         assert self._process is not None
+        children = _children_in(self._process.pid)
         os.killpg(self._process.pid, signal.SIGKILL)
-        for child in _children_in(self._process.pid):
+        for child in children:
             with suppress(ProcessLookupError):
                 os.kill(child, signal.SIGKILL)
         self._process.wait()
+        while any(map(_is_running, children)):  # until then they hold memory that the next server refuses to share
+            time.sleep(0.01)
         (self.folder / "data" / "postmaster.pid").unlink(missing_ok=True)
 
     def stall(self) -> None:
@@ -194,6 +197,13 @@ def _user() -> str | None:
         return None
     names = {entry.pw_name for entry in pwd.getpwall()}
     return "postgres" if "postgres" in names else "nobody"
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def _children_in(parent: int) -> list[int]:
