@@ -18,9 +18,8 @@ from shardyard.runtime.retry import Backoff, retry
 
 _log = logging.getLogger(__name__)
 
-HEARTBEATS_PER_SESSION = 3
-"""One of them may be lost. One that fails is repeated soon."""
-HEARTBEAT_RETRY_SECONDS = 0.2
+HEARTBEATS_PER_SESSION = 4
+"""Two of them may be lost."""
 READ_SECONDS = 30.0
 """The longest time between two reads of the assignment, also when no change was signalled."""
 RELEASE_BACKOFF = Backoff(first=0.05, longest=0.2)
@@ -215,7 +214,6 @@ class Membership:
             await self._rejoin()
         except RetryLater as error:
             _log.warning("the heartbeat of %s will be retried: %s", self._request.name, error)
-            self._heartbeat_at = min(self._heartbeat_at, self._clock.monotonic() + HEARTBEAT_RETRY_SECONDS)
             if self._clock.monotonic() - self._last_contact > self._session:
                 self._lose_all()  # others may own them by now
 

@@ -81,7 +81,9 @@ class Session:
         self._answers: list[bytes] = []
         """Frames that wait to be sent."""
         self._waiting: set[int] = set()
-        """The numbers of calls in progress that may wait for long and change nothing: reads, watches, GET requests."""
+        """The numbers of reads and watches in progress."""
+        self._gets: set[int] = set()
+        """The numbers of requests in progress that change nothing."""
         self._publishing: dict[int, _Publishing] = {}
         """By the number of the call."""
         self._refused: dict[int, None] = {}
@@ -166,8 +168,10 @@ class Session:
                 before = None if call.after is None else self._publishing.get(call.after)
                 self._publishing[number] = _Publishing(self._loop.create_future(), before and before.stored)
                 self._refused.pop(number, None)
-            elif isinstance(call, WAITING) or (isinstance(call, frames.Request) and call.method == "GET"):
+            elif isinstance(call, WAITING):
                 self._waiting.add(number)
+            elif isinstance(call, frames.Request) and call.method == "GET":
+                self._gets.add(number)
             CALLS.series(type(call).__name__.lower()).add()
             task = self._tasks[number] = self._loop.create_task(self._run(number, call))
             task.add_done_callback(lambda _: self._end(number))
@@ -181,6 +185,7 @@ class Session:
         """A call is no longer in progress, even if it was cancelled before it began."""
         del self._tasks[number]
         self._waiting.discard(number)
+        self._gets.discard(number)
         if self._draining and not self._tasks:
             self._close()
 
@@ -222,7 +227,7 @@ class Session:
 
     def lost(self) -> None:
         """End what waits. All else is finished, though nobody gets the answer: a request may have several steps."""
-        for number in self._waiting:
+        for number in (*self._waiting, *self._gets):
             self._tasks[number].cancel()
 
     # Calls
