@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 AHEAD_SECONDS = 0.5
 """How long a batch that was read ahead may be delivered: settings of the group take effect when it is read."""
-READ_WAIT_SECONDS = 300.0
+READ_WAIT_SECONDS = 30.0
 """How long one read waits for records; longer waits take several."""
 
 Start = Literal["earliest", "latest"]
