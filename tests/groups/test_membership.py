@@ -18,7 +18,7 @@ from shardyard.groups import (
     protocol,
 )
 from shardyard.groups.coordinator import LocalCoordinator, MemberIdentity
-from shardyard.model import Fenced, InvalidCall, OutcomeUnknown, Partition, Position
+from shardyard.model import Busy, Fenced, InvalidCall, OutcomeUnknown, Partition, Position
 from shardyard.registry import Heartbeat, Snapshot, Transaction
 from tests.groups.test_reader import TOPIC, Environment, Run, evict, run
 from tests.registry.blocks import transaction
@@ -278,5 +278,32 @@ def test_a_member_needs_an_open_node(run: Run) -> None:
             async with Membership(closed, JoinRequest(GROUP, "a"), MembershipListener()):
                 pass
         await asyncio.to_thread(closed.transactions.close)
+
+    run(scenario)
+
+
+def test_a_member_that_was_cut_off_for_its_session_comes_back_under_new_epochs(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if nobody evicted it meanwhile, because the registry was out of reach for all: what it had in flight is
+    lost, so a record is never delivered twice under one epoch."""
+    monkeypatch.setattr("shardyard.groups.assignment._why_evict", lambda *_: None)
+
+    async def scenario(env: Environment) -> None:
+        recorder = Recorder()
+        async with member(env, "a", recorder):
+            await until(env, lambda: len(recorder.owned) == 4)
+            before = dict(recorder.owned)
+
+            async def unreachable(*_: object) -> None:
+                raise Busy("the registry", 1.0)
+
+            with monkeypatch.context() as outage:
+                outage.setattr(env.node.coordinator, "heartbeat", unreachable)
+                outage.setattr(env.node.coordinator, "assignment", unreachable)
+                await until(env, lambda: not recorder.owned)
+            await until(env, lambda: len(recorder.owned) == 4)
+            assert all(grant.epoch > before[partition].epoch for partition, grant in recorder.owned.items())
+            assert recorder.error is None
 
     run(scenario)

@@ -295,6 +295,41 @@ def test_a_transient_error_while_reading_ahead_is_harmless(error: ShardyardError
     asyncio.run(scenario())
 
 
+def test_an_outage_of_the_log_is_waited_out_and_no_record_comes_twice() -> None:
+    async def scenario() -> None:
+        async with open_setup("a", "b") as setup:
+            failures = iter([Busy("log", 0.0)] * 4)
+
+            def fail_again() -> None:
+                if (error := next(failures, None)) is not None:
+                    setup.log.failures = {1: error}
+
+            fail_again()
+            setup.log.on_read = fail_again
+            first = await setup.next()
+            await first.commit()
+            second = await setup.next()
+            assert (ids(second), second.epoch, setup.batches.empty()) == (["b"], first.epoch, True)
+            assert setup.log.started[:5] == [0, 1, 1, 1, 1]
+            assert next(failures, None) is None, "all failures were met"
+
+    asyncio.run(scenario())
+
+
+def test_a_reader_stops_at_once_while_it_waits_for_an_outage_to_end() -> None:
+    async def scenario() -> None:
+        async with open_setup("a") as setup:
+            setup.log.failures = {1: Busy("log", 0.0)}
+            setup.log.on_read = lambda: setup.log.failures.update({1: Busy("log", 0.0)})
+            await (await setup.next()).commit()
+            await setup.until(lambda: setup.log.started.count(1) >= 2)
+            setup.reader.stop()
+            async with asyncio.timeout(TIMEOUT_SECONDS):
+                await setup.task
+
+    asyncio.run(scenario())
+
+
 def test_a_lasting_error_while_reading_ahead_is_raised_by_the_next_read() -> None:
     async def scenario() -> None:
         async with open_setup("a", "b") as setup:

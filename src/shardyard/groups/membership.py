@@ -83,6 +83,9 @@ class Membership:
         self._heartbeat_at = self._next_heartbeat()
         self._read_at = -math.inf
         """When to read the assignment next, if no change is signalled before. Both on the monotonic clock."""
+        self._cut_off = False
+        """It was out of touch for longer than its session, and joins again: if it still were a member, it would get its
+        partitions back under the same epochs, with what was in flight."""
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -183,12 +186,12 @@ class Membership:
                 while True:
                     if self._clock.monotonic() >= self._heartbeat_at:
                         self._heartbeat_at = self._next_heartbeat()
-                        await self._update(self._heartbeat)
-                    if self._clock.monotonic() >= self._read_at:
+                        await self._update(self._rejoin if self._cut_off else self._heartbeat)
+                    if self._clock.monotonic() >= self._read_at and not self._cut_off:
                         self._read_at = self._heartbeat_at  # if this read fails
                         await self._update(self._read_assignment)
-                    wait = min(self._heartbeat_at, self._read_at) - self._clock.monotonic()
-                    if await changes.wait(max(wait, 0.0)):
+                    moment = self._heartbeat_at if self._cut_off else min(self._heartbeat_at, self._read_at)
+                    if await changes.wait(max(moment - self._clock.monotonic(), 0.0)):
                         self._read_at = -math.inf
         except asyncio.CancelledError:
             raise
@@ -215,11 +218,13 @@ class Membership:
             _log.warning("the heartbeat of %s will be retried: %s", self._request.name, error)
             if self._clock.monotonic() - self._last_contact > self._session:
                 self._lose_all()  # others may own them by now
+                self._cut_off = True
 
     async def _join(self, since: int | None = None) -> None:
         self._identity = await self._host.coordinator.join(self._request, since)
         self._last_contact = self._clock.monotonic()
         self._read_at = -math.inf
+        self._cut_off = False
 
     async def _rejoin(self) -> None:
         active = self._listener.rejoin_after()

@@ -19,6 +19,7 @@ from shardyard.model import (
     Partition,
     Position,
     Record,
+    RetryLater,
     ShardyardError,
     Stamp,
     WrongEpoch,
@@ -26,6 +27,7 @@ from shardyard.model import (
 )
 from shardyard.model.plain_batch import ReadBatch
 from shardyard.runtime.clock import Clock, wait_until_set
+from shardyard.runtime.retry import Backoff, retry
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -37,6 +39,8 @@ AHEAD_SECONDS = 0.5
 """How long a batch that was read ahead may be delivered: settings of the group take effect when it is read."""
 READ_WAIT_SECONDS = 30.0
 """How long one read waits for records; longer waits take several."""
+READ_BACKOFF = Backoff(first=0.05, longest=1.0)
+"""While the log or the registry is out of reach."""
 
 Start = Literal["earliest", "latest"]
 """Where a group starts on a partition that it never committed."""
@@ -222,12 +226,15 @@ class PartitionReader:
     async def run(
         self, deliver: Callable[[OwnedBatch], None], start: Start, max_records: int, max_bytes: int, drain: float
     ) -> None:
-        """Read and deliver until stopped; then wait, up to `drain` seconds, for the batch in flight."""
-        await self._log.set_fence(self.fence)  # from here on no earlier owner can read or append
-        position = self._committed or await self._start_position(start)
+        """Read and deliver until stopped; then wait, up to `drain` seconds, for the batch in flight.
+
+        While the log or the registry is out of reach, calls are retried: giving the partition up and taking it again
+        under the same epoch could deliver records twice under it.
+        """
         read = partial(self._read, max_records=max_records, max_bytes=max_bytes)
         try:
-            await self._deliver_batches(deliver, position, read)
+            if (position := await self._unless_stopped(self._retry(partial(self._open, start)))) is not None:
+                await self._deliver_batches(deliver, position, read)
         finally:
             if self._ahead is not None:
                 await _cancel(self._ahead)
@@ -249,7 +256,7 @@ class PartitionReader:
             try:
                 batch = await self._unless_stopped(self._next(position, read))
             except (OffsetTrimmed, WrongEpoch) as error:
-                span = await self._log.span(self.partition)
+                span = await self._retry(lambda: self._log.span(self.partition))
                 position = Position(span.epoch, span.first)
                 _log.warning("continuing from offset %d: %s", position.offset, error)
                 continue
@@ -279,11 +286,16 @@ class PartitionReader:
                     return batch
         return (await read(position))[1]
 
+    async def _open(self, start: Start) -> Position:
+        """Set the fence, so that from here on no earlier owner can read or append. Returns where to begin."""
+        await self._log.set_fence(self.fence)
+        return self._committed or await self._start_position(start)
+
     async def _skip(self, batch: ReadBatch, position: Position) -> Position:
         """Continue behind a batch without records: none was for this group, or the offsets have a gap."""
         if batch.end > position.offset:
             position = Position(batch.epoch, batch.end)
-            await self._commit_position(position)
+            await self._retry(partial(self._commit_position, position))
         return position
 
     async def _start_position(self, start: Start) -> Position:
@@ -301,7 +313,8 @@ class PartitionReader:
 
     async def _read(self, position: Position, max_records: int, max_bytes: int) -> tuple[float, ReadBatch]:
         """When it was read, and what."""
-        batch = await self._log.read(
+        read = partial(
+            self._log.read,
             self.partition,
             position.offset,
             epoch=position.epoch,
@@ -310,7 +323,14 @@ class PartitionReader:
             wait=READ_WAIT_SECONDS,
             fence=self.fence,
         )
+        batch = await self._retry(read)
         return self.clock.monotonic(), batch
+
+    async def _retry(self, call: Callable[[], Awaitable[T]]) -> T:
+        def warn(error: RetryLater) -> None:
+            _log.warning("reading %s will be retried: %s", self.partition, error)
+
+        return await retry(call, clock=self.clock, backoff=READ_BACKOFF, on_retry=warn)
 
     async def _unless_stopped(self, work: Awaitable[T]) -> T | None:
         """The result of `work`; None if the reader was stopped before, and then `work` is cancelled."""

@@ -22,7 +22,6 @@ from shardyard.model import (
     Partition,
     PartitionOutOfRange,
     Position,
-    RetryLater,
     UnknownTopic,
 )
 
@@ -221,10 +220,9 @@ class Reader(MembershipListener):
             if not reader.lost:
                 await self._membership.release(reader.partition)
                 self._drop(reader)
-        except (Fenced, RetryLater, UnknownTopic, PartitionOutOfRange) as error:
+        except (Fenced, UnknownTopic, PartitionOutOfRange) as error:
             # If we still own it, the next heartbeat assigns it again. That we do not is normal in a rebalance.
-            level = logging.WARNING if isinstance(error, RetryLater) else logging.INFO
-            _log.log(level, "%s of %s was released: %s", reader.partition, self.name, error)
+            _log.info("%s of %s was released: %s", reader.partition, self.name, error)
             self._drop(reader)
         except Exception as error:  # noqa: BLE001 nobody awaits this task: its end must show elsewhere
             self._drop(reader)
