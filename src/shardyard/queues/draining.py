@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from shardyard.groups.broadcast import parent_group
 from shardyard.log import Log
-from shardyard.model import Partition, Span, Topic
+from shardyard.model import Partition, PartitionOutOfRange, Span, Topic
 from shardyard.queues.partition_spans import spans
 from shardyard.queues.topic_readers import TopicReaders, with_predecessors
 
@@ -28,14 +28,18 @@ class DrainingPartition:
 
 
 async def draining_partitions(log: Log, readers: TopicReaders, topic: Topic) -> list[DrainingPartition]:
-    """The draining partitions of a topic. Members that have left a broadcast group are not waited for."""
+    """The draining partitions of a topic; none if they have been dropped since it was looked up. Members that have left
+    a broadcast group are not waited for."""
     groups = readers.reading_groups(topic.name, with_predecessors(topic.name, await log.topics()))
     found = await spans(log, topic)
-    return [
-        await _draining_partition(log, readers, groups, partition, span)
-        for partition, span in found.items()
-        if partition.index >= topic.receiving
-    ]
+    try:
+        return [
+            await _draining_partition(log, readers, groups, partition, span)
+            for partition, span in found.items()
+            if partition.index >= topic.receiving
+        ]
+    except PartitionOutOfRange:  # they are dropped together
+        return []
 
 
 async def _draining_partition(
