@@ -3,17 +3,16 @@
 Part of `python -m bench.groups`; alone: `python -m bench.group_commits`.
 """
 
-import argparse
 import asyncio
 import contextlib
 import multiprocessing
-import tempfile
 import time
 from collections.abc import Iterable
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from bench.figures import pin_to_cores, rate
+from bench.figures import rate
+from bench.given_registry import run_alone
 
 from shardyard.groups import JoinRequest, Membership, MembershipListener, Node, Reader
 from shardyard.log import Log
@@ -171,16 +170,5 @@ async def bench(root: Path, registry_url: str | None) -> None:
     await bench_processes(root, registry_url or f"sqlite:///{root}/five.db")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--registry", help="the URL of the registry to measure; default: the embedded one, in a new file"
-    )
-    options = parser.parse_args()
-    print(f"commits: {pin_to_cores()}")
-    with tempfile.TemporaryDirectory(prefix="shardyard-bench-") as folder:
-        asyncio.run(bench(Path(folder), options.registry))
-
-
 if __name__ == "__main__":
-    main()
+    run_alone(bench, "commits", __doc__)

@@ -3,14 +3,12 @@
 Part of `python -m bench.groups`; alone: `python -m bench.group_idle`.
 """
 
-import argparse
 import asyncio
 import contextlib
-import tempfile
 import time
 from pathlib import Path
 
-from bench.figures import pin_to_cores
+from bench.given_registry import run_alone
 
 from shardyard.groups import Node, Reader
 from shardyard.log import Log
@@ -68,16 +66,5 @@ async def bench(root: Path, registry_url: str | None) -> None:
                     registry.run(lambda tx, i=i: tx.delete_group(f"group-{i:03}"))  # type: ignore[misc]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--registry", help="the URL of the registry to measure; default: the embedded one, in a new file"
-    )
-    options = parser.parse_args()
-    print(f"idle groups: {pin_to_cores()}")
-    with tempfile.TemporaryDirectory(prefix="shardyard-bench-") as folder:
-        asyncio.run(bench(Path(folder), options.registry))
-
-
 if __name__ == "__main__":
-    main()
+    run_alone(bench, "idle groups", __doc__)

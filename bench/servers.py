@@ -3,25 +3,18 @@
 import contextlib
 import os
 import shutil
-import socket
-import subprocess
 import sys
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from tests.postgresql import is_installed, postgresql_server
-
-READY_SECONDS = 60.0
-"""RabbitMQ takes ten seconds to start, and longer on a busy machine."""
-STOP_SECONDS = 30.0
-_INSTALL_SCRIPT = Path(__file__).parent.parent / "tools" / "install-server"
+from tests.servers import free_port, install, run_server
 
 
 def find_redis() -> Path | None:
     """The path of redis-server, which is installed if it is missing. None if that fails; the reason is printed."""
-    return _install("redis-server")
+    return install("redis-server")
 
 
 def find_rabbitmq() -> Path | None:
@@ -29,13 +22,8 @@ def find_rabbitmq() -> Path | None:
 
     Debian's `rabbitmq-server` command is not used because it switches to a user that cannot write to our folder.
     """
-    command = _install("rabbitmq-server")
+    command = install("rabbitmq-server")
     return command and Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
-
-
-def _install(server: str) -> Path | None:
-    result = subprocess.run([_INSTALL_SCRIPT, server], stdout=subprocess.PIPE, text=True, check=False)
-    return Path(result.stdout.strip()) if result.returncode == 0 else None
 
 
 def find_nats() -> Path | None:
@@ -132,44 +120,3 @@ def shardyard_broker(folder: Path, *options: str) -> Iterator[Broker]:
     command = [sys.executable, "-m", "shardyard.cli", "broker", *engines, "--port", str(port), *options]
     with run_server(command, port, folder) as pid:
         yield Broker(f"http://127.0.0.1:{port}", pid)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-@contextlib.contextmanager
-def run_server(
-    command: Sequence[str], port: int, folder: Path, settings: Mapping[str, str] | None = None
-) -> Iterator[int]:
-    """Start a server, wait until it accepts connections, yield its process id, and stop it when the block ends.
-
-    `settings` are added to its environment.
-    """
-    environment = {**os.environ, **(settings or {})}
-    with (folder / "server.log").open("a") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, cwd=folder, env=environment)
-    try:
-        _wait_until_ready(process, port, folder)
-        yield process.pid
-    finally:
-        process.terminate()
-        try:
-            process.wait(STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-def _wait_until_ready(process: subprocess.Popen[bytes], port: int, folder: Path) -> None:
-    deadline = time.monotonic() + READY_SECONDS
-    while True:
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
-            return
-        if process.poll() is not None or time.monotonic() > deadline:
-            raise RuntimeError(
-                f"{process.args!r} did not start; its output was:\n{(folder / 'server.log').read_text()}"
-            )
-        time.sleep(0.02)

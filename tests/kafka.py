@@ -2,20 +2,13 @@
 
 import base64
 import os
-import socket
-import subprocess
-import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
-from tests.postgresql import free_port
+from tests.servers import READY_SECONDS, free_port, install, run_server, server_process
 
-START_SECONDS = 120.0
-"""It takes ten seconds, and several times as long on a busy machine."""
-STOP_SECONDS = 30.0
-_INSTALL_SCRIPT = Path(__file__).parent.parent / "tools" / "install-server"
 _JAVA_OPTIONS = ("-Xms1g", "-Xmx1g", "-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20", "-XX:InitiatingHeapOccupancyPercent=35")
 """What Kafka's own start script sets."""
 _LOG_WARNINGS = "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"
@@ -23,8 +16,7 @@ _LOG_WARNINGS = "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"
 
 def find_kafka() -> Path | None:
     """The folder of Kafka's jars, which are downloaded if need be. None if that fails; the reason is printed."""
-    result = subprocess.run([_INSTALL_SCRIPT, "kafka"], stdout=subprocess.PIPE, text=True, check=False)
-    return Path(result.stdout.strip()) if result.returncode == 0 else None
+    return install("kafka")
 
 
 @contextmanager
@@ -51,45 +43,18 @@ def kafka_server(jars: Path, folder: Path, **settings: object) -> Iterator[int]:
     config = folder / "kafka.properties"
     config.write_text("".join(f"{name.replace('_', '.')}={value}\n" for name, value in properties.items()))
     cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-    with _running(jars, folder, "kafka.tools.StorageTool", "format", "-t", cluster, "-c", str(config)) as formatting:
-        if formatting.wait(START_SECONDS) != 0:
+    format_folder = _kafka(jars, "kafka.tools.StorageTool", "format", "-t", cluster, "-c", str(config))
+    with server_process(format_folder, folder) as formatting:
+        if formatting.wait(READY_SECONDS) != 0:
             raise RuntimeError(f"Kafka's folder could not be formatted:\n{(folder / 'server.log').read_text()}")
-    with _running(jars, folder, "kafka.Kafka", str(config)) as server:
-        _wait_until_ready(server, port, folder)
+    with run_server(_kafka(jars, "kafka.Kafka", str(config)), port, folder):
         yield port
 
 
-@contextmanager
-def _running(jars: Path, folder: Path, *command: str) -> Iterator[subprocess.Popen[bytes]]:
-    with (folder / "server.log").open("ab") as output:
-        process = subprocess.Popen(
-            [_java(), *_JAVA_OPTIONS, _LOG_WARNINGS, "-cp", f"{jars}/*", *command],
-            stdout=output,
-            stderr=output,
-            cwd=folder,
-        )
-    try:
-        yield process
-    finally:
-        process.terminate()
-        try:
-            process.wait(STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+def _kafka(jars: Path, *command: str) -> list[str]:
+    return [_java(), *_JAVA_OPTIONS, _LOG_WARNINGS, "-cp", f"{jars}/*", *command]
 
 
 def _java() -> str:
     home = os.environ.get("JAVA_HOME")
     return f"{home}/bin/java" if home else "java"
-
-
-def _wait_until_ready(process: subprocess.Popen[bytes], port: int, folder: Path) -> None:
-    """Kafka listens once it can serve clients."""
-    deadline = time.monotonic() + START_SECONDS
-    while True:
-        with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
-            return
-        if process.poll() is not None or time.monotonic() > deadline:
-            raise RuntimeError(f"Kafka did not start:\n{(folder / 'server.log').read_text()}")
-        time.sleep(0.05)

@@ -4,7 +4,6 @@ import os
 import pwd
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -15,6 +14,8 @@ from pathlib import Path
 
 import psycopg
 import pytest
+
+from tests.servers import free_port
 
 START_SECONDS = 60.0
 PASSWORD = "yard-secret"
@@ -217,10 +218,3 @@ def _children_in(parent: int) -> list[int]:
             if int(fields[1]) == parent:
                 children.append(int(folder.name))
     return children
-
-
-def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port: int = taken.getsockname()[1]
-        return port

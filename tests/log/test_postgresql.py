@@ -35,7 +35,8 @@ from shardyard.model.url import parse_url
 from shardyard.runtime.clock import ManualClock
 from shardyard.runtime.postgresql import Aborted, Connection
 from tests.log.samples import HOLDER, T0, T1, TIMEOUT_SECONDS, awaited, contents, records
-from tests.postgresql import PASSWORD, PostgresqlServer, free_port
+from tests.postgresql import PASSWORD, PostgresqlServer
+from tests.servers import free_port
 
 PRODUCERS = 6
 PARTITIONS = [Partition("t", i) for i in range(3)]

@@ -102,6 +102,13 @@ def keyless(*numbers: int) -> list[Record]:
     return [Record(f"r{i}", None, b"v", (("tag", b"%d" % i),) if i % 2 else (), timestamp=1) for i in numbers]
 
 
+async def until_sent(sent: Sequence[int], more: int) -> None:
+    """Wait until producers have sent so many more. `sent`: how many each of them has sent."""
+    goal = sum(sent) + more
+    while sum(sent) < goal:  # noqa: ASYNC110 the producers know nothing of this
+        await asyncio.sleep(0.001)
+
+
 async def everything(log: Log, topic: str) -> dict[int, list[Record]]:
     return {p.index: await contents(log, p) for p in await log.topic(topic)}
 
@@ -343,25 +350,20 @@ async def test_while_a_topic_is_contracted_and_expanded_again_no_record_is_lost_
             sent[name] += len(rows)
             await asyncio.sleep(0)  # the others' turn
 
-    async def until_sent(more: int) -> None:
-        goal = sum(sent) + more
-        while sum(sent) < goal:  # noqa: ASYNC110 the producers know nothing of this
-            await asyncio.sleep(0.001)
-
     producing = [asyncio.ensure_future(produce(name)) for name in range(6)]
     count: Counter[str] = Counter()
     for fewer in (5, 2):
-        await until_sent(200)
+        await until_sent(sent, 200)
         contracted = await log.contract_topic("t", fewer)
-        await until_sent(100)
+        await until_sent(sent, 100)
         for partition in list(contracted)[fewer:]:  # drained: nothing comes after
             count.update(r.id for r in await contents(log, partition))
-        await until_sent(100)
+        await until_sent(sent, 100)
         await log.drop_partitions("t", fewer)
     assert sum(count.values()) > 100
-    await until_sent(100)
+    await until_sent(sent, 100)
     await log.expand_topic("t", 8)
-    await until_sent(100)
+    await until_sent(sent, 100)
     stop.set()
     await asyncio.gather(*producing)
     for rows in (await everything(log, "t")).values():
@@ -436,18 +438,13 @@ async def test_during_a_move_no_record_is_lost_or_doubled_and_each_key_keeps_its
             sent[name] += len(rows)
             await asyncio.sleep(0)  # the others' turn
 
-    async def until_sent(more: int) -> None:
-        goal = sum(sent) + more
-        while sum(sent) < goal:  # noqa: ASYNC110 the producers know nothing of this
-            await asyncio.sleep(0.001)
-
     producing = [asyncio.ensure_future(produce(name)) for name in range(6)]
-    await until_sent(300)
+    await until_sent(sent, 300)
     await log.seal_topic("t", HOLDER)
     await all_wait.wait()
     await log.create_topic("u", 9, partitioner="jump")
     await move(log, "t", "u")
-    await until_sent(300)
+    await until_sent(sent, 300)
     stop.set()
     await asyncio.gather(*producing)
 

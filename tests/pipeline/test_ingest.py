@@ -99,13 +99,17 @@ def test_a_continuous_ingest_runs_until_it_is_stopped(spark: SparkSession, log: 
     assert numbers(lake) == list(range(50))
 
 
-def test_small_files_are_merged_and_no_row_changes(
-    spark: SparkSession, log: str, lake: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def write_three_files(spark: SparkSession, log: str, lake: Path) -> None:
     create(log, "orders", 2)
     for n in range(3):
         fill(log, "orders", 20, first=n * 20)
         ingest(spark, log, ["orders"], lake, tasks=1)
+
+
+def test_small_files_are_merged_and_no_row_changes(
+    spark: SparkSession, log: str, lake: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_three_files(spark, log, lake)
     assert len(files(lake)) == 3
     monkeypatch.setattr(ingest_module, "MIN_MERGE_FILES", 3)
     ingest(spark, log, ["orders"], lake)
@@ -168,10 +172,7 @@ def test_a_batch_that_was_interrupted_while_it_was_written_is_written_again(
 def test_a_merge_that_was_interrupted_is_finished(
     spark: SparkSession, log: str, lake: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    create(log, "orders", 2)
-    for n in range(3):
-        fill(log, "orders", 20, first=n * 20)
-        ingest(spark, log, ["orders"], lake, tasks=1)
+    write_three_files(spark, log, lake)
 
     def crash(_self: Path, missing_ok: bool = False) -> None:
         raise KeyboardInterrupt(missing_ok)

@@ -383,9 +383,8 @@ def test_a_topic_never_moves_to_a_copy_with_extra_records(
         assert not opened.wait(opened.log.topic("orders")).sealed
 
 
-def test_an_aborted_reshard_leaves_the_topic_as_it_was(
-    spark: SparkSession, log: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def crash_reshard(spark: SparkSession, log: str, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+    """Reshard 50 records, and crash at this call of the log."""
     create(log, "orders", 3)
     fill(log, "orders", 50)
 
@@ -393,9 +392,15 @@ def test_an_aborted_reshard_leaves_the_topic_as_it_was(
         raise Crash
 
     with monkeypatch.context() as patch:
-        patch.setattr("shardyard.log.sqlite.engine.SqliteLog.move_topic", crash)
+        patch.setattr(SqliteLog, call, crash)
         with pytest.raises(Crash):
             reshard(spark, log, "orders", partitions=5)
+
+
+def test_an_aborted_reshard_leaves_the_topic_as_it_was(
+    spark: SparkSession, log: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    crash_reshard(spark, log, monkeypatch, "move_topic")
     abort(log, "orders")
     fill(log, "orders", 50, first=50)  # the topic takes records again
     with pytest.raises(InvalidCall, match="there is no reshard of 'orders' under way"):
@@ -433,16 +438,7 @@ def test_an_invalid_reshard_changes_nothing(
 def test_a_second_reshard_of_the_same_topic_is_refused(
     spark: SparkSession, log: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    create(log, "orders", 3)
-    fill(log, "orders", 50)
-
-    def crash(*_: Any, **__: Any) -> Any:
-        raise Crash
-
-    with monkeypatch.context() as patch:
-        patch.setattr("shardyard.log.sqlite.engine.SqliteLog.seal_topic", crash)
-        with pytest.raises(Crash):
-            reshard(spark, log, "orders", partitions=5)
+    crash_reshard(spark, log, monkeypatch, "seal_topic")
     with pytest.raises(InvalidCall, match=r"'orders' is being resharded to 'orders\.2' with 5 partitions by modulus"):
         reshard(spark, log, "orders", partitions=6)
     folder = job_folder(staging_folder(log), "orders")

@@ -5,7 +5,6 @@ import contextlib
 import io
 import os
 import shutil
-import socket
 import subprocess
 import tempfile
 import time
@@ -25,6 +24,7 @@ from shardyard.server.nginx import nginx_config
 from shardyard.wire.media import MAX_BODY_BYTES
 from tests.log.samples import contents
 from tests.queues.brokers import BrokerProcess
+from tests.servers import free_port
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -51,13 +51,6 @@ def folder() -> Iterator[Path]:
     with tempfile.TemporaryDirectory() as name:
         Path(name).chmod(0o755)
         yield Path(name)
-
-
-def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port: int = taken.getsockname()[1]
-        return port
 
 
 @contextlib.contextmanager
