@@ -269,7 +269,7 @@ def test_lost_answers_do_no_harm(tmp_path: Path) -> None:
         await cluster.topic(partitions=4)
         handled = Handled()
         async with losing_answers(cluster.urls[0], lose) as url:
-            options: dict[str, Any] = {"carrier": "websocket", "session_timeout": 2.0}
+            options: dict[str, Any] = {"carrier": "websocket", "session_timeout": 5.0}
             first = Consumer(url, "billing", ["orders"], name="first", **options)
             second = Consumer(url, "billing", ["orders"], name="second", **options)
             async with Producer(url, carrier="websocket") as producer, handled.at_work(first):

@@ -57,6 +57,14 @@ class Contracting(MemoryLog):
         return await super().drop_partitions(name, partitions)
 
 
+class Dropping(MemoryLog):
+    """Drops the draining partitions while they are looked at."""
+
+    async def count(self, partition: Partition, start: int, end: int) -> int:
+        await super().drop_partitions(partition.topic, 1)
+        return await super().count(partition, start, end)
+
+
 def join(registry: Registry, group: str, member: str, topic: str = "orders") -> None:
     registry.run(lambda tx: protocol.join(tx, group, member, topics=[topic]))
 
@@ -209,6 +217,15 @@ async def test_one_broker_at_a_time_drops_partitions(open_janitor: OpenJanitor) 
             assert (await log.topic("orders")).partitions == 3
             assert await first.run_once()
             assert (await log.topic("orders")).partitions == 1
+
+
+@awaited
+async def test_partitions_that_are_dropped_while_they_are_looked_at_are_left_out() -> None:
+    async with Dropping() as log:
+        with MemoryRegistry() as registry:
+            epoch = await contracted(log)
+            commit(registry, "billing", P2, Position(epoch, 3))
+            assert await found(log, registry) == []
 
 
 @awaited
