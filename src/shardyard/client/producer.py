@@ -32,7 +32,7 @@ MAX_BATCH_BYTES = 1024 * 1024
 """The limits of what `send` puts into one batch."""
 MAX_PIPELINED = 2
 """Batches of `send` per topic that are in flight at the same time, on a connection that keeps their order."""
-PIPELINED_RECORDS = 64
+PIPELINED_RECORDS = 16
 """How many must wait for a second batch to be worth its cost. Fewer wait until the first one is durable."""
 BUSY_SECONDS = 0.1
 """A lane is busy if a batch follows the last one within this time."""

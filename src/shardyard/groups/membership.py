@@ -18,7 +18,7 @@ from shardyard.runtime.retry import Backoff, retry
 
 _log = logging.getLogger(__name__)
 
-HEARTBEATS_PER_SESSION = 5
+HEARTBEATS_PER_SESSION = 3
 READ_SECONDS = 30.0
 """The longest time between two reads of the assignment, also when no change was signalled."""
 RELEASE_BACKOFF = Backoff(first=0.05, longest=0.2)

@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 AHEAD_SECONDS = 0.5
 """How long a batch that was read ahead may be delivered: settings of the group take effect when it is read."""
-READ_WAIT_SECONDS = 30.0
+READ_WAIT_SECONDS = 300.0
 """How long one read waits for records; longer waits take several."""
 READ_BACKOFF = Backoff(first=0.05, longest=1.0)
 """While the log or the registry is out of reach."""
