@@ -1,18 +1,24 @@
 """Runs the command in this process, which is fast, and lets a pipeline job use the tests' Spark session."""
 
+import functools
 import io
 import json
 import sys
 from typing import Any
 
 import pytest
+import typer.main
 
 from shardyard.cli import main
+
+build_once = functools.cache(typer.main.get_command)
+"""Typer builds all commands anew whenever it is called, which takes longer than most of them."""
 
 
 def invoke(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> object:
     """Run the command, and return its exit code."""
     monkeypatch.setattr(sys, "argv", ["shardyard", *arguments])
+    monkeypatch.setattr(typer.main, "get_command", build_once)
     with pytest.raises(SystemExit) as exit_:
         main()
     return exit_.value.code

@@ -16,8 +16,8 @@ Lose = Callable[[frames.Call, frames.Answer], bool]
 
 @contextlib.asynccontextmanager
 async def serving(app: web.Application) -> AsyncIterator[str]:
-    """The address of an application."""
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    """The address of an application. A request that the client gives up is cancelled."""
+    runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     host, port = runner.addresses[0][:2]

@@ -165,10 +165,7 @@ def test_a_tunnelled_request_has_the_address_and_the_token_of_its_connection() -
 def test_a_tunnelled_request_of_a_client_behind_a_proxy_has_the_address_that_the_proxy_gave() -> None:
     async def scenario(running: Running) -> None:
         headers = {"X-Forwarded-For": "9.9.9.9", "X-Shardyard-User": "bob"}
-        socket = await running.session.ws_connect(
-            running.url + frames.PATH, protocols=[frames.SUBPROTOCOL], headers=headers
-        )
-        client = Client(socket)
+        client = await running.connect(headers=headers)
         await client.request(1, "POST", "/v1/topics", {"name": "pictures", "partitions": 1})
         assert await audited(client) == "bob@9.9.9.9"
         await client.request(2, "PATCH", "/v1/groups/billing", {"deny": ["9.9.9.*"]})

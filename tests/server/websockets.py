@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -174,13 +174,16 @@ class Running:
     url: str
     port: int
     session: aiohttp.ClientSession
+    clients: list[Client]
     raw_clients: list[RawClient]
 
-    async def connect(self, token: str | None = None) -> Client:
-        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
-        return Client(
-            await self.session.ws_connect(self.url + frames.PATH, protocols=[frames.SUBPROTOCOL], headers=headers)
-        )
+    async def connect(self, token: str | None = None, headers: Mapping[str, str] | None = None) -> Client:
+        headers = dict(headers or {})
+        if token is not None:
+            headers["Authorization"] = f"Bearer {token}"
+        socket = await self.session.ws_connect(self.url + frames.PATH, protocols=[frames.SUBPROTOCOL], headers=headers)
+        self.clients.append(Client(socket))
+        return self.clients[-1]
 
     async def open(self, receive_bytes: int | None = None) -> RawClient:
         """A TCP connection, on which the kernel takes as many bytes that were not read yet."""
@@ -224,13 +227,15 @@ async def a_server(
                 listening.listen()
                 port = listening.getsockname()[1]
                 work = asyncio.create_task(server.serve([listening]))
-                running = Running(server, work, log, f"http://127.0.0.1:{port}", port, session, [])
+                running = Running(server, work, log, f"http://127.0.0.1:{port}", port, session, [], [])
                 try:
                     async with asyncio.timeout(TIMEOUT_SECONDS):
                         yield running
                 finally:
-                    for client in running.raw_clients:
-                        client.close()
+                    for client in running.clients:
+                        await client.socket.close()  # closing the session leaves them open to the garbage collection
+                    for raw_client in running.raw_clients:
+                        raw_client.close()
                     server.should_exit = True
                     await work
 

@@ -1,5 +1,6 @@
 """The format of --help, the same for every command: paragraphs are wrapped, examples are not."""
 
+import copy
 import inspect
 import io
 import sys
@@ -36,8 +37,10 @@ class CommandGroup(TyperGroup):
         if args and args[0] in self.commands:
             # None of the group's own options is given. Typer would load Pydantic, which takes 0.1 s, to check the
             # values that --help and the options for completion do not have.
-            self.add_help_option = False
-            self.params = [option for option in self.params if not str(option.name).endswith("_completion")]
+            bare = copy.copy(self)
+            bare.add_help_option = False
+            bare.params = [option for option in self.params if not str(option.name).endswith("_completion")]
+            return super(CommandGroup, bare).parse_args(ctx, args)
         return super().parse_args(ctx, args)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:

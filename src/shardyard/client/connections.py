@@ -13,7 +13,9 @@ from shardyard.client.brokers import CarrierName
 from shardyard.client.carrier import Carrier, HttpRequest
 from shardyard.client.http import HttpCarrier
 from shardyard.client.websocket import NoWebSocket, UpgradeFailed, WebSocketCarrier, connect
+from shardyard.model import Closed
 from shardyard.runtime.clock import Clock
+from shardyard.runtime.interruptible import Interruptible
 
 _log = logging.getLogger(__name__)
 
@@ -31,18 +33,20 @@ class Connections:
         connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=30)
         self._session = aiohttp.ClientSession(connector=connector, headers=headers)
         self._brokers = [_Broker(self._session, url, carrier, clock) for url in urls]
-
-    @property
-    def closed(self) -> bool:
-        return self._session.closed
+        self.closed = False
 
     async def close(self) -> None:
-        for broker in self._brokers:
-            await broker.close()
-        await self._session.close()
+        """Close all connections, also those that are being opened. Calls that wait for one of them get `Closed`."""
+        self.closed = True
+        try:
+            await asyncio.gather(*(broker.close() for broker in self._brokers))
+        finally:
+            await self._session.close()
 
     async def get(self, index: int, timeout: float) -> Carrier:  # noqa: ASYNC109 it is part of what the error means
         """The connection to one of the brokers. `ConnectionError` if it can't be reached within `timeout` seconds."""
+        if self.closed:
+            raise Closed("the client")
         try:
             async with asyncio.timeout(timeout):
                 return await self._brokers[index].get()
@@ -62,6 +66,8 @@ class _Broker:
         self._http_until = float("inf") if carrier == "http" else 0.0
         self._websocket: WebSocketCarrier | None = None
         self._opening = asyncio.Lock()
+        self._openings = Interruptible()
+        """What holds the lock, and what waits for it."""
 
     async def get(self) -> Carrier:
         websocket = self._websocket
@@ -69,6 +75,12 @@ class _Broker:
             return websocket
         if self._http_until > self._clock.monotonic():
             return self._http
+        opened = await self._openings.run(self._open())
+        if opened is None:
+            raise Closed("the client")
+        return opened
+
+    async def _open(self) -> Carrier:
         async with self._opening:
             if self._websocket is not None:
                 if not self._websocket.is_lost:
@@ -99,5 +111,7 @@ class _Broker:
         return True
 
     async def close(self) -> None:
-        if self._websocket is not None:
-            await self._websocket.close()
+        self._openings.interrupt()
+        async with self._opening:
+            if self._websocket is not None:
+                await self._websocket.close()

@@ -52,7 +52,7 @@ def create_app(broker: Broker, drain: Drain | None = None) -> FastAPI:
     for kind, handler in ERROR_HANDLERS.items():
         app.add_exception_handler(kind, handler)
     for router in ROUTERS:
-        app.include_router(router)
+        app.router.routes.extend(router.routes)  # `include_router` would build each route anew, with the first request
     describe_routes = app.openapi
 
     def describe() -> dict[str, Any]:
