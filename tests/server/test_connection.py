@@ -33,7 +33,7 @@ def test_a_connection_is_opened_for_our_subprotocol() -> None:
         assert (WEBSOCKETS.value, CONNECTIONS.value) == (before[0] + 1, before[1] + 1)
         assert CALLS.series("request").value == before[2] + 1
         await client.socket.close()
-        assert client.socket.close_code == CloseCode.NORMAL
+        assert client.socket.close_code == 1000
         while (WEBSOCKETS.value, CONNECTIONS.value) != before[:2]:  # noqa: ASYNC110 it has no event for it
             await asyncio.sleep(0)
 

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from shardyard.client.carrier import Carrier, HeartbeatAnswer, HttpRequest
+from shardyard.client.carrier import RESPONSE_SECONDS, Carrier, HeartbeatAnswer, HttpRequest
 from shardyard.model import InvalidCall, InvalidValue, Unreachable
 from shardyard.runtime.clock import Clock, SystemClock
 from shardyard.runtime.interruptible import Interruptible
@@ -29,8 +29,6 @@ one of these ways."""
 
 BACKOFF = Backoff(first=0.05, longest=2.0)
 """Between two rounds over all brokers."""
-RESPONSE_SECONDS = 15.0
-"""How long to wait for a response, beyond the time for which the broker was asked to wait."""
 FAILOVER_SECONDS = 5.0
 """The same for requests that can be sent to another broker at no cost, if there is one."""
 _HOST_AND_PORT = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):[0-9]+/?")
@@ -191,12 +189,12 @@ class Brokers:
 
     async def run(
         self,
-        attempt: Callable[[Carrier], Awaitable[T]],
+        call: Callable[[Carrier], Awaitable[T]],
         wait: float = 0.0,
         timeout: float = RESPONSE_SECONDS,  # noqa: ASYNC109 of connecting; there may be several attempts
         retry_seconds: float | None = None,
     ) -> T:
-        """The result of an attempt with one of the brokers. `attempt` raises `ConnectionError` if it is out of reach.
+        """The result of a call to one of the brokers. `call` raises `ConnectionError` if that broker is out of reach.
         `wait`: seconds for which the broker was asked to wait."""
         retry_seconds = self._retry_seconds if retry_seconds is None else retry_seconds
         deadline = self.clock.monotonic() + retry_seconds
@@ -206,7 +204,7 @@ class Brokers:
             reason = ""
             for _ in self.urls:
                 try:
-                    return await self.attempt(attempt, wait, timeout)
+                    return await self.attempt(call, wait, timeout)
                 except ConnectionError as error:
                     reason = str(error)
                 if self.clock.monotonic() >= deadline:
@@ -217,16 +215,16 @@ class Brokers:
 
     async def attempt(
         self,
-        attempt: Callable[[Carrier], Awaitable[T]],
+        call: Callable[[Carrier], Awaitable[T]],
         wait: float = 0.0,
         timeout: float = RESPONSE_SECONDS,  # noqa: ASYNC109 of connecting
     ) -> T:
-        """The result of an attempt with the broker that is used now. If it is out of reach, that is `ConnectionError`,
+        """The result of a call to the broker that is used now. If it is out of reach, that is `ConnectionError`,
         and the next attempt goes to the next broker."""
         at = self._at
 
         async def connect_and_call() -> T:
-            return await attempt(await self._connect(at, timeout))
+            return await call(await self._connect(at, timeout))
 
         try:
             if wait <= 0 or len(self.urls) == 1:

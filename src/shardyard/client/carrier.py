@@ -12,6 +12,9 @@ from shardyard.wire import frames, responses
 from shardyard.wire.errors import ErrorResponse, error_of
 from shardyard.wire.settings import GroupSettings
 
+RESPONSE_SECONDS = 15.0
+"""The longest time for a response, beyond the time for which the broker was asked to wait."""
+
 
 @dataclass(frozen=True, slots=True)
 class HttpRequest:
@@ -61,12 +64,7 @@ class Carrier(Protocol):
     async def request(self, request: HttpRequest) -> bytes:
         """The body of the response."""
 
-    async def publish(
-        self,
-        call: frames.Publish,
-        timeout: float,  # noqa: ASYNC109
-        lane: object = None,
-    ) -> responses.Published:
+    async def publish(self, call: frames.Publish, timeout: float, lane: object = None) -> responses.Published:  # noqa: ASYNC109
         """Publish. If this carrier keeps order, publishes with the same `lane` are stored in the order of their calls:
         one is refused if the one before it is refused for now, and both are in flight at the same time."""
 

@@ -9,7 +9,7 @@ from fastapi import Path, Request, Response
 from fastapi.exceptions import RequestValidationError
 from msgspec import Struct
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, HTTPConnection
 
 from shardyard.model import BodyStalled, InvalidValue, Malformed, RetryLater, ShardyardError, TooLarge, WrongToken
 from shardyard.runtime.metrics import ERRORS
@@ -30,9 +30,9 @@ def caller_of(request: Request) -> str:
     return f"{name}@{host_of(request)}" if name else host_of(request)
 
 
-def host_of(request: Request) -> str:
+def host_of(connection: HTTPConnection) -> str:
     """The address of the caller."""
-    return request.client.host if request.client else "?"
+    return connection.client.host if connection.client else "?"
 
 
 async def read_bytes(request: Request) -> bytes:
