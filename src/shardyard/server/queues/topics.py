@@ -18,9 +18,10 @@ from shardyard.queues.topic_readers import topic_readers, with_predecessors
 from shardyard.registry import Snapshot, Transaction
 from shardyard.server.auth import Authorised, token_of
 from shardyard.server.http import Index, caller_of, read_body, request_body, respond
+from shardyard.server.routing import StrictRoute
 from shardyard.wire import requests, responses
 
-router = APIRouter(prefix="/v1/topics", tags=["topics"])
+router = APIRouter(prefix="/v1/topics", tags=["topics"], route_class=StrictRoute)
 
 
 @router.get("")
