@@ -61,6 +61,18 @@ def test_what_is_no_request_for_our_subprotocol_on_its_path_is_answered_with_400
     run(scenario)
 
 
+def test_a_request_without_an_upgrade_is_told_that_connections_are_taken_there() -> None:
+    async def scenario(running: Running) -> None:
+        async with running.session.get(running.url + frames.PATH) as response:
+            assert response.status == 426
+            assert (response.headers["upgrade"], response.headers["connection"]) == ("websocket", "Upgrade")
+            error = (await response.json())["error"]
+        assert error["code"] == "upgrade_required"
+        assert f"{frames.PATH} takes WebSocket connections" in error["message"]
+
+    run(scenario)
+
+
 def test_a_client_that_offers_several_subprotocols_gets_ours() -> None:
     async def scenario(running: Running) -> None:
         client = await running.open()

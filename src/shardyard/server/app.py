@@ -19,13 +19,13 @@ from shardyard.server import health
 from shardyard.server.bodies import Bodies, limit_bodies
 from shardyard.server.connections import Connection
 from shardyard.server.drain import Drain
-from shardyard.server.http import ERROR_HANDLERS
+from shardyard.server.http import ERROR_HANDLERS, refuse_without_upgrade
 from shardyard.server.limits import DEFAULT_LIMITS, ServerLimits
 from shardyard.server.measuring import measure
 from shardyard.server.opening import take_connections
 from shardyard.server.queues import groups, members, records, topics
 from shardyard.server.websocket import WebSocketConnection
-from shardyard.wire import requests, responses
+from shardyard.wire import frames, requests, responses
 from shardyard.wire.batches import JsonBatch
 from shardyard.wire.records import JsonRecord
 from shardyard.wire.settings import GroupSettings
@@ -53,6 +53,7 @@ def create_app(broker: Broker, drain: Drain | None = None) -> FastAPI:
         app.add_exception_handler(kind, handler)
     for router in ROUTERS:
         app.include_router(router)
+    app.add_api_route(frames.PATH, refuse_without_upgrade, include_in_schema=False)
     describe_routes = app.openapi
 
     def describe() -> dict[str, Any]:
