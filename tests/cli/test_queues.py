@@ -1,13 +1,16 @@
 """The commands for queues, as a user runs them, with one real broker."""
 
 import contextlib
+import http.server
 import json
 import logging
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 import tty
 from collections.abc import Callable, Iterator
@@ -747,6 +750,26 @@ def test_without_a_broker_the_error_says_how_to_start_one(shell: Shell, call: st
         "(connection refused): start one with `shardyard broker`, or name more: --broker may be repeated" in shell.err
     )
     assert len(shell.err.splitlines()) == 1
+
+
+class QuietHandler(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        """Print nothing."""
+
+
+@pytest.mark.parametrize("call", ["topics list", "topics create new", "publish orders a", "consume g orders"])
+def test_an_address_of_something_else_than_a_broker_is_named_in_one_line(shell: Shell, call: str) -> None:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), QuietHandler) as server:
+        serving = threading.Thread(target=server.serve_forever)
+        serving.start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        try:
+            assert shell.run(*call.split(), "--broker", url) == (1, "")
+        finally:
+            server.shutdown()
+            serving.join()
+    told = rf"error: {url} is not a Shardyard broker: it answered (404|501) with text/html: check --broker, or .*\n"
+    assert re.fullmatch(told, shell.err)
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from shardyard.client.carrier import RESPONSE_SECONDS, Carrier, HeartbeatAnswer, HttpRequest
-from shardyard.model import InvalidCall, InvalidValue, Unreachable
+from shardyard.client.carrier import RESPONSE_SECONDS, Carrier, HeartbeatAnswer, HttpRequest, WrongAnswer
+from shardyard.model import InvalidCall, InvalidValue, NotABroker, Unreachable
 from shardyard.runtime.clock import Clock, SystemClock
 from shardyard.runtime.interruptible import Interruptible
 from shardyard.runtime.retry import Backoff, retry
@@ -198,20 +198,31 @@ class Brokers:
         `wait`: seconds for which the broker was asked to wait."""
         retry_seconds = self._retry_seconds if retry_seconds is None else retry_seconds
         deadline = self.clock.monotonic() + retry_seconds
+        failures: dict[str, ConnectionError] = {}
 
         async def try_brokers() -> T:
             """One attempt with each broker, until one responds."""
-            reason = ""
             for _ in self.urls:
+                url = self.urls[self._at % len(self.urls)]
                 try:
                     return await self.attempt(call, wait, timeout)
                 except ConnectionError as error:
-                    reason = str(error)
+                    failures[url] = error
                 if self.clock.monotonic() >= deadline:
                     break
-            raise Unreachable(self.urls, retry_seconds, reason)
+            raise self._unreachable(failures, retry_seconds) from None  # it names the causes
 
         return await retry(try_brokers, clock=self.clock, deadline=deadline, backoff=BACKOFF)
+
+    def _unreachable(self, failures: Mapping[str, ConnectionError], seconds: float) -> Unreachable:
+        """The error after these failures, the last of each broker."""
+        answers = [error.answer for error in failures.values() if isinstance(error, WrongAnswer)]
+        if len(answers) == len(self.urls):
+            return NotABroker(self.urls, " and ".join(dict.fromkeys(answers)))
+        reasons = {url: str(error) for url, error in failures.items()}
+        if len(set(reasons.values())) == 1:
+            return Unreachable(self.urls, seconds, next(iter(reasons.values())))
+        return Unreachable(self.urls, seconds, "; ".join(f"{url}: {reason}" for url, reason in reasons.items()))
 
     async def attempt(
         self,
