@@ -1,5 +1,6 @@
 """The commands for queues, as a user runs them, with one real broker."""
 
+import asyncio
 import contextlib
 import http.server
 import json
@@ -23,6 +24,7 @@ import pytest
 
 from shardyard.cli.queues.consume import print_warnings
 from shardyard.cli.queues.session import request
+from shardyard.client import Consumer, Message
 from shardyard.model import Unreachable
 from shardyard.queues.delays.scheduler import GROUP as DELAYS_GROUP
 from shardyard.registry import open_registry
@@ -385,6 +387,36 @@ def test_a_record_on_which_the_command_fails_is_retried_then_dead_then_redriven(
     assert shell("dead", "list", group, topic) == ""
     assert shell.err == "no dead letters\n"
     assert shell.json("dead", "redrive", group, topic, "--all") == {"redriven": 0}
+
+
+@pytest.mark.processes
+def test_the_traceback_of_a_dead_letter_is_printed_line_by_line(
+    shell: Shell, broker: str, topic: str, group: str
+) -> None:
+    shell("groups", "set", group, "backoff=none")
+    shell("publish", topic, "bad")
+
+    def fail(_: Message) -> None:
+        raise ValueError("no such \x1b customer")
+
+    async def consume_until_dead() -> Any:
+        async with Consumer(broker, group, [topic]) as consumer:
+            work = asyncio.create_task(consumer.run(fail))
+            while not (letters := await asyncio.to_thread(shell.json, "dead", "list", group, topic)):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            work.cancel()
+            await asyncio.wait([work])
+        return letters
+
+    (letter,) = asyncio.run(consume_until_dead())
+    shown = shell("dead", "show", group, topic, letter["id"])
+    table, _, lines = shown.partition("\n\n")
+    assert "traceback" not in table
+    assert lines == letter["traceback"]
+    assert lines.startswith("Traceback (most recent call last):\n  File ")
+    assert lines.endswith("\nValueError: no such \x1b customer\n")
+    on_terminal = terminal("dead", "show", group, topic, letter["id"])
+    assert on_terminal.endswith("\nValueError: no such \\x1b customer\n")
 
 
 @pytest.mark.processes
