@@ -727,6 +727,15 @@ INVALID = [
     ("topics list --broker 127.0.0.1:1 --broker ftp://b", "broker is 'ftp://b': expected an address such as http://"),
     ("topics list --broker http://", "broker is 'http://': expected an address such as http://"),
     ("topics list --broker http://b:99999", "broker is 'http://b:99999': expected an address such as http://"),
+    ("broker --log memory://", "--log is 'memory://': expected storage that outlives the broker, such as sqlite:///"),
+    ("broker --registry memory://", "--registry is 'memory://': expected storage that outlives the broker, such as"),
+    (
+        "broker --log rabbit://",
+        (
+            "log URL is 'rabbit://': expected sqlite:///a/path, sqlite:////an/absolute/path or "
+            "postgresql://user:password@host:port/database (or memory:// within a program, since no other"
+        ),
+    ),
     ("nginx-config --brokers localhost", "brokers is 'localhost': expected addresses such as 127.0.0.1:7400"),
 ]
 

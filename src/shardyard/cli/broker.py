@@ -73,10 +73,10 @@ def broker(
         raise InvalidValue("--max-connections", max_connections, "at least 1")
     if registry is None:
         registry = log if parse_url("log", log).engine == "postgresql" else "sqlite:///data/registry.db"
-    if "memory://" in (log, registry):
-        raise InvalidValue(
-            "--log and --registry", "memory://", "storage that outlives the broker, such as sqlite:///data/log"
-        )
+    for option, url in (("--log", log), ("--registry", registry)):
+        if url == "memory://":
+            expected = "storage that outlives the broker, such as sqlite:///data/log (memory:// is for programs)"
+            raise InvalidValue(option, url, expected)
     require("server", "the broker")
     import uvloop  # noqa: PLC0415 only the broker needs it
 
