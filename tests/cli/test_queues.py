@@ -15,7 +15,7 @@ import threading
 import time
 import tty
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -846,9 +846,14 @@ def test_help_says_how_to_start(shell: Shell) -> None:
 
 
 @pytest.mark.processes
-def test_a_broker_ends_cleanly_at_sigterm_and_prints_nothing_but_where_it_is(tmp_path: Path) -> None:
+def test_a_broker_ends_cleanly_at_sigterm_and_logs_with_time_and_level_why_it_stopped(tmp_path: Path) -> None:
     with subprocess.Popen(
-        [SHARDYARD, "broker", "--port", "0"], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [SHARDYARD, "broker", "--port", "0"],
+        cwd=tmp_path,
+        env={**os.environ, "SHARDYARD_TOKEN": "open-sesame"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     ) as process:
         assert process.stdout is not None
         assert process.stderr is not None
@@ -858,5 +863,32 @@ def test_a_broker_ends_cleanly_at_sigterm_and_prints_nothing_but_where_it_is(tmp
             process.send_signal(signal.SIGTERM)
             assert process.wait(20) == 0
             assert registry.read(lambda tx: tx.members(DELAYS_GROUP)) == [], "its member has left"
-        (line,) = process.stderr.read().splitlines()
-        assert line.startswith("log sqlite:///")
+        logged = process.stderr.read()
+        assert "sesame" not in logged
+        times, levels, _, messages = zip(*(line.split(" ", 3) for line in logged.splitlines()), strict=True)
+        assert all(datetime.fromisoformat(time).utcoffset() == timedelta(0) for time in times)
+        assert list(times) == sorted(times)
+        assert set(levels) == {"INFO"}
+        assert messages[0].startswith("log sqlite:///")
+        assert messages[1:] == ("stopping: SIGTERM was received; 0 connections are open", "stopped")
+
+
+@pytest.mark.processes
+def test_a_broker_on_a_terminal_logs_time_and_level_too_and_stops_also_while_it_starts(tmp_path: Path) -> None:
+    master, slave = pty.openpty()
+    tty.setraw(slave)
+    environment = {**os.environ, "TERM": "dumb"}
+    with subprocess.Popen(
+        [SHARDYARD, "broker", "--port", "0"], cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=slave
+    ) as process:
+        os.close(slave)
+        assert process.stdout is not None
+        process.stdout.readline()
+        logged = os.read(master, 65536)
+        process.send_signal(signal.SIGTERM)
+        with contextlib.suppress(OSError):  # raised at the end of a terminal's output
+            while chunk := os.read(master, 65536):
+                logged += chunk
+        os.close(master)
+    stamped = re.findall(r"^\d\d:\d\d:\d\d (\w+) +(\w+)", logged.decode(), re.MULTILINE)
+    assert stamped == [("INFO", "log"), ("INFO", "stopping"), ("INFO", "stopped")]

@@ -3,7 +3,10 @@
 import asyncio
 import contextlib
 import functools
+import logging
+import signal
 from collections.abc import AsyncIterator, Iterator, Sequence
+from types import FrameType
 from typing import Any
 
 import msgspec
@@ -29,6 +32,8 @@ from shardyard.wire import frames, requests, responses
 from shardyard.wire.batches import JsonBatch
 from shardyard.wire.records import JsonRecord
 from shardyard.wire.settings import GroupSettings
+
+_log = logging.getLogger(__name__)
 
 ROUTERS = (topics.router, records.router, members.router, groups.router, health.router)
 BACKLOG = 1024
@@ -74,8 +79,15 @@ class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, drain: Drain) -> None:
         super().__init__(config)
         self._drain = drain
+        self._reason = "the program has asked for it"
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if not self.should_exit:
+            self._reason = f"{signal.Signals(sig).name} was received"
+        super().handle_exit(sig, frame)
 
     async def shutdown(self, sockets: Any = None) -> None:
+        _log.info("stopping: %s; %d connections are open", self._reason, len(self.server_state.connections))
         self._drain.start()
         await super().shutdown(sockets)
 
@@ -149,6 +161,7 @@ def _config(
         http=functools.partial(Connection, limits=limits),  # type: ignore[arg-type]  # it is only called
         ws=functools.partial(WebSocketConnection, limits=limits, bodies=bodies),  # type: ignore[arg-type]  # likewise
         access_log=False,
+        log_config=None,  # the program configures where logs go
         log_level="warning",
         lifespan="off",
         timeout_graceful_shutdown=drain_seconds,  # type: ignore[arg-type]  # it is passed to asyncio.wait_for
