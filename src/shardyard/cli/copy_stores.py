@@ -102,7 +102,8 @@ def _check(origin: _Stores, destination: _Stores) -> None:
 
     for url in (*asdict(origin).values(), *asdict(destination).values()):
         if url == "memory://":
-            raise InvalidValue("URL", url, "storage that outlives the command, such as sqlite:///data/log")
+            expected = "storage that outlives the command, such as sqlite:///data/log (memory:// is for programs)"
+            raise InvalidValue("URL", url, expected)
     if absolute_url(origin.log) == absolute_url(destination.log):
         raise InvalidValue("--to", str(parse_url("log", destination.log)), "another log than --from")
     if not log_exists(origin.log):

@@ -10,8 +10,8 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from shardyard.client.carrier import Carrier, HeartbeatAnswer, HttpRequest
-from shardyard.model import InvalidCall, InvalidValue, Unreachable
+from shardyard.client.carrier import RESPONSE_SECONDS, Carrier, HeartbeatAnswer, HttpRequest, WrongAnswer
+from shardyard.model import InvalidCall, InvalidValue, NotABroker, Unreachable
 from shardyard.runtime.clock import Clock, SystemClock
 from shardyard.runtime.interruptible import Interruptible
 from shardyard.runtime.retry import Backoff, retry
@@ -29,8 +29,6 @@ one of these ways."""
 
 BACKOFF = Backoff(first=0.05, longest=2.0)
 """Between two rounds over all brokers."""
-RESPONSE_SECONDS = 15.0
-"""How long to wait for a response, beyond the time for which the broker was asked to wait."""
 FAILOVER_SECONDS = 5.0
 """The same for requests that can be sent to another broker at no cost, if there is one."""
 _HOST_AND_PORT = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):[0-9]+/?")
@@ -191,42 +189,53 @@ class Brokers:
 
     async def run(
         self,
-        attempt: Callable[[Carrier], Awaitable[T]],
+        call: Callable[[Carrier], Awaitable[T]],
         wait: float = 0.0,
         timeout: float = RESPONSE_SECONDS,  # noqa: ASYNC109 of connecting; there may be several attempts
         retry_seconds: float | None = None,
     ) -> T:
-        """The result of an attempt with one of the brokers. `attempt` raises `ConnectionError` if it is out of reach.
+        """The result of a call to one of the brokers. `call` raises `ConnectionError` if that broker is out of reach.
         `wait`: seconds for which the broker was asked to wait."""
         retry_seconds = self._retry_seconds if retry_seconds is None else retry_seconds
         deadline = self.clock.monotonic() + retry_seconds
+        failures: dict[str, ConnectionError] = {}
 
         async def try_brokers() -> T:
             """One attempt with each broker, until one responds."""
-            reason = ""
             for _ in self.urls:
+                url = self.urls[self._at % len(self.urls)]
                 try:
-                    return await self.attempt(attempt, wait, timeout)
+                    return await self.attempt(call, wait, timeout)
                 except ConnectionError as error:
-                    reason = str(error)
+                    failures[url] = error
                 if self.clock.monotonic() >= deadline:
                     break
-            raise Unreachable(self.urls, retry_seconds, reason)
+            raise self._unreachable(failures, retry_seconds) from None  # it names the causes
 
         return await retry(try_brokers, clock=self.clock, deadline=deadline, backoff=BACKOFF)
 
+    def _unreachable(self, failures: Mapping[str, ConnectionError], seconds: float) -> Unreachable:
+        """The error after these failures, the last of each broker."""
+        answers = [error.answer for error in failures.values() if isinstance(error, WrongAnswer)]
+        if len(answers) == len(self.urls):
+            return NotABroker(self.urls, " and ".join(dict.fromkeys(answers)))
+        reasons = {url: str(error) for url, error in failures.items()}
+        if len(set(reasons.values())) == 1:
+            return Unreachable(self.urls, seconds, next(iter(reasons.values())))
+        return Unreachable(self.urls, seconds, "; ".join(f"{url}: {reason}" for url, reason in reasons.items()))
+
     async def attempt(
         self,
-        attempt: Callable[[Carrier], Awaitable[T]],
+        call: Callable[[Carrier], Awaitable[T]],
         wait: float = 0.0,
         timeout: float = RESPONSE_SECONDS,  # noqa: ASYNC109 of connecting
     ) -> T:
-        """The result of an attempt with the broker that is used now. If it is out of reach, that is `ConnectionError`,
+        """The result of a call to the broker that is used now. If it is out of reach, that is `ConnectionError`,
         and the next attempt goes to the next broker."""
         at = self._at
 
         async def connect_and_call() -> T:
-            return await attempt(await self._connect(at, timeout))
+            return await call(await self._connect(at, timeout))
 
         try:
             if wait <= 0 or len(self.urls) == 1:

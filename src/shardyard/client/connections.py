@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import aiohttp
 
 from shardyard.client.brokers import CarrierName
-from shardyard.client.carrier import Carrier, HttpRequest
+from shardyard.client.carrier import Carrier, HttpRequest, WrongAnswer
 from shardyard.client.http import HttpCarrier
 from shardyard.client.websocket import NoWebSocket, UpgradeFailed, WebSocketCarrier, connect
 from shardyard.model import Closed
@@ -106,6 +106,8 @@ class _Broker:
     async def _answers_http(self) -> bool:
         try:
             await self._http.request(HttpRequest("GET", "/healthz", None, {}, {}, 0.0, HEALTH_SECONDS))
+        except WrongAnswer:  # a proxy may let only other paths through
+            return True
         except ConnectionError:
             return False
         return True

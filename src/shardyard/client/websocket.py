@@ -106,12 +106,7 @@ class WebSocketCarrier:
             raise Malformed("answer", "a request is answered with a response")
         return response_body(answer.status, answer.body)
 
-    async def publish(
-        self,
-        call: frames.Publish,
-        timeout: float,  # noqa: ASYNC109
-        lane: object = None,
-    ) -> responses.Published:
+    async def publish(self, call: frames.Publish, timeout: float, lane: object = None) -> responses.Published:  # noqa: ASYNC109
         if lane is None:
             return await self._result(call, timeout, _published)
         numbers, number = self._lanes[lane], next(self._numbers)

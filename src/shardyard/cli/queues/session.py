@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import msgspec
 
-from shardyard.model import InvalidCall, RetryLater, Unreachable
+from shardyard.model import InvalidCall, NotABroker, RetryLater, Unreachable
 
 if TYPE_CHECKING:
     from shardyard.client.brokers import CarrierName
@@ -37,6 +37,8 @@ def explain_errors() -> Iterator[None]:
     """Raise errors that say what the user of a command can do about them."""
     try:
         yield
+    except NotABroker as error:
+        raise RetryLater(f"{error}: check --broker, or SHARDYARD_BROKER") from None
     except Unreachable as error:
         more = "name more: --broker may be repeated" if len(error.brokers) == 1 else "name others with --broker"
         raise RetryLater(f"{error}: start one with `shardyard broker`, or {more}") from None
