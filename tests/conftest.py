@@ -1,3 +1,4 @@
+import gc
 import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -43,6 +44,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return float(item.config.getini("timeout") if own is None else own.args[0])
 
     items.sort(key=time_limit, reverse=True)
+
+
+def pytest_collection_finish() -> None:
+    """What is loaded now stays to the end. If the garbage collection looked at it again and again, that would take a
+    tenth of the processor time of all tests."""
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

@@ -32,6 +32,7 @@ from shardyard.wire.settings import GroupSettings
 from tests.cli.invocation import Shell
 from tests.queues.brokers import BrokerProcess
 
+pytestmark = pytest.mark.xdist_group("cli broker")  # it takes long to start
 NO_BROKER = "http://127.0.0.1:1"
 SHARDYARD = str(Path(sys.executable).with_name("shardyard"))
 _numbers = count()

@@ -55,7 +55,6 @@ class SlowBroker:
 
 def unclosed(scenario: Callable[[], Coroutine[Any, Any, None]]) -> list[str]:
     """What the garbage collection finds open after a scenario."""
-    gc.collect()
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always", ResourceWarning)
         asyncio.run(scenario())

@@ -9,10 +9,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from shardyard.pipeline.plan.html_report import render
 from shardyard.pipeline.plan.load import KeySample, Load
 from shardyard.pipeline.plan.report import PlanReport, make_plan
 
+pytestmark = pytest.mark.xdist_group("plots")  # a page takes long to draw: one process draws it for all tests
 VOID = {"meta", "br"}
 
 
@@ -47,6 +47,12 @@ class Page(HTMLParser):
 def planned(load: Load, *, fan_out_memory: bool = True) -> PlanReport:
     assignors = ["sticky", "contiguous"]
     return make_plan(load, partitions=[64, 256], members=[16], assignors=assignors, fan_out_memory=fan_out_memory)
+
+
+def render(report: PlanReport, title: str) -> str:
+    from shardyard.pipeline.plan import html_report  # noqa: PLC0415 only the process that draws needs Matplotlib
+
+    return html_report.render(report, title)
 
 
 @pytest.fixture(scope="module")

@@ -5,8 +5,6 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from scipy.special import chdtrc
-from scipy.stats import chisquare
 
 from shardyard.model import InvalidValue, Move, Partition
 from shardyard.placement import balance, plan
@@ -39,6 +37,8 @@ def test_balance_matches_figures_computed_by_hand() -> None:
 
 @given(st.lists(st.integers(1, 1000), min_size=2, max_size=50))
 def test_chi_square_and_p_value_agree_with_scipy(counts: list[int]) -> None:
+    from scipy.stats import chisquare  # noqa: PLC0415 it loads for half a second in each process that imports this module
+
     figures, expected = balance(counts), chisquare(counts)
     assert figures.chi2_per_df * (len(counts) - 1) == pytest.approx(expected.statistic)
     assert figures.p_value == pytest.approx(expected.pvalue, rel=1e-9)
@@ -49,6 +49,8 @@ def test_chi_square_and_p_value_agree_with_scipy(counts: list[int]) -> None:
 @example(df=2, deviations=40.0)
 def test_the_tail_of_chi_square_agrees_with_scipy(df: int, deviations: float) -> None:
     """At so many standard deviations from the mean. (Beyond 100 000 degrees of freedom SciPy's series ends early.)"""
+    from scipy.special import chdtrc  # noqa: PLC0415 likewise
+
     value = max(df + deviations * math.sqrt(2 * df), 0.0)
     assert chi_square_tail(value, df) == pytest.approx(float(chdtrc(df, value)), rel=1e-9)
 
