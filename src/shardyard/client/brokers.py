@@ -1,5 +1,6 @@
 """Calls to brokers: fail over to another broker, and retry with back-off where that may help."""
 
+import logging
 import random
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -11,7 +12,8 @@ from urllib.parse import urlsplit
 import msgspec
 
 from shardyard.client.carrier import RESPONSE_SECONDS, Carrier, HeartbeatAnswer, HttpRequest, WrongAnswer
-from shardyard.model import InvalidCall, InvalidValue, NotABroker, Unreachable
+from shardyard.model import InvalidCall, InvalidValue, NotABroker, ShardyardError, Unreachable
+from shardyard.model.url import without_password
 from shardyard.runtime.clock import Clock, SystemClock
 from shardyard.runtime.interruptible import Interruptible
 from shardyard.runtime.retry import Backoff, retry
@@ -21,6 +23,8 @@ from shardyard.wire.media import JSON
 
 if TYPE_CHECKING:
     from shardyard.client.connections import Connections
+
+_log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 CarrierName = Literal["auto", "websocket", "http"]
@@ -78,6 +82,8 @@ class Brokers:
         self._retry_seconds = retry_seconds
         self._carrier: CarrierName = carrier
         self._at = random.randrange(len(self.urls))
+        self._is_reached: bool | None = None
+        """Whether the broker that is used now responded last; None before the first response."""
         self._waits = Interruptible()
         """Calls that wait at a broker."""
         self._connections: Connections | None = None
@@ -203,11 +209,11 @@ class Brokers:
         async def try_brokers() -> T:
             """One attempt with each broker, until one responds."""
             for _ in self.urls:
-                url = self.urls[self._at % len(self.urls)]
+                name = self._name
                 try:
                     return await self.attempt(call, wait, timeout)
                 except ConnectionError as error:
-                    failures[url] = error
+                    failures[name] = error
                 if self.clock.monotonic() >= deadline:
                     break
             raise self._unreachable(failures, retry_seconds) from None  # it names the causes
@@ -216,13 +222,14 @@ class Brokers:
 
     def _unreachable(self, failures: Mapping[str, ConnectionError], seconds: float) -> Unreachable:
         """The error after these failures, the last of each broker."""
+        names = [without_password(url) for url in self.urls]
         answers = [error.answer for error in failures.values() if isinstance(error, WrongAnswer)]
-        if len(answers) == len(self.urls):
-            return NotABroker(self.urls, " and ".join(dict.fromkeys(answers)))
-        reasons = {url: str(error) for url, error in failures.items()}
+        if len(answers) == len(names):
+            return NotABroker(names, " and ".join(dict.fromkeys(answers)))
+        reasons = {name: str(error) for name, error in failures.items()}
         if len(set(reasons.values())) == 1:
-            return Unreachable(self.urls, seconds, next(iter(reasons.values())))
-        return Unreachable(self.urls, seconds, "; ".join(f"{url}: {reason}" for url, reason in reasons.items()))
+            return Unreachable(names, seconds, next(iter(reasons.values())))
+        return Unreachable(names, seconds, "; ".join(f"{name}: {reason}" for name, reason in reasons.items()))
 
     async def attempt(
         self,
@@ -239,12 +246,18 @@ class Brokers:
 
         try:
             if wait <= 0 or len(self.urls) == 1:
-                return await connect_and_call()
-            return await self._unless_failed_over(connect_and_call())
-        except ConnectionError:
+                result = await connect_and_call()
+            else:
+                result = await self._unless_failed_over(connect_and_call())
+        except ConnectionError as error:
             if self._at == at:  # otherwise a concurrent call has failed over already
-                self._fail_over()
+                self._fail_over(error)
             raise
+        except ShardyardError:
+            self._note_response(at)
+            raise
+        self._note_response(at)
+        return result
 
     async def connect(self, timeout: float) -> Carrier:  # noqa: ASYNC109 it is part of what the error means
         """The connection to the broker that is used now. `ConnectionError` if it can't be reached."""
@@ -257,11 +270,28 @@ class Brokers:
         self.keeps_order = carrier.keeps_order
         return carrier
 
-    def _fail_over(self) -> None:
+    def _fail_over(self, error: ConnectionError) -> None:
         """Use the next broker from now on. Calls that wait at the last one are interrupted: if it hangs, they would
         notice that much later."""
-        self._at += 1
+        lost, self._at = self._name, self._at + 1
+        if self._is_reached is not False:  # the first failure of an outage
+            level = logging.INFO if self._is_reached is None else logging.WARNING
+            then = "calls to it are retried" if len(self.urls) == 1 else f"failing over to {self._name}"
+            _log.log(level, "%s can't be reached (%s): %s", lost, error, then)
+            self._is_reached = False
         self._waits.interrupt()
+
+    def _note_response(self, at: int) -> None:
+        """The broker that was used at this point has responded."""
+        if self._is_reached is not True and self._at == at:
+            if self._is_reached is False:
+                _log.info("connected to %s", self._name)
+            self._is_reached = True
+
+    @property
+    def _name(self) -> str:
+        """The broker that is used now, as messages name it."""
+        return without_password(self.urls[self._at % len(self.urls)])
 
     async def _unless_failed_over(self, work: Awaitable[T]) -> T:
         result = await self._waits.run(work)

@@ -14,6 +14,7 @@ from shardyard.client.carrier import Carrier, HttpRequest, WrongAnswer
 from shardyard.client.http import HttpCarrier
 from shardyard.client.websocket import NoWebSocket, UpgradeFailed, WebSocketCarrier, connect
 from shardyard.model import Closed
+from shardyard.model.url import without_password
 from shardyard.runtime.clock import Clock
 from shardyard.runtime.interruptible import Interruptible
 
@@ -99,7 +100,7 @@ class _Broker:
 
     def _fall_back(self, error: Exception) -> HttpCarrier:
         if not self._http_until:
-            _log.warning("%s takes no WebSocket connections (%s): using HTTP", self._url, error)
+            _log.warning("%s takes no WebSocket connections (%s): using HTTP", without_password(self._url), error)
         self._http_until = self._clock.monotonic() + HTTP_SECONDS
         return self._http
 

@@ -27,7 +27,7 @@ from shardyard.model import (
 )
 from shardyard.model.plain_batch import ReadBatch
 from shardyard.runtime.clock import Clock, wait_until_set
-from shardyard.runtime.retry import Backoff, retry
+from shardyard.runtime.retry import Backoff, first_only, retry
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -330,7 +330,7 @@ class PartitionReader:
         def warn(error: RetryLater) -> None:
             _log.warning("reading %s will be retried: %s", self.partition, error)
 
-        return await retry(call, clock=self.clock, backoff=READ_BACKOFF, on_retry=warn)
+        return await retry(call, clock=self.clock, backoff=READ_BACKOFF, on_retry=first_only(warn))
 
     async def _unless_stopped(self, work: Awaitable[T]) -> T | None:
         """The result of `work`; None if the reader was stopped before, and then `work` is cancelled."""
