@@ -24,7 +24,7 @@ test: lint ## run lint, type checks, import layers and all tests
 
 .PHONY: quick
 quick: $(VENV)/.ready ## the tests without Spark, other servers, processes of their own and long runs (under two minutes)
-	@$(BIN)/python -m pytest -n 4 --dist loadgroup -q -m "not spark and not server and not processes and not long"
+	@HYPOTHESIS_PROFILE=quick $(BIN)/python -m pytest -n 4 --dist loadgroup -q -m "not spark and not server and not processes and not long"
 
 .PHONY: lint
 lint: $(VENV)/.ready ## run ruff, mypy (strict) and the import-layer check

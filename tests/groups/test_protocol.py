@@ -28,6 +28,7 @@ from shardyard.registry.sql import SqlRegistry
 from shardyard.registry.sqlite import SqliteStore
 from tests.groups.simulation import VirtualClock
 from tests.registry.blocks import transaction
+from tests.sqlite_files import with_registry
 
 GROUP = "billing"
 
@@ -104,7 +105,9 @@ class SimpleGroup:
 def billing(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SimpleGroup]:
     clock = VirtualClock()
     registry: Registry = (
-        MemoryRegistry(clock) if request.param == "memory" else SqlRegistry(SqliteStore(str(tmp_path / "r.db"), clock))
+        MemoryRegistry(clock)
+        if request.param == "memory"
+        else SqlRegistry(SqliteStore(with_registry(tmp_path / "r.db"), clock))
     )
     with registry:
         yield SimpleGroup(registry, clock)

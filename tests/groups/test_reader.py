@@ -34,6 +34,7 @@ from shardyard.registry import Registry, Transaction, open_registry
 from tests.log.samples import at, end
 from tests.log.sparse import SparseLog
 from tests.registry.blocks import transaction
+from tests.sqlite_files import with_log, with_registry
 
 TOPIC = "orders"
 PARTITIONS = 4
@@ -95,9 +96,11 @@ async def open_environment(kind: str, folder: Path, database: str = "") -> Async
     opened: dict[str, tuple[Callable[[], Log], str]] = {
         "memory": (MemoryLog, "memory://"),
         "sparse": (SparseLog, "memory://"),
-        "sqlite": (partial(SqliteLog, folder / "log"), f"sqlite:///{folder / 'registry.db'}"),
+        "sqlite": (lambda: SqliteLog(with_log(folder / "log")), f"sqlite:///{folder / 'registry.db'}"),
         "postgresql": (partial(open_log, database), database),
     }
+    if kind == "sqlite":
+        with_registry(folder / "registry.db")
     log, registry_url = opened[kind][0](), opened[kind][1]
     with open_registry(registry_url) as registry:
         async with log, Node(log, registry) as node:

@@ -75,6 +75,7 @@ from tests.log.samples import (
     state,
 )
 from tests.log.sparse import SparseLog
+from tests.sqlite_files import with_log
 
 ENGINES = ["memory", "sqlite", "sparse", pytest.param("postgresql", marks=pytest.mark.server)]
 MINUTE = 60_000
@@ -87,7 +88,7 @@ class Open(Protocol):
 def open_engine(engine: str, folder: Path, url: str, limits: Limits | None = None) -> Log:
     match engine:
         case "sqlite":
-            return SqliteLog(folder, durability="process", limits=limits, maintain_every=None)
+            return SqliteLog(with_log(folder), durability="process", limits=limits, maintain_every=None)
         case "postgresql":
             return PostgresqlLog(url, limits=limits, maintain_every=None)
         case _:
@@ -1778,7 +1779,7 @@ def test_any_history_of_appends_trims_and_reads_is_as_that_of_a_list(
 ) -> None:
     url = url_for(engine, request)
 
-    @settings(max_examples=20 if engine == "postgresql" else 60)
+    @settings(max_examples=20 if engine == "postgresql" else min(60, settings().max_examples))
     @given(steps=STEPS)
     def test(steps: list[tuple[Any, ...]]) -> None:
         asyncio.run(live(steps))

@@ -21,6 +21,7 @@ from tests.log import worker
 from tests.log.samples import HOLDER, T0, TIMEOUT_SECONDS, awaited, contents, records
 from tests.log.sparse import SparseLog
 from tests.log.test_sqlite import Worker
+from tests.sqlite_files import with_log
 
 OTHER = "another holder"
 
@@ -35,7 +36,7 @@ def log(request: pytest.FixtureRequest, tmp_path: Path, clock: ManualClock) -> L
     if request.param == "postgresql":
         return PostgresqlLog(request.getfixturevalue("postgresql_log_url"), maintain_every=None, clock=clock)
     if request.param == "sqlite":
-        return SqliteLog(tmp_path, durability="process", maintain_every=None, clock=clock)
+        return SqliteLog(with_log(tmp_path), durability="process", maintain_every=None, clock=clock)
     return (SparseLog if request.param == "sparse" else MemoryLog)(clock=clock)
 
 

@@ -30,6 +30,7 @@ from shardyard.model.limits import Limits, Records
 from shardyard.placement import partitioner_named
 from shardyard.runtime.clock import ManualClock, SystemClock
 from tests.log.samples import HOLDER, arrow, awaited, contents, move
+from tests.sqlite_files import with_log
 
 Path_ = Callable[[Sequence[Record]], Any]
 both_paths = pytest.mark.parametrize("path", [list, arrow])
@@ -86,7 +87,11 @@ class Hurried(ManualClock):
 
 @pytest.fixture(params=["memory", "sqlite"])
 def log(request: pytest.FixtureRequest, tmp_path: Path) -> Log:
-    return MemoryLog() if request.param == "memory" else SqliteLog(tmp_path, durability="process", maintain_every=None)
+    return (
+        MemoryLog()
+        if request.param == "memory"
+        else SqliteLog(with_log(tmp_path), durability="process", maintain_every=None)
+    )
 
 
 def keyed(*numbers: int, keys: int = 20) -> list[Record]:

@@ -22,6 +22,7 @@ from shardyard.pipeline.plan.routing_size import (
 )
 from shardyard.placement import Modulus
 
+pytestmark = pytest.mark.xdist_group("plots")  # it builds the same tables as the pages with plots
 SCALES = [scale.name for scale in ADR_009]
 CHANNELS, USERS = 500, 300
 

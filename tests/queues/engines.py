@@ -14,6 +14,7 @@ from shardyard.registry import Registry, open_registry
 from shardyard.runtime.clock import Clock, SystemClock
 from tests.log.sparse import SparseLog
 from tests.postgresql import PostgresqlServer
+from tests.sqlite_files import with_log, with_registry
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,10 @@ def _database(folder: Path) -> str:
 ENGINES = {
     "memory": Engine(lambda _: MemoryLog(), lambda _: "memory://"),
     "sparse": Engine(lambda _: SparseLog(), lambda _: "memory://"),
-    "sqlite": Engine(lambda folder: SqliteLog(folder / "log"), lambda folder: f"sqlite:///{folder}/registry.db"),
+    "sqlite": Engine(
+        lambda folder: SqliteLog(with_log(folder / "log")),
+        lambda folder: f"sqlite:///{with_registry(folder / 'registry.db')}",
+    ),
     "postgresql": Engine(lambda folder: open_log(_database(folder)), _database),
 }
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 import re
 from pathlib import Path
 from typing import Any
@@ -414,6 +415,13 @@ def test_a_topic_is_created_described_expanded_configured_and_deleted(engine: st
     run(scenario, tmp_path, engine=engine)
 
 
+@pytest.fixture
+def frequent_janitor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Brokers drop drained partitions soon."""
+    monkeypatch.setattr("shardyard.queues.broker.Janitor", functools.partial(Janitor, every=0.1))
+
+
+@pytest.mark.usefixtures("frequent_janitor")
 @pytest.mark.parametrize("engine", BROKERS)
 def test_a_contracted_topic_takes_records_on_the_remaining_partitions_and_drains_the_others(
     engine: str, tmp_path: Path
@@ -445,6 +453,7 @@ def test_a_contracted_topic_takes_records_on_the_remaining_partitions_and_drains
     run(scenario, tmp_path, engine=engine)
 
 
+@pytest.mark.usefixtures("frequent_janitor")
 @pytest.mark.parametrize("engine", BROKERS)
 def test_a_draining_partition_waits_for_a_group_that_is_offline(engine: str, tmp_path: Path) -> None:
     async def scenario(cluster: Cluster) -> None:
@@ -480,6 +489,7 @@ def test_a_draining_partition_waits_for_a_group_that_is_offline(engine: str, tmp
     run(scenario, tmp_path, engine=engine)
 
 
+@pytest.mark.usefixtures("frequent_janitor")
 def test_a_reset_to_the_end_lets_a_draining_partition_be_dropped() -> None:
     async def scenario(cluster: Cluster) -> None:
         await cluster.topic(partitions=1)
@@ -501,6 +511,7 @@ def test_a_reset_to_the_end_lets_a_draining_partition_be_dropped() -> None:
     run(scenario)
 
 
+@pytest.mark.usefixtures("frequent_janitor")
 def test_groups_with_positions_on_deleted_partitions_and_topics_are_listed() -> None:
     async def scenario(cluster: Cluster) -> None:
         await cluster.topic(partitions=4)

@@ -31,6 +31,7 @@ from shardyard.registry.sql import SqlRegistry
 from shardyard.registry.sqlite import SqliteStore
 from shardyard.runtime.clock import ManualClock
 from tests.registry.blocks import snapshot, transaction, wait_until_listening
+from tests.sqlite_files import with_registry
 
 TIMEOUT_SECONDS = 10.0
 """How long a test waits for what must happen soon."""
@@ -59,7 +60,7 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path, clock: ManualClock) -
         if request.param == "memory":
             registry = MemoryRegistry(clock, busy_wait=busy_wait)
         elif request.param == "sqlite":
-            registry = SqlRegistry(SqliteStore(tmp_path / "registry.db", clock, busy_wait=busy_wait))
+            registry = SqlRegistry(SqliteStore(with_registry(tmp_path / "registry.db"), clock, busy_wait=busy_wait))
         else:
             registry = SqlRegistry(PostgresqlStore(parse_url("registry", url), clock, busy_wait=busy_wait))
             wait_until_listening(registry)

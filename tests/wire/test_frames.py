@@ -156,6 +156,7 @@ def test_an_empty_array_is_a_message_without_frames() -> None:
     assert decode_answers(b"\x90") == []
 
 
+@pytest.mark.processes
 def test_damaged_messages_are_frames_or_malformed() -> None:
     """In a process of its own, whose memory is measured."""
     command = [sys.executable, "-m", "tests.wire.frame_damage", "5", "20000"]
