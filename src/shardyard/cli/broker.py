@@ -1,5 +1,7 @@
 """`shardyard broker`: serve topics, records and groups over HTTP and WebSocket."""
 
+# ruff: noqa: PLC0415 commands start quickly: what is slow to import is imported by those that need it
+
 import contextlib
 import errno
 import gc
@@ -86,7 +88,7 @@ def broker(
             expected = "storage that outlives the broker, such as sqlite:///data/log (memory:// is for programs)"
             raise InvalidValue(option, url, expected)
     require("server", "the broker")
-    import uvloop  # noqa: PLC0415 only the broker needs it
+    import uvloop  # only the broker needs it
 
     token = os.environ.get("SHARDYARD_TOKEN") or None
     # Where they are installed, `placement` loads numba, and PyArrow pandas. That would double the memory of a broker,
@@ -164,10 +166,10 @@ async def _serve(
     max_connections: int,
     sigterm: _Sigterm,
 ) -> None:
-    from shardyard.log import open_log  # noqa: PLC0415 slow to import
-    from shardyard.registry import open_registry  # noqa: PLC0415
-    from shardyard.server.app import BACKLOG, serving  # noqa: PLC0415
-    from shardyard.server.limits import ServerLimits, raise_open_files  # noqa: PLC0415
+    from shardyard.log import open_log
+    from shardyard.registry import open_registry
+    from shardyard.server.app import BACKLOG, serving
+    from shardyard.server.limits import ServerLimits, raise_open_files
 
     _collect_garbage_less_often()
     limits = ServerLimits(connections=max_connections)

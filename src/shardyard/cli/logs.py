@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from rich.console import Console
 from rich.highlighter import NullHighlighter
+from rich.logging import RichHandler
 
 
 @contextlib.contextmanager
@@ -26,8 +27,6 @@ def logs_on_stderr() -> Iterator[None]:
 
 
 def _for_terminals() -> logging.Handler:
-    from rich.logging import RichHandler  # noqa: PLC0415 loads Pygments, which takes longer than all of a command
-
     return RichHandler(
         console=Console(stderr=True),
         show_path=False,

@@ -1,5 +1,7 @@
 """Requests to brokers: where the brokers are, and a client for commands, which wait for each response."""
 
+# ruff: noqa: PLC0415 commands start quickly: what is slow to import is imported by those that need it
+
 import asyncio
 import contextlib
 import getpass
@@ -53,7 +55,7 @@ class Session:
         self, brokers: Sequence[str] | None, retry_seconds: float = RETRY_SECONDS, carrier: "CarrierName" = "http"
     ) -> None:
         """`carrier`: as for the client; a single request takes HTTP."""
-        from shardyard.client import Brokers as Client  # noqa: PLC0415 slow to import, and other commands need none
+        from shardyard.client import Brokers as Client
 
         self.brokers = Client(addresses(brokers), token=token(), retry_seconds=retry_seconds, carrier=carrier)
         self._runner = asyncio.Runner()
