@@ -11,9 +11,11 @@ from typing import Any
 import aiohttp
 import pytest
 
-from shardyard.client import Brokers, Consumer, Producer, connections, websocket
+from shardyard.client import Brokers, Consumer, Producer, websocket
 from shardyard.client.brokers import CarrierName
+from shardyard.client.connections import HTTP_SECONDS
 from shardyard.model import Busy, InvalidValue, Record, TooLarge, Unreachable, WrongToken
+from shardyard.runtime.clock import ManualClock
 from shardyard.runtime.metrics import CALLS, REQUESTS, WEBSOCKETS
 from shardyard.server.queues import calls
 from shardyard.wire import frames, requests
@@ -101,15 +103,16 @@ def test_a_client_falls_back_to_http_with_one_warning(status: int | None, caplog
     assert len([record for record in caplog.records if "using HTTP" in record.message]) == 1
 
 
-def test_a_client_on_http_tries_a_connection_again_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_on_http_tries_a_connection_again_after_a_while() -> None:
     async def scenario(cluster: Cluster) -> None:
-        await cluster.topic(partitions=1)
-        monkeypatch.setattr(connections, "HTTP_SECONDS", 0.2)
-        proxy = HttpProxy(cluster.urls[0], 404)
-        async with proxy.running() as url, Producer(url) as producer:
-            await producer.send("orders", "a")
-            while proxy.upgrades < 3:
-                await producer.send("orders", "b")
+        clock, proxy = ManualClock(), HttpProxy(cluster.urls[0], 404)
+        async with proxy.running() as url, Brokers(url, clock=clock) as brokers:
+            tried = []
+            for seconds in (0.0, HTTP_SECONDS - 1.0, 2.0, HTTP_SECONDS - 1.0, 2.0):
+                await clock.advance(seconds)
+                await brokers.get("/healthz")
+                tried.append(proxy.upgrades)
+            assert tried == [1, 1, 2, 2, 3]
 
     run(scenario)
 

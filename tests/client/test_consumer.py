@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import pytest
 
-from shardyard.client import BlockingConsumer, Consumer, Message
+from shardyard.client import BlockingConsumer, Consumer, Message, handling
 from shardyard.client.handling import Caller, Handling, Slots
 from shardyard.groups import OwnedBatch
 from shardyard.model import InvalidCall, InvalidValue, Partition, Record, UnknownTopic
@@ -111,26 +111,29 @@ def test_what_is_done_is_committed_when_the_block_ends_during_a_commit(monkeypat
     run(scenario)
 
 
-def test_a_part_of_a_batch_is_committed_while_the_rest_is_in_flight() -> None:
+def test_a_part_of_a_batch_is_committed_while_the_rest_is_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handling, "COMMIT_SECONDS", 0.0)
+
     async def scenario(cluster: Cluster) -> None:
         await cluster.topic(partitions=1)
         await cluster.publish(*[f"{i}" for i in range(20)])
-        go_on = asyncio.Event()
+        in_flight, go_on = asyncio.Event(), asyncio.Event()
 
         async def handle(message: Message) -> None:
-            await asyncio.sleep(0.05)
             if message.value == b"15":
+                in_flight.set()
                 await go_on.wait()
 
+        async def committed() -> int:
+            return (await cluster.rows())[0]["committed"] or 0
+
         async with running(cluster.consumer("m1"), handle, concurrency=1):
-
-            async def part() -> bool:
-                rows = await cluster.rows()
-                return bool(rows) and 3 < (rows[0]["committed"] or 0) <= 15
-
-            await cluster.until(part)
+            await in_flight.wait()
+            await cluster.until(committed)
+            assert 0 < await committed() <= 15
             go_on.set()
             await cluster.until_done()
+            assert await committed() == 20
 
     run(scenario)
 
@@ -293,7 +296,8 @@ def test_a_handler_can_be_any_callable() -> None:
 
         await cluster.publish("a")
         async with running(cluster.consumer("m1"), Handler()):
-            await cluster.until(lambda: seen == ["a"])
+            await cluster.until_done()
+            assert seen == ["a"]
 
     run(scenario)
 
@@ -338,8 +342,10 @@ def test_latest_starts_with_records_published_after_the_join() -> None:
         handled = Handled()
         async with handled.at_work(cluster.consumer("m1", start="latest")):
             await cluster.until_done()
+            assert handled.values == []
             await cluster.publish("after")
-            await cluster.until(lambda: handled.values == ["after"])
+            await cluster.until(lambda: handled.values)
+            assert handled.values == ["after"]
 
     run(scenario)
 

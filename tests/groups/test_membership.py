@@ -171,6 +171,8 @@ def test_an_owner_learns_in_time_that_the_next_one_took_too_long_to_prepare(run:
             await until(env, lambda: len(first.owned) == 4)
             async with member(env, "b", second, prepare_seconds=0.5, **forever):
                 await until(env, lambda: len(first.seen("revoked")) == 2)
+                assert second.seen("incoming") == first.seen("revoked"), "they are those that were being prepared"
+                assert second.owned == {}, "their owner has not released them"
 
     run(scenario)
 

@@ -324,8 +324,9 @@ def test_a_reader_stops_at_once_while_it_waits_for_an_outage_to_end() -> None:
             await (await setup.next()).commit()
             await setup.until(lambda: setup.log.started.count(1) >= 2)
             setup.reader.stop()
-            async with asyncio.timeout(TIMEOUT_SECONDS):
-                await setup.task
+            await asyncio.wait([setup.task], timeout=TIMEOUT_SECONDS)
+            assert setup.task.done()
+            assert setup.batches.empty()
 
     asyncio.run(scenario())
 

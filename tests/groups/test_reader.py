@@ -274,6 +274,7 @@ def test_a_member_that_was_evicted_joins_again_by_itself(run: Run) -> None:
     async def scenario(env: Environment) -> None:
         async with env.member("m1") as member:
             await env.until_shared(4)
+            before = member.identity.epoch
             env.evict("m1")
             await env.send(2, "x")
 
@@ -287,6 +288,7 @@ def test_a_member_that_was_evicted_joins_again_by_itself(run: Run) -> None:
 
             task = asyncio.create_task(work())
             await env.until(consumed)
+            assert member.identity.epoch > before
             task.cancel()
 
     run(scenario)
@@ -350,10 +352,12 @@ def test_a_member_may_name_its_partitions_and_new_ones_of_a_topic_are_shared(run
             await env.until_shared(1, 3)
             await env.log.expand_topic(TOPIC, 6)
 
-            async def grown() -> bool:
-                return len(other.owned) == 5 and named.owned == {Partition(TOPIC, 3)}
+            async def shared() -> bool:
+                return len(named.owned | other.owned) == 6
 
-            await env.until(grown)
+            await env.until(shared)
+            assert named.owned == {Partition(TOPIC, 3)}
+            assert other.owned == {Partition(TOPIC, index) for index in (0, 1, 2, 4, 5)}
 
     run(scenario)
 
@@ -565,10 +569,14 @@ def test_a_batch_that_is_not_committed_is_logged(
         async with env.member("m1", session_timeout=1.0) as member:
             (batch,) = await take(member, 1)
 
+            def warnings() -> list[str]:
+                return [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+
             async def warned() -> bool:
-                return f"{batch!r} has been in flight for" in caplog.text
+                return bool(warnings())
 
             await env.until(warned)
+            assert warnings()[0].startswith(f"{batch!r} has been in flight for")
 
     run(scenario)
 

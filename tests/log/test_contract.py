@@ -1658,6 +1658,8 @@ async def test_a_closed_log_refuses_everything_but_to_be_closed_again(log: Log) 
 @awaited
 async def test_a_log_that_was_never_used_can_be_closed(log: Log) -> None:
     await log.close()
+    with pytest.raises(Closed):
+        await log.topics()
 
 
 @awaited

@@ -289,12 +289,13 @@ def test_records_that_have_left_a_rung_are_trimmed(
     async def scenario(env: Environment) -> None:
         async with env.scheduler():
             await env.delays.put(TOPIC, records(*(f"r{i}" for i in range(50))), env.delays.due_in(300))
-            await env.delivered(50)
+            found = await env.delivered(50)
 
             async def empty() -> bool:
                 return not any([await env.waiting(rung) for rung in RUNGS])
 
             await until(empty)
+            assert sorted(record.id for record in found) == sorted(f"r{i}" for i in range(50))
 
     run(scenario)
 

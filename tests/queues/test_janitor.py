@@ -451,9 +451,11 @@ async def test_departed_members_are_looked_for_from_time_to_time(clock: ManualCl
             for name in ("a", "b"):
                 join(registry, f"news~{name}", name)
                 leave(registry, f"news~{name}", name)
+                assert groups(registry) == [f"news~{name}"]
                 async with asyncio.timeout(20):
                     while groups(registry):
                         await clock.advance(DEPARTED_EVERY_SECONDS / 10)
                         await asyncio.sleep(0.005)
+            assert not running.done()
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)

@@ -100,11 +100,12 @@ def test_a_failure_of_a_member_with_manual_partitions_is_a_dead_letter_at_once_s
 
         async with running(cluster.consumer("m1", partitions=[P0]), handle):
 
-            async def dead() -> bool:
-                letters = await cluster.get("/v1/groups/billing/dead?topic=orders")
-                return [letter["attempts"] for letter in letters] == [1]
+            async def dead() -> list[dict[str, Any]]:
+                letters: list[dict[str, Any]] = await cluster.get("/v1/groups/billing/dead?topic=orders")
+                return letters
 
             await cluster.until(dead)
+            assert [letter["attempts"] for letter in await dead()] == [1]
 
     run(scenario)
 

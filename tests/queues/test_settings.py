@@ -385,11 +385,12 @@ def test_a_record_that_fails_in_a_broadcast_group_is_a_dead_letter_of_the_group(
 
         async with running(cluster.consumer("m1"), handle):
 
-            async def dead() -> bool:
-                letters = await cluster.get("/v1/groups/billing/dead?topic=orders")
-                return [letter["reason"] for letter in letters] == ["ValueError: no"]
+            async def dead() -> list[dict[str, Any]]:
+                letters: list[dict[str, Any]] = await cluster.get("/v1/groups/billing/dead?topic=orders")
+                return letters
 
             await cluster.until(dead)
+            assert [letter["reason"] for letter in await dead()] == ["ValueError: no"]
 
     run(scenario)
 

@@ -386,6 +386,7 @@ def test_a_listener_that_is_closed_hears_nothing_more_and_its_thread_ends(
 
 def test_a_listener_that_was_never_started_is_closed(url: EngineUrl) -> None:
     Listener(url, "test", {}, lambda: None).close()
+    assert not any(thread.name == "shardyard-test-listen" for thread in threading.enumerate())
 
 
 def test_a_callback_that_raises_is_logged_and_the_thread_goes_on(

@@ -16,6 +16,8 @@ import pytest
 from shardyard.runtime import process_signal
 from shardyard.runtime.process_signal import Listener, Sender
 
+TIMEOUT_SECONDS = 20.0
+
 
 @pytest.fixture(autouse=True)
 def only_signals(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,13 +36,21 @@ def sending(folder: Path) -> Iterator[Sender]:
     sender.close()
 
 
+def wakes(listener: Listener) -> bool:
+    """Whether its wait ends."""
+    waiting = threading.Thread(target=listener.wait, daemon=True)
+    waiting.start()
+    waiting.join(TIMEOUT_SECONDS)
+    return not waiting.is_alive()
+
+
 def test_a_listener_is_woken_by_a_signal_that_came_before_and_by_one_that_comes_while_it_waits(folder: Path) -> None:
     with Listener(folder) as listener, sending(folder) as sender:
         sender.send()
-        listener.wait()
+        assert wakes(listener)
         later = threading.Timer(0.05, sender.send)
         later.start()
-        listener.wait()
+        assert wakes(listener)
         later.join()
 
 
@@ -75,7 +85,7 @@ def test_a_sender_never_waits_for_a_listener_that_does_not_look(folder: Path) ->
         for _ in range(10_000):
             sender.send()
             listener.wake()
-        listener.wait()
+        assert wakes(listener)
 
 
 @pytest.mark.processes
@@ -131,17 +141,17 @@ def test_where_no_socket_can_be_made_a_listener_polls_and_can_still_be_woken(
     folder.write_text("a file where the folder should be")
     with Listener(folder) as listener, sending(folder) as sender:
         sender.send()
-        listener.wait()
+        assert wakes(listener)
     monkeypatch.setattr(process_signal, "POLL_SECONDS", 1000)
     with Listener(folder / "without" / "parents") as listener:
         listener.wake()
-        listener.wait()
+        assert wakes(listener)
 
 
 def test_a_listener_looks_by_itself_after_a_while(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process_signal, "FALLBACK_SECONDS", 0.01)
     with Listener(folder) as listener:
-        listener.wait()
+        assert wakes(listener)
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can listen where it is not the owner")

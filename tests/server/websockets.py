@@ -141,11 +141,13 @@ class RawClient:
                     return int.from_bytes(payload[:2], "big")
         return None
 
-    async def ended(self) -> None:
-        """Wait until the connection has ended."""
+    async def ended(self) -> bytes:
+        """What is received until the connection has ended."""
+        received = b""
         with contextlib.suppress(ConnectionError):
-            while await self._reader.read(65536):
-                pass
+            while part := await self._reader.read(65536):
+                received += part
+        return received
 
     def close(self) -> None:
         self._writer.close()
