@@ -1,17 +1,21 @@
 """The commands for queues, as a user runs them, with one real broker."""
 
+import asyncio
 import contextlib
+import http.server
 import json
 import logging
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 import tty
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -20,6 +24,7 @@ import pytest
 
 from shardyard.cli.queues.consume import print_warnings
 from shardyard.cli.queues.session import request
+from shardyard.client import Consumer, Message
 from shardyard.model import Unreachable
 from shardyard.queues.delays.scheduler import GROUP as DELAYS_GROUP
 from shardyard.registry import open_registry
@@ -386,6 +391,36 @@ def test_a_record_on_which_the_command_fails_is_retried_then_dead_then_redriven(
 
 
 @pytest.mark.processes
+def test_the_traceback_of_a_dead_letter_is_printed_line_by_line(
+    shell: Shell, broker: str, topic: str, group: str
+) -> None:
+    shell("groups", "set", group, "backoff=none")
+    shell("publish", topic, "bad")
+
+    def fail(_: Message) -> None:
+        raise ValueError("no such \x1b customer")
+
+    async def consume_until_dead() -> Any:
+        async with Consumer(broker, group, [topic]) as consumer:
+            work = asyncio.create_task(consumer.run(fail))
+            while not (letters := await asyncio.to_thread(shell.json, "dead", "list", group, topic)):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            work.cancel()
+            await asyncio.wait([work])
+        return letters
+
+    (letter,) = asyncio.run(consume_until_dead())
+    shown = shell("dead", "show", group, topic, letter["id"])
+    table, _, lines = shown.partition("\n\n")
+    assert "traceback" not in table
+    assert lines == letter["traceback"]
+    assert lines.startswith("Traceback (most recent call last):\n  File ")
+    assert lines.endswith("\nValueError: no such \x1b customer\n")
+    on_terminal = terminal("dead", "show", group, topic, letter["id"])
+    assert on_terminal.endswith("\nValueError: no such \\x1b customer\n")
+
+
+@pytest.mark.processes
 def test_an_interrupted_command_does_not_count_as_failed(shell: Shell, topic: str, group: str, tmp_path: Path) -> None:
     shell("publish", topic, "a")
     with ConsumeProcess(group, topic, "--exec", f"touch {tmp_path}/started; sleep 60") as process:
@@ -693,6 +728,15 @@ INVALID = [
     ("topics list --broker 127.0.0.1:1 --broker ftp://b", "broker is 'ftp://b': expected an address such as http://"),
     ("topics list --broker http://", "broker is 'http://': expected an address such as http://"),
     ("topics list --broker http://b:99999", "broker is 'http://b:99999': expected an address such as http://"),
+    ("broker --log memory://", "--log is 'memory://': expected storage that outlives the broker, such as sqlite:///"),
+    ("broker --registry memory://", "--registry is 'memory://': expected storage that outlives the broker, such as"),
+    (
+        "broker --log rabbit://",
+        (
+            "log URL is 'rabbit://': expected sqlite:///a/path, sqlite:////an/absolute/path or "
+            "postgresql://user:password@host:port/database (or memory:// within a program, since no other"
+        ),
+    ),
     ("nginx-config --brokers localhost", "brokers is 'localhost': expected addresses such as 127.0.0.1:7400"),
 ]
 
@@ -750,6 +794,26 @@ def test_without_a_broker_the_error_says_how_to_start_one(shell: Shell, call: st
     assert len(shell.err.splitlines()) == 1
 
 
+class QuietHandler(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        """Print nothing."""
+
+
+@pytest.mark.parametrize("call", ["topics list", "topics create new", "publish orders a", "consume g orders"])
+def test_an_address_of_something_else_than_a_broker_is_named_in_one_line(shell: Shell, call: str) -> None:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), QuietHandler) as server:
+        serving = threading.Thread(target=server.serve_forever)
+        serving.start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        try:
+            assert shell.run(*call.split(), "--broker", url) == (1, "")
+        finally:
+            server.shutdown()
+            serving.join()
+    told = rf"error: {url} is not a Shardyard broker: it answered (404|501) with text/html: check --broker, or .*\n"
+    assert re.fullmatch(told, shell.err)
+
+
 @pytest.mark.parametrize(
     "command",
     [
@@ -783,9 +847,14 @@ def test_help_says_how_to_start(shell: Shell) -> None:
 
 
 @pytest.mark.processes
-def test_a_broker_ends_cleanly_at_sigterm_and_prints_nothing_but_where_it_is(tmp_path: Path) -> None:
+def test_a_broker_ends_cleanly_at_sigterm_and_logs_with_time_and_level_why_it_stopped(tmp_path: Path) -> None:
     with subprocess.Popen(
-        [SHARDYARD, "broker", "--port", "0"], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [SHARDYARD, "broker", "--port", "0"],
+        cwd=tmp_path,
+        env={**os.environ, "SHARDYARD_TOKEN": "open-sesame"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     ) as process:
         assert process.stdout is not None
         assert process.stderr is not None
@@ -795,5 +864,32 @@ def test_a_broker_ends_cleanly_at_sigterm_and_prints_nothing_but_where_it_is(tmp
             process.send_signal(signal.SIGTERM)
             assert process.wait(20) == 0
             assert registry.read(lambda tx: tx.members(DELAYS_GROUP)) == [], "its member has left"
-        (line,) = process.stderr.read().splitlines()
-        assert line.startswith("log sqlite:///")
+        logged = process.stderr.read()
+        assert "sesame" not in logged
+        times, levels, _, messages = zip(*(line.split(" ", 3) for line in logged.splitlines()), strict=True)
+        assert all(datetime.fromisoformat(time).utcoffset() == timedelta(0) for time in times)
+        assert list(times) == sorted(times)
+        assert set(levels) == {"INFO"}
+        assert messages[0].startswith("log sqlite:///")
+        assert messages[1:] == ("stopping: SIGTERM was received; 0 connections are open", "stopped")
+
+
+@pytest.mark.processes
+def test_a_broker_on_a_terminal_logs_time_and_level_too_and_stops_also_while_it_starts(tmp_path: Path) -> None:
+    master, slave = pty.openpty()
+    tty.setraw(slave)
+    environment = {**os.environ, "TERM": "dumb"}
+    with subprocess.Popen(
+        [SHARDYARD, "broker", "--port", "0"], cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=slave
+    ) as process:
+        os.close(slave)
+        assert process.stdout is not None
+        process.stdout.readline()
+        logged = os.read(master, 65536)
+        process.send_signal(signal.SIGTERM)
+        with contextlib.suppress(OSError):  # raised at the end of a terminal's output
+            while chunk := os.read(master, 65536):
+                logged += chunk
+        os.close(master)
+    stamped = re.findall(r"^\d\d:\d\d:\d\d (\w+) +(\w+)", logged.decode(), re.MULTILINE)
+    assert stamped == [("INFO", "log"), ("INFO", "stopping"), ("INFO", "stopped")]

@@ -112,6 +112,9 @@ class TcpProxy:
         self._port = int(url.rpartition(":")[2])
         self._connections: list[asyncio.StreamWriter] = []
         self.accepted = 0
+        self.flowing = asyncio.Event()
+        """While it is not set, nothing is forwarded."""
+        self.flowing.set()
         self._stopped = asyncio.Event()
         self._ended = asyncio.Event()
         self._open: set[asyncio.Future[tuple[None, None]]] = set()
@@ -123,6 +126,7 @@ class TcpProxy:
             yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         finally:
             server.close()
+            self.flowing.set()
             self._ended.set()
             self.cut()
             await asyncio.gather(*self._open)
@@ -152,6 +156,7 @@ class TcpProxy:
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, stopped: asyncio.Event) -> None:
         with contextlib.suppress(ConnectionError):
             while data := await reader.read(65536):
+                await self.flowing.wait()
                 if stopped.is_set():
                     await self._ended.wait()
                 writer.write(data)

@@ -272,7 +272,7 @@ def test_lost_answers_do_no_harm(tmp_path: Path) -> None:
         await cluster.topic(partitions=4)
         handled = Handled()
         async with losing_answers(cluster.urls[0], lose) as url:
-            options: dict[str, Any] = {"carrier": "websocket", "session_timeout": 2.0}
+            options: dict[str, Any] = {"carrier": "websocket", "session_timeout": 5.0}
             first = Consumer(url, "billing", ["orders"], name="first", **options)
             second = Consumer(url, "billing", ["orders"], name="second", **options)
             async with Producer(url, carrier="websocket") as producer, handled.at_work(first):
@@ -333,6 +333,37 @@ def test_pipelined_records_stay_in_order_while_publishes_are_refused_and_connect
         assert refused > 3
         assert sum(proxy.accepted for proxy in proxies) > 3
         check_stored(await cluster.records(), 6000)
+
+    run(scenario, tmp_path, brokers=2)
+
+
+def test_records_stay_in_order_while_a_slow_broker_makes_them_wait_and_they_are_sent_to_another_one(
+    tmp_path: Path,
+) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        chance = random.Random(1)
+        await cluster.topic(partitions=2)
+        await cluster.topic("bulk", partitions=1)
+        proxies = [TcpProxy(url) for url in cluster.urls]
+        large = [Record.new(b"x" * 900_000) for _ in range(16)]
+        async with contextlib.AsyncExitStack() as stack:
+            urls = [await stack.enter_async_context(proxy.running()) for proxy in proxies]
+            brokers = await stack.enter_async_context(Brokers(urls, carrier="websocket"))
+            brokers.failover_seconds = 0.3
+            producer = await stack.enter_async_context(Producer(brokers))
+            sending: list[asyncio.Task[str]] = []
+            for turn in range(3):
+                slow = proxies[brokers._at % 2]
+                slow.flowing.clear()
+                publishing = asyncio.create_task(producer.publish("bulk", large))
+                for number in range(turn * 500, (turn + 1) * 500):
+                    sending.append(asyncio.create_task(producer.send("orders", f"{number}", key=f"k{number % 5}")))
+                    if chance.random() < 0.02:
+                        await asyncio.sleep(chance.choice((0.0, 0.01, 0.05)))
+                await asyncio.gather(*sending)
+                slow.flowing.set()
+                await publishing
+        check_stored(await cluster.records(), 1500)
 
     run(scenario, tmp_path, brokers=2)
 

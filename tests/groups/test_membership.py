@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import math
 from collections.abc import Callable, Sequence
 
@@ -16,6 +17,7 @@ from shardyard.groups import (
     MembershipListener,
     Node,
     configure,
+    membership,
     protocol,
 )
 from shardyard.groups.coordinator import LocalCoordinator, MemberIdentity
@@ -315,4 +317,55 @@ def test_a_member_that_was_cut_off_for_its_session_comes_back_under_new_epochs(
             assert all(grant.epoch > before[partition].epoch for partition, grant in recorder.owned.items())
             assert recorder.error is None
 
+    run(scenario)
+
+
+def test_an_outage_is_logged_once_whatever_is_retried_meanwhile(
+    run: Run, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def logged() -> list[str]:
+        lines = [f"{r.levelname} {r.getMessage()}" for r in caplog.records if r.name == membership.__name__]
+        caplog.clear()
+        return lines
+
+    async def scenario(env: Environment) -> None:
+        attempts = 0
+
+        async def unreachable(*_: object) -> None:
+            nonlocal attempts
+            attempts += 1
+            raise Busy("the registry", 1.0)
+
+        recorder = Recorder()
+        async with member(env, "a", recorder):
+            await until(env, lambda: len(recorder.owned) == 4)
+            caplog.clear()
+            with monkeypatch.context() as outage:
+                outage.setattr(env.node.coordinator, "heartbeat", unreachable)
+                await until(env, lambda: attempts > 1)
+            await until(env, lambda: "a is in touch with group billing again" in caplog.messages)
+            assert logged() == [
+                "WARNING the heartbeat of a will be retried: the registry was busy for 1 s: try again",
+                "INFO a is in touch with group billing again",
+            ]
+            attempts = 0
+            with monkeypatch.context() as outage:
+                for call in ("heartbeat", "assignment", "join"):
+                    outage.setattr(env.node.coordinator, call, unreachable)
+                await until(env, lambda: not recorder.owned and attempts > 8)
+            await until(env, lambda: len(recorder.owned) == 4)
+            assert logged() == [
+                "WARNING the heartbeat of a will be retried: the registry was busy for 1 s: try again",
+                "WARNING a was out of touch for longer than its session, and will join again",
+                "WARNING joining again will be retried: the registry was busy for 1 s: try again",
+                "INFO a has joined group billing again",
+            ]
+            with transaction(env.registry) as tx:
+                evict(tx, GROUP, "a")
+            await until(env, lambda: "has joined" in caplog.text)
+            fenced, joined = logged()
+            assert fenced.startswith("WARNING ")
+            assert joined == "INFO a has joined group billing again"
+
+    caplog.set_level(logging.INFO, "shardyard")
     run(scenario)

@@ -540,6 +540,35 @@ def test_a_reset_takes_effect_while_consumers_run() -> None:
     run(scenario)
 
 
+@pytest.mark.parametrize("is_repeated", [True, False])
+def test_settings_that_an_interrupted_deletion_left_do_not_apply_to_a_new_topic(is_repeated: bool) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.topic()
+        await cluster.do("PATCH", "/v1/topics/orders", {"token": "open-sesame", "records_per_second": 5})
+        await cluster.log.delete_topic("orders")  # a broker died before it deleted the settings, too
+        if is_repeated:
+            assert (await cluster.do("DELETE", "/v1/topics/orders"))["topic"] == "orders"
+            assert (await cluster.request("DELETE", "/v1/topics/orders")).code == "unknown_topic"
+        await cluster.topic()
+        described = await cluster.get("/v1/topics/orders")
+        assert (described["token"], described["records_per_second"]) == (False, None)
+        await cluster.publish("a")
+        audited = [(row["action"], row["subject"]) for row in await cluster.get("/v1/audit")]
+        assert ("topic deleted", "orders") in audited
+
+    run(scenario)
+
+
+def test_creating_a_topic_that_exists_leaves_its_settings() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.topic()
+        await cluster.do("PATCH", "/v1/topics/orders", {"records_per_second": 5})
+        assert (await cluster.request("POST", "/v1/topics", {"name": "orders", "partitions": 1})).code == "topic_exists"
+        assert (await cluster.get("/v1/topics/orders"))["records_per_second"] == 5
+
+    run(scenario)
+
+
 def test_the_audit_log_has_every_change_and_no_secret() -> None:
     async def scenario(cluster: Cluster) -> None:
         await cluster.topic(partitions=2)

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import random
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -10,9 +11,9 @@ import pytest
 
 from shardyard.model import Busy, InvalidValue
 from shardyard.runtime.clock import SystemClock
-from shardyard.runtime.metrics import LONG_POLLS_WAITING, WEBSOCKETS
+from shardyard.runtime.metrics import CALL_SECONDS, LONG_POLLS_WAITING, WEBSOCKETS
 from shardyard.server.limits import ServerLimits
-from shardyard.server.queues import calls
+from shardyard.server.queues import calls, session
 from shardyard.wire import frames, requests, responses
 from shardyard.wire.close_codes import CloseCode
 from tests.server.websockets import Client, Running, publish, read, run
@@ -371,3 +372,33 @@ def test_damaged_messages_harm_neither_the_broker_nor_other_connections(caplog: 
     with caplog.at_level(logging.WARNING):
         run(scenario, clock=SystemClock())
     assert [record for record in caplog.records if record.exc_info] == []
+
+
+# Metrics
+
+
+def test_the_time_to_the_answer_is_measured_by_kind_of_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr(session, "time", SimpleNamespace(perf_counter=lambda: now))
+    seconds = CALL_SECONDS.series("publish")
+
+    async def scenario(running: Running) -> None:
+        nonlocal now
+        publishes = Publishes(monkeypatch)
+        publishes.invalid.add("b")
+        client = await running.connect()
+        counts, total = list(seconds.counts), seconds.sum
+        await client.send((1, publish("a")), (2, publish("b")))
+        await publishes.until_begun(2)
+        now += 0.3
+        publishes.go.set()
+        assert isinstance(await client.answer(1), frames.Result)
+        assert await client.code(2) == "invalid_value"
+        assert seconds.sum == pytest.approx(total + 0.6), "also of a call that failed"
+        grown = [after - before for before, after in zip(counts, seconds.counts, strict=True)]
+        assert sorted(grown) == [0] * (len(grown) - 1) + [2]
+        rendered = await client.call(3, frames.Request("GET", "/metrics"))
+        assert isinstance(rendered, frames.Response)
+        assert b'shardyard_call_seconds_count{kind="publish"} ' in rendered.body
+
+    run(scenario)

@@ -33,7 +33,7 @@ def test_a_connection_is_opened_for_our_subprotocol() -> None:
         assert (WEBSOCKETS.value, CONNECTIONS.value) == (before[0] + 1, before[1] + 1)
         assert CALLS.series("request").value == before[2] + 1
         await client.socket.close()
-        assert client.socket.close_code == CloseCode.NORMAL
+        assert client.socket.close_code == 1000
         while (WEBSOCKETS.value, CONNECTIONS.value) != before[:2]:  # noqa: ASYNC110 it has no event for it
             await asyncio.sleep(0)
 
@@ -57,6 +57,18 @@ def test_what_is_no_request_for_our_subprotocol_on_its_path_is_answered_with_400
         client = await running.open()
         assert await client.upgrade(*headers, method=method, path=path) == 400
         await client.ended()
+
+    run(scenario)
+
+
+def test_a_request_without_an_upgrade_is_told_that_connections_are_taken_there() -> None:
+    async def scenario(running: Running) -> None:
+        async with running.session.get(running.url + frames.PATH) as response:
+            assert response.status == 426
+            assert (response.headers["upgrade"], response.headers["connection"]) == ("websocket", "Upgrade")
+            error = (await response.json())["error"]
+        assert error["code"] == "upgrade_required"
+        assert f"{frames.PATH} takes WebSocket connections" in error["message"]
 
     run(scenario)
 

@@ -184,7 +184,7 @@ def test_a_tunnelled_request_of_a_client_behind_a_proxy_has_the_address_that_the
         (frames.Request("GET", "/v1/topics/%6frders"), 200),
         (frames.Request("GET", "/v1/topics/a%2Fb"), 404),
         (frames.Request("GET", "/v1/nothing"), 404),
-        (frames.Request("GET", frames.PATH), 404),
+        (frames.Request("GET", frames.PATH), 426),
         (frames.Request("DELETE", "/v1/topics"), 405),
         (frames.Request("POST", "/v1/topics", body=b"{"), 400),
         (frames.Request("POST", "/v1/topics", headers={"content-length": str(2**40)}), 413),

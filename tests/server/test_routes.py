@@ -14,6 +14,7 @@ from shardyard.registry.memory import MemoryRegistry
 from shardyard.runtime.metrics import REQUESTS
 from shardyard.server.app import ROUTERS, create_app
 from shardyard.server.measuring import NO_ROUTE, measure
+from shardyard.wire import requests
 from tests.server.asgi import call
 
 TOKEN = "the broker's"
@@ -95,10 +96,39 @@ def test_frequent_calls_are_described_with_all_other_routes() -> None:
         paths = (await call(app, "GET", "/openapi.json")).json["paths"]
         assert {(method.upper(), path) for path, calls in paths.items() for method in calls} >= FREQUENT
         read = paths["/v1/groups/{group}/partitions/{topic}/{index}/records"]["get"]
-        kinds = {parameter["name"]: parameter["schema"]["type"] for parameter in read["parameters"]}
+        kinds = {each["name"]: each["schema"]["type"] for each in read["parameters"] if each["in"] == "path"}
         assert kinds == {"group": "string", "topic": "string", "index": "integer"}
+        query = {each["name"]: each["required"] for each in read["parameters"] if each["in"] == "query"}
+        assert list(query) == list(requests.Read.__struct_fields__)
+        assert [name for name, required in query.items() if required] == ["offset", "owner"]
 
     run(scenario)
+
+
+def test_every_route_refuses_unknown_query_parameters_and_proposes_the_closest_one() -> None:
+    async def scenario(app: FastAPI) -> None:
+        for method, template in ROUTES:
+            response = await call(app, method, f"{path_of(template)}?colour=red", b"{}")
+            if not template.startswith("/v1/"):  # load balancers and Prometheus may send parameters of their own
+                assert response.status == 200, template
+                continue
+            assert response.status == 400, f"{method} {template}"
+            assert response.json["error"]["message"].startswith("query parameter is 'colour': expected ")
+        misspelt = [
+            ("POST", "/v1/topics/orders/records?partiton=1", "partition"),
+            ("GET", "/v1/topics/orders/records?Limit=1", "limit"),
+            ("GET", "/v1/groups/billing/changes?wait_second=1", "wait_seconds"),
+            ("DELETE", "/v1/topics/orders?forced=true", "force"),
+        ]
+        for method, target, meant in misspelt:
+            response = await call(app, method, target, b'{"value": "x"}')
+            assert response.status == 400, target
+            assert f"(did you mean {meant}?)" in response.json["error"]["message"]
+        assert (await call(app, "GET", "/v1/topics?limit=1")).json["error"]["fields"]["expected"].startswith("none")
+        published = await call(app, "POST", "/v1/topics/orders/records?partition=1", b'{"value": "x"}')
+        assert [part["partition"] for part in published.json["stored"]] == [1]
+
+    run(scenario, token=None)
 
 
 def test_requests_are_counted_by_the_template_of_their_route_and_by_status() -> None:

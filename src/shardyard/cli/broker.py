@@ -1,8 +1,11 @@
 """`shardyard broker`: serve topics, records and groups over HTTP and WebSocket."""
 
+# ruff: noqa: PLC0415 commands start quickly: what is slow to import is imported by those that need it
+
 import contextlib
 import errno
 import gc
+import logging
 import os
 import signal
 import socket
@@ -11,14 +14,21 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from importlib.abc import MetaPathFinder
 from pathlib import Path
-from typing import Annotated
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, Annotated, Self
 
 import typer
 
+from shardyard.cli.logs import logs_on_stderr
 from shardyard.cli.options import integer_option, value_option
 from shardyard.model import InvalidValue, ShardyardError
 from shardyard.model.extras import require
 from shardyard.model.url import parse_url
+
+if TYPE_CHECKING:
+    import uvicorn
+
+_log = logging.getLogger(__name__)
 
 MAX_CONNECTIONS = 5_000
 """As in `ServerLimits`, which is not imported for --help."""
@@ -73,18 +83,18 @@ def broker(
         raise InvalidValue("--max-connections", max_connections, "at least 1")
     if registry is None:
         registry = log if parse_url("log", log).engine == "postgresql" else "sqlite:///data/registry.db"
-    if "memory://" in (log, registry):
-        raise InvalidValue(
-            "--log and --registry", "memory://", "storage that outlives the broker, such as sqlite:///data/log"
-        )
+    for option, url in (("--log", log), ("--registry", registry)):
+        if url == "memory://":
+            expected = "storage that outlives the broker, such as sqlite:///data/log (memory:// is for programs)"
+            raise InvalidValue(option, url, expected)
     require("server", "the broker")
-    import uvloop  # noqa: PLC0415 only the broker needs it
+    import uvloop  # only the broker needs it
 
     token = os.environ.get("SHARDYARD_TOKEN") or None
     # Where they are installed, `placement` loads numba, and PyArrow pandas. That would double the memory of a broker,
     # and make little difference to the speed: its batches are small.
-    with _without("numba", "pandas"), _stopped_by_sigterm():
-        uvloop.run(_serve(log, registry, host, port, token, trust_proxy or (), max_connections))
+    with _without("numba", "pandas"), _Sigterm() as sigterm, logs_on_stderr():
+        uvloop.run(_serve(log, registry, host, port, token, trust_proxy or (), max_connections, sigterm))
 
 
 class _Hidden(MetaPathFinder):
@@ -109,15 +119,34 @@ def _without(*packages: str) -> Iterator[None]:
         sys.meta_path.remove(hidden)
 
 
-@contextlib.contextmanager
-def _stopped_by_sigterm() -> Iterator[None]:
-    """Uvicorn stops at SIGTERM, and then raises the signal again. Within the block that does nothing, so that what was
-    opened is closed, and members leave their groups."""
-    before = signal.signal(signal.SIGTERM, lambda *_: None)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+class _Sigterm:
+    """What SIGTERM does within the block: it stops the server, also if it comes before that has started. Uvicorn raises
+    the signal again after it has stopped; then it does nothing, so that what was opened is closed, and members leave
+    their groups."""
+
+    def __init__(self) -> None:
+        self._server: uvicorn.Server | None = None
+        self._received = False
+
+    def __enter__(self) -> Self:
+        self._before = signal.signal(signal.SIGTERM, self._receive)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        signal.signal(signal.SIGTERM, self._before)
+
+    def stops(self, server: "uvicorn.Server") -> None:
+        """From now on it stops this server; at once if it has come already."""
+        self._server = server
+        if self._received:
+            server.handle_exit(signal.SIGTERM, None)
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        self._received = True
+        if self._server is not None and not self._server.should_exit:
+            self._server.handle_exit(number, frame)
 
 
 def _collect_garbage_less_often() -> None:
@@ -135,26 +164,31 @@ async def _serve(
     token: str | None,
     trusted: Sequence[str],
     max_connections: int,
+    sigterm: _Sigterm,
 ) -> None:
-    from shardyard.log import open_log  # noqa: PLC0415 slow to import
-    from shardyard.registry import open_registry  # noqa: PLC0415
-    from shardyard.server.app import BACKLOG, serving  # noqa: PLC0415
-    from shardyard.server.limits import ServerLimits, raise_open_files  # noqa: PLC0415
+    from shardyard.log import open_log
+    from shardyard.registry import open_registry
+    from shardyard.server.app import BACKLOG, serving
+    from shardyard.server.limits import ServerLimits, raise_open_files
 
     _collect_garbage_less_often()
     limits = ServerLimits(connections=max_connections)
     raise_open_files(max_connections)
-    with _listening_socket(host, port, BACKLOG) as listener, open_registry(registry_url) as registry:
+    with (
+        contextlib.ExitStack() as stack,
+        _listening_socket(host, port, BACKLOG) as listener,
+        open_registry(registry_url) as registry,
+    ):
         async with (
             open_log(log_url) as log,
             serving(log, registry, host=host, port=port, token=token, trusted_proxies=trusted, limits=limits) as server,
         ):
             address, bound_port = listener.getsockname()[:2]
             sys.stdout.write(f"listening on http://{f'[{address}]' if ':' in address else address}:{bound_port}\n")
-            sys.stderr.write(
-                f"log {_absolute_url('log', log_url)}, registry {_absolute_url('registry', registry_url)}\n"
-            )
             sys.stdout.flush()
+            _log.info("log %s, registry %s", _absolute_url("log", log_url), _absolute_url("registry", registry_url))
+            stack.callback(_log.info, "stopped")
+            sigterm.stops(server)
             await server.serve([listener])
 
 

@@ -1,5 +1,7 @@
 """`shardyard check`: how evenly a hash spreads ids over partitions."""
 
+# ruff: noqa: PLC0415 commands start quickly: what is slow to import is imported by those that need it
+
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -49,7 +51,7 @@ def check(
       shardyard check --hash xxh64 --ids snowflake --keys 10000000 --plot load.png
     """
     require("server", "this command", "numpy", "pyarrow", "xxhash")
-    from shardyard.placement import partitioner_named  # noqa: PLC0415 slow to import
+    from shardyard.placement import partitioner_named
 
     if plot is not None:
         _check_plot_path(plot)
@@ -81,9 +83,9 @@ def check(
 
 def count_ids(partitioner: "Partitioner", kind: str, keys: int) -> "npt.NDArray[Any]":
     """Place `keys` ids and count them per partition, with a progress bar on a terminal."""
-    import numpy as np  # noqa: PLC0415 slow to import
+    import numpy as np
 
-    from shardyard.placement import generate_ids  # noqa: PLC0415 likewise
+    from shardyard.placement import generate_ids
 
     counts = np.zeros(partitioner.partitions, np.int64)
     chunks = generate_ids(kind, keys)
@@ -111,7 +113,7 @@ def _check_plot_path(path: Path) -> None:
 
 def draw_load(counts: "npt.NDArray[Any]", measured: Balance, title: str, path: Path) -> None:
     """Draw the load per partition, and next to it a histogram of these loads."""
-    from matplotlib.figure import Figure  # noqa: PLC0415 an optional extra, and slow to import
+    from matplotlib.figure import Figure  # an optional extra, and slow to import
 
     mean = float(counts.mean())
     figure = Figure(figsize=(11, 4.5), layout="constrained")

@@ -1,5 +1,7 @@
 """`shardyard compare`: what moves when the number of partitions or members changes."""
 
+# ruff: noqa: PLC0415 commands start quickly: what is slow to import is imported by those that need it
+
 from collections import Counter
 from collections.abc import Iterable
 from typing import Annotated
@@ -65,9 +67,9 @@ def compare(
 
 def _partitioner_row(name: str, before: int, after: int, hash_name: str | None, ids: str, keys: int) -> Row:
     require("server", "compare --to", "numpy", "pyarrow", "xxhash")
-    import numpy as np  # noqa: PLC0415 slow to import
+    import numpy as np
 
-    from shardyard.placement import generate_ids, hash_named, partitioner_named  # noqa: PLC0415 likewise
+    from shardyard.placement import generate_ids, hash_named, partitioner_named
 
     hash_name = hash_name or "xxh64"
     if name == "jump" and hash_named(hash_name).bits != 64:

@@ -4,6 +4,8 @@ The module is not named after the command, because `spark-submit` runs `__main__
 beside it would hide the standard module of that name.
 """
 
+# ruff: noqa: PLC0415 commands start quickly: what is slow to import is imported by those that need it
+
 import asyncio
 from dataclasses import asdict, dataclass
 from pathlib import PurePath
@@ -97,12 +99,13 @@ def _registry_beside(log: str) -> str:
 
 def _check(origin: _Stores, destination: _Stores) -> None:
     """Refuse stores that can't be copied, before anything is created."""
-    from shardyard.log import absolute_url, log_exists  # noqa: PLC0415 for commands that need it
-    from shardyard.registry import registry_exists  # noqa: PLC0415 likewise
+    from shardyard.log import absolute_url, log_exists
+    from shardyard.registry import registry_exists
 
     for url in (*asdict(origin).values(), *asdict(destination).values()):
         if url == "memory://":
-            raise InvalidValue("URL", url, "storage that outlives the command, such as sqlite:///data/log")
+            expected = "storage that outlives the command, such as sqlite:///data/log (memory:// is for programs)"
+            raise InvalidValue("URL", url, expected)
     if absolute_url(origin.log) == absolute_url(destination.log):
         raise InvalidValue("--to", str(parse_url("log", destination.log)), "another log than --from")
     if not log_exists(origin.log):
@@ -113,10 +116,10 @@ def _check(origin: _Stores, destination: _Stores) -> None:
 
 
 async def _copy(origin: _Stores, destination: _Stores, *, verify: bool) -> dict[str, Any]:
-    from shardyard.groups import copy as registry_copy  # noqa: PLC0415 loads the engines
-    from shardyard.log import open_log  # noqa: PLC0415 likewise
-    from shardyard.log.copy import LogCopy  # noqa: PLC0415 likewise
-    from shardyard.registry import TransactionBatcher, open_registry  # noqa: PLC0415 likewise
+    from shardyard.groups import copy as registry_copy
+    from shardyard.log import open_log
+    from shardyard.log.copy import LogCopy
+    from shardyard.registry import TransactionBatcher, open_registry
 
     with open_registry(origin.registry) as old, open_registry(destination.registry) as new, _Bar() as bar:
         transactions = TransactionBatcher(new)

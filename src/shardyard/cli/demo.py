@@ -1,5 +1,7 @@
 """`shardyard demo`: a group consumes a topic while members join and leave."""
 
+# ruff: noqa: PLC0415 commands start quickly: what is slow to import is imported by those that need it
+
 import asyncio
 import itertools
 import tempfile
@@ -65,9 +67,9 @@ def demo(
 
 
 async def _run_stages(folder: Path, partitions: int, members: int) -> tuple[list[Row], dict[str, int]]:
-    from shardyard.groups import Node  # noqa: PLC0415 slow to import, as all below
-    from shardyard.log import open_log  # noqa: PLC0415
-    from shardyard.registry import open_registry  # noqa: PLC0415
+    from shardyard.groups import Node
+    from shardyard.log import open_log
+    from shardyard.registry import open_registry
 
     registry = open_registry(f"sqlite:///{folder / 'registry.db'}")
     async with open_log(f"sqlite:///{folder / 'log'}") as log, Node(log, registry) as node:
@@ -95,7 +97,7 @@ class _DemoGroup:
 
     def __init__(self, log: "Log", registry: "Registry", node: "Node", partitions: int) -> None:
         self.log, self.registry, self.node = log, registry, node
-        from shardyard.placement import Modulus  # noqa: PLC0415
+        from shardyard.placement import Modulus
 
         self.place = Modulus("fnv1a32", partitions).place
         self.tasks: dict[str, asyncio.Task[None]] = {}
@@ -130,7 +132,7 @@ class _DemoGroup:
         await asyncio.gather(task, return_exceptions=not done)
 
     async def consume(self, name: str) -> None:
-        from shardyard.groups import Reader  # noqa: PLC0415
+        from shardyard.groups import Reader
 
         async with Reader(GROUP, [TOPIC], node=self.node, name=name) as member:
             async for batch in member:
@@ -159,7 +161,7 @@ class _DemoGroup:
         }
 
     async def _is_settled(self, members: int) -> bool:
-        from shardyard.groups import status  # noqa: PLC0415
+        from shardyard.groups import status
 
         if any(task.done() for task in self.tasks.values()):
             await asyncio.gather(*self.tasks.values())  # raise the error that ended it
@@ -170,7 +172,7 @@ class _DemoGroup:
         return len(self.owners) == len(rows) > 0 and len(set(self.owners.values())) == min(members, len(rows))
 
     async def wait_until_consumed(self) -> None:
-        from shardyard.groups import status  # noqa: PLC0415
+        from shardyard.groups import status
 
         async with asyncio.timeout(TIMEOUT_SECONDS):
             while any(row.lag for row in await status(self.log, self.registry, GROUP)):  # noqa: ASYNC110 as above

@@ -1,5 +1,7 @@
 """`shardyard place`: the partition of a key."""
 
+# ruff: noqa: PLC0415 commands start quickly: what is slow to import is imported by those that need it
+
 import sys
 from collections.abc import Callable, Iterator
 from enum import StrEnum
@@ -81,9 +83,9 @@ def place(
       cut -f1 users.tsv | shardyard place - --type int --json
     """
     require("server", "this command", "numpy", "pyarrow", "xxhash")
-    import pyarrow as pa  # noqa: PLC0415 slow to import
+    import pyarrow as pa
 
-    from shardyard.placement import key_bytes, partitioner_named  # noqa: PLC0415 likewise
+    from shardyard.placement import key_bytes, partitioner_named
 
     partitioner = partitioner_named(partitioner_name, partitions, hash_name)
     parse = _PARSERS[key_type]

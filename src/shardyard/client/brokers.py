@@ -1,5 +1,6 @@
 """Calls to brokers: fail over to another broker, and retry with back-off where that may help."""
 
+import logging
 import random
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -10,8 +11,9 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from shardyard.client.carrier import Carrier, HeartbeatAnswer, HttpRequest
-from shardyard.model import InvalidCall, InvalidValue, Unreachable
+from shardyard.client.carrier import RESPONSE_SECONDS, Carrier, HeartbeatAnswer, HttpRequest, WrongAnswer
+from shardyard.model import InvalidCall, InvalidValue, NotABroker, ShardyardError, Unreachable
+from shardyard.model.url import without_password
 from shardyard.runtime.clock import Clock, SystemClock
 from shardyard.runtime.interruptible import Interruptible
 from shardyard.runtime.retry import Backoff, retry
@@ -22,6 +24,8 @@ from shardyard.wire.media import JSON
 if TYPE_CHECKING:
     from shardyard.client.connections import Connections
 
+_log = logging.getLogger(__name__)
+
 T = TypeVar("T")
 CarrierName = Literal["auto", "websocket", "http"]
 """How to talk to brokers: on a WebSocket connection, and over HTTP where that does not get through (auto); or only in
@@ -29,8 +33,6 @@ one of these ways."""
 
 BACKOFF = Backoff(first=0.05, longest=2.0)
 """Between two rounds over all brokers."""
-RESPONSE_SECONDS = 15.0
-"""How long to wait for a response, beyond the time for which the broker was asked to wait."""
 FAILOVER_SECONDS = 5.0
 """The same for requests that can be sent to another broker at no cost, if there is one."""
 _HOST_AND_PORT = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):[0-9]+/?")
@@ -80,6 +82,8 @@ class Brokers:
         self._retry_seconds = retry_seconds
         self._carrier: CarrierName = carrier
         self._at = random.randrange(len(self.urls))
+        self._is_reached: bool | None = None
+        """Whether the broker that is used now responded last; None before the first response."""
         self._waits = Interruptible()
         """Calls that wait at a broker."""
         self._connections: Connections | None = None
@@ -191,51 +195,69 @@ class Brokers:
 
     async def run(
         self,
-        attempt: Callable[[Carrier], Awaitable[T]],
+        call: Callable[[Carrier], Awaitable[T]],
         wait: float = 0.0,
         timeout: float = RESPONSE_SECONDS,  # noqa: ASYNC109 of connecting; there may be several attempts
         retry_seconds: float | None = None,
     ) -> T:
-        """The result of an attempt with one of the brokers. `attempt` raises `ConnectionError` if it is out of reach.
+        """The result of a call to one of the brokers. `call` raises `ConnectionError` if that broker is out of reach.
         `wait`: seconds for which the broker was asked to wait."""
         retry_seconds = self._retry_seconds if retry_seconds is None else retry_seconds
         deadline = self.clock.monotonic() + retry_seconds
+        failures: dict[str, ConnectionError] = {}
 
         async def try_brokers() -> T:
             """One attempt with each broker, until one responds."""
-            reason = ""
             for _ in self.urls:
+                name = self._name
                 try:
-                    return await self.attempt(attempt, wait, timeout)
+                    return await self.attempt(call, wait, timeout)
                 except ConnectionError as error:
-                    reason = str(error)
+                    failures[name] = error
                 if self.clock.monotonic() >= deadline:
                     break
-            raise Unreachable(self.urls, retry_seconds, reason)
+            raise self._unreachable(failures, retry_seconds) from None  # it names the causes
 
         return await retry(try_brokers, clock=self.clock, deadline=deadline, backoff=BACKOFF)
 
+    def _unreachable(self, failures: Mapping[str, ConnectionError], seconds: float) -> Unreachable:
+        """The error after these failures, the last of each broker."""
+        names = [without_password(url) for url in self.urls]
+        answers = [error.answer for error in failures.values() if isinstance(error, WrongAnswer)]
+        if len(answers) == len(names):
+            return NotABroker(names, " and ".join(dict.fromkeys(answers)))
+        reasons = {name: str(error) for name, error in failures.items()}
+        if len(set(reasons.values())) == 1:
+            return Unreachable(names, seconds, next(iter(reasons.values())))
+        return Unreachable(names, seconds, "; ".join(f"{name}: {reason}" for name, reason in reasons.items()))
+
     async def attempt(
         self,
-        attempt: Callable[[Carrier], Awaitable[T]],
+        call: Callable[[Carrier], Awaitable[T]],
         wait: float = 0.0,
         timeout: float = RESPONSE_SECONDS,  # noqa: ASYNC109 of connecting
     ) -> T:
-        """The result of an attempt with the broker that is used now. If it is out of reach, that is `ConnectionError`,
+        """The result of a call to the broker that is used now. If it is out of reach, that is `ConnectionError`,
         and the next attempt goes to the next broker."""
         at = self._at
 
         async def connect_and_call() -> T:
-            return await attempt(await self._connect(at, timeout))
+            return await call(await self._connect(at, timeout))
 
         try:
             if wait <= 0 or len(self.urls) == 1:
-                return await connect_and_call()
-            return await self._unless_failed_over(connect_and_call())
-        except ConnectionError:
+                result = await connect_and_call()
+            else:
+                result = await self._unless_failed_over(connect_and_call())
+        except ConnectionError as error:
             if self._at == at:  # otherwise a concurrent call has failed over already
-                self._fail_over()
+                self._fail_over(error)
             raise
+        except ShardyardError:
+            self._note_response(at)
+            raise
+        self._note_response(at)
+        return result
 
     async def connect(self, timeout: float) -> Carrier:  # noqa: ASYNC109 it is part of what the error means
         """The connection to the broker that is used now. `ConnectionError` if it can't be reached."""
@@ -248,11 +270,28 @@ class Brokers:
         self.keeps_order = carrier.keeps_order
         return carrier
 
-    def _fail_over(self) -> None:
+    def _fail_over(self, error: ConnectionError) -> None:
         """Use the next broker from now on. Calls that wait at the last one are interrupted: if it hangs, they would
         notice that much later."""
-        self._at += 1
+        lost, self._at = self._name, self._at + 1
+        if self._is_reached is not False:  # the first failure of an outage
+            level = logging.INFO if self._is_reached is None else logging.WARNING
+            then = "calls to it are retried" if len(self.urls) == 1 else f"failing over to {self._name}"
+            _log.log(level, "%s can't be reached (%s): %s", lost, error, then)
+            self._is_reached = False
         self._waits.interrupt()
+
+    def _note_response(self, at: int) -> None:
+        """The broker that was used at this point has responded."""
+        if self._is_reached is not True and self._at == at:
+            if self._is_reached is False:
+                _log.info("connected to %s", self._name)
+            self._is_reached = True
+
+    @property
+    def _name(self) -> str:
+        """The broker that is used now, as messages name it."""
+        return without_password(self.urls[self._at % len(self.urls)])
 
     async def _unless_failed_over(self, work: Awaitable[T]) -> T:
         result = await self._waits.run(work)

@@ -6,11 +6,17 @@ from typing import Protocol
 
 import msgspec
 
-from shardyard.model import InvalidCall
 from shardyard.runtime.clock import Clock
 from shardyard.wire import frames, responses
 from shardyard.wire.errors import ErrorResponse, error_of
+from shardyard.wire.media import JSON
 from shardyard.wire.settings import GroupSettings
+
+HTML = "text/html"
+NOT_IMPLEMENTED = 501
+"""The one status above 500 that neither a broker nor a proxy gives: of a server that knows only some methods."""
+RESPONSE_SECONDS = 15.0
+"""The longest time for a response, beyond the time for which the broker was asked to wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +67,7 @@ class Carrier(Protocol):
     async def request(self, request: HttpRequest) -> bytes:
         """The body of the response."""
 
-    async def publish(
-        self,
-        call: frames.Publish,
-        timeout: float,  # noqa: ASYNC109
-        lane: object = None,
-    ) -> responses.Published:
+    async def publish(self, call: frames.Publish, timeout: float, lane: object = None) -> responses.Published:  # noqa: ASYNC109
         """Publish. If this carrier keeps order, publishes with the same `lane` are stored in the order of their calls:
         one is refused if the one before it is refused for now, and both are in flight at the same time."""
 
@@ -81,15 +82,24 @@ class Carrier(Protocol):
     def watch(self, call: frames.Watch, timeout: float, clock: Clock) -> AssignmentWatch: ...
 
 
-def response_body(status: int, body: bytes) -> bytes:
+class WrongAnswer(ConnectionError):
+    """Raised when an answer is not that of a broker: something else is at its address, or a proxy has answered."""
+
+    def __init__(self, answer: str) -> None:
+        """`answer`: what was answered, such as "404 with text/html"."""
+        super().__init__(f"it is not a Shardyard broker: it answered {answer}")
+        self.answer = answer
+
+
+def response_body(status: int, body: bytes, media: str = JSON) -> bytes:
     """The body of a response, unless it reports an error. An error of a proxy counts as a broker that can't be
-    reached."""
-    if status < 400:
+    reached. `media`: the media type of the body; a broker's is never HTML."""
+    if status < 400 and media != HTML:
         return body
     try:
-        raise error_of(msgspec.json.decode(body, type=ErrorResponse).error)
+        error = error_of(msgspec.json.decode(body, type=ErrorResponse).error)
     except msgspec.DecodeError:
-        if status >= 500:
+        if status >= 500 and status != NOT_IMPLEMENTED:
             raise ConnectionError(f"status {status}") from None
-        text = body[:200].decode(errors="replace")
-        raise InvalidCall(f"a broker answered with status {status}: {text}") from None
+        raise WrongAnswer(f"{status} with {media}") from None
+    raise error

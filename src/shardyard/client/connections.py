@@ -10,10 +10,11 @@ from collections.abc import Sequence
 import aiohttp
 
 from shardyard.client.brokers import CarrierName
-from shardyard.client.carrier import Carrier, HttpRequest
+from shardyard.client.carrier import Carrier, HttpRequest, WrongAnswer
 from shardyard.client.http import HttpCarrier
 from shardyard.client.websocket import NoWebSocket, UpgradeFailed, WebSocketCarrier, connect
 from shardyard.model import Closed
+from shardyard.model.url import without_password
 from shardyard.runtime.clock import Clock
 from shardyard.runtime.interruptible import Interruptible
 
@@ -99,13 +100,15 @@ class _Broker:
 
     def _fall_back(self, error: Exception) -> HttpCarrier:
         if not self._http_until:
-            _log.warning("%s takes no WebSocket connections (%s): using HTTP", self._url, error)
+            _log.warning("%s takes no WebSocket connections (%s): using HTTP", without_password(self._url), error)
         self._http_until = self._clock.monotonic() + HTTP_SECONDS
         return self._http
 
     async def _answers_http(self) -> bool:
         try:
             await self._http.request(HttpRequest("GET", "/healthz", None, {}, {}, 0.0, HEALTH_SECONDS))
+        except WrongAnswer:  # a proxy may let only other paths through
+            return True
         except ConnectionError:
             return False
         return True

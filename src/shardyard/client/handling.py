@@ -14,7 +14,7 @@ from shardyard.client.threads import Threads
 from shardyard.groups import InFlight, OwnedBatch
 from shardyard.model import Fenced, Partition, PartitionOutOfRange, Record, RetryLater, ShardyardError, UnknownTopic
 from shardyard.runtime.clock import Clock, timeout
-from shardyard.runtime.retry import Backoff, retry
+from shardyard.runtime.retry import Backoff, first_only, retry
 from shardyard.wire.headers import ATTEMPT, ORIGIN
 from shardyard.wire.requests import Failed
 
@@ -249,7 +249,7 @@ class Handling:
             self._check()
             await call()
 
-        await retry(attempt, clock=self._clock, backoff=COMMIT_BACKOFF, on_retry=self._log_retry)
+        await retry(attempt, clock=self._clock, backoff=COMMIT_BACKOFF, on_retry=first_only(self._log_retry))
 
     def _log_retry(self, error: RetryLater) -> None:
         _log.warning("the commit of %r will be retried: %s", self._batch, error)

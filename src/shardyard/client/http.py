@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import aiohttp
 from msgspec import structs
 
-from shardyard.client.carrier import HeartbeatAnswer, HttpRequest, response_body
+from shardyard.client.carrier import RESPONSE_SECONDS, HeartbeatAnswer, HttpRequest, WrongAnswer, response_body
 from shardyard.client.paths import member_path, partition_path, path
 from shardyard.runtime.clock import Clock
 from shardyard.wire import frames, requests, responses
@@ -15,8 +15,6 @@ from shardyard.wire.codec import decode, encode
 from shardyard.wire.media import ARROW, JSON, MAX_WAIT_SECONDS, MSGPACK
 from shardyard.wire.records import PackedRecords
 
-RESPONSE_SECONDS = 15.0
-"""The longest time for a whole response, beyond the time for which the broker was asked to wait."""
 LARGE_BYTES = 512 * 1024
 """A body of this size or more is written in parts, so that it does not hold up the event loop."""
 CHANGES_SECONDS = 5.0
@@ -47,17 +45,16 @@ class HttpCarrier:
                     sock_read=request.wait + request.timeout,
                 ),
             ) as response:
-                status, content = response.status, await response.read()
+                status, content, answered = response.status, await response.read(), response.content_type
+        except aiohttp.TooManyRedirects:
+            raise WrongAnswer("with too many redirects") from None
+        except aiohttp.ClientResponseError:  # not what the response says, but that it is none
+            raise WrongAnswer("in another protocol than HTTP") from None
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise ConnectionError(reason(error)) from error
-        return response_body(status, content)
+        return response_body(status, content, answered)
 
-    async def publish(
-        self,
-        call: frames.Publish,
-        timeout: float,  # noqa: ASYNC109
-        lane: object = None,  # noqa: ARG002 it keeps no order
-    ) -> responses.Published:
+    async def publish(self, call: frames.Publish, timeout: float, lane: object = None) -> responses.Published:  # noqa: ARG002, ASYNC109 it keeps no order
         if isinstance(call.records, bytes):
             body, media = call.records, ARROW
         else:
@@ -145,6 +142,8 @@ def reason(error: Exception) -> str:
     """Why a broker could not be reached, in a few words."""
     if isinstance(error, aiohttp.ClientConnectorDNSError):
         return f"unknown host {error.host}"
+    if isinstance(error, aiohttp.ClientSSLError):
+        return f"no TLS connection: {error.os_error}"
     if isinstance(error, aiohttp.ClientConnectorError) and error.os_error.errno:
         return os.strerror(error.os_error.errno).lower()
     if isinstance(error, TimeoutError):

@@ -1,6 +1,7 @@
 """`Producer`: publishes through brokers, in batches where records come at the same time."""
 
 import asyncio
+import contextlib
 import math
 import random
 import uuid
@@ -32,7 +33,7 @@ MAX_BATCH_BYTES = 1024 * 1024
 """The limits of what `send` puts into one batch."""
 MAX_PIPELINED = 2
 """Batches of `send` per topic that are in flight at the same time, on a connection that keeps their order."""
-PIPELINED_RECORDS = 64
+PIPELINED_RECORDS = 16
 """How many must wait for a second batch to be worth its cost. Fewer wait until the first one is durable."""
 BUSY_SECONDS = 0.1
 """A lane is busy if a batch follows the last one within this time."""
@@ -271,17 +272,17 @@ class Producer:
             batch.carrier = carrier
             await carrier.publish(call, self._brokers.failover_seconds, lane)
 
-        try:
+        with contextlib.suppress(ConnectionError, RetryLater):
             await self._brokers.attempt(publish, timeout=self._brokers.failover_seconds)
-        except (ConnectionError, RetryLater):
-            batch.carrier = None
-            lane.retrying += 1
-            try:
-                if before is not None:
-                    await asyncio.wait([before[0]])
-                await self._brokers.publish(call, is_stamped=True)
-            finally:
-                lane.retrying -= 1
+            return
+        batch.carrier = None
+        lane.retrying += 1
+        try:
+            if before is not None:
+                await asyncio.wait([before[0]])
+            await self._brokers.publish(call, is_stamped=True)
+        finally:
+            lane.retrying -= 1
 
 
 def _fitting(waiting: Sequence[Waiting]) -> list[Waiting]:

@@ -29,7 +29,7 @@ from shardyard.model import (
 )
 from shardyard.model.plain_batch import PlainBatch
 from shardyard.runtime.clock import Clock
-from shardyard.runtime.retry import Backoff, retry
+from shardyard.runtime.retry import Backoff, first_only, retry
 from shardyard.wire import frames, requests, responses
 from shardyard.wire.batches import decode_batch
 from shardyard.wire.codec import parse_partition
@@ -101,23 +101,22 @@ class RemoteCoordinator(GroupCoordinator):
                 deadline=self._clock.monotonic() + timeout + NAME_BACKOFF.longest,
                 backoff=NAME_BACKOFF,
                 retry_on=MemberExists,
-                on_retry=lambda error: _log.warning("joining will be retried: %s", error),
+                on_retry=first_only(lambda error: _log.warning("joining will be retried: %s", error)),
             )
 
         refused = False
 
         def log_refusal(error: NotAllowed) -> None:
             nonlocal refused
-            if not refused:
-                _log.warning("%s; waiting until they let it in", error)
             refused = True
+            _log.warning("%s; waiting until they let it in", error)
 
         response = await retry(
             post_until_name_is_free,
             clock=self._clock,
             backoff=ADMISSION_BACKOFF,
             retry_on=NotAllowed,
-            on_retry=log_refusal,
+            on_retry=first_only(log_refusal),
         )
         joined = response.decode(responses.Joined)
         if refused:

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from queue import SimpleQueue
 
-MOST_THREADS = 1_000
+MAX_THREADS = 1_000
 """Those whose handler hangs count too."""
 
 Work = Callable[[], None]
@@ -17,7 +17,7 @@ class Threads:
     hangs does not keep the process from ending."""
 
     def __init__(self) -> None:
-        self._capacity = asyncio.Semaphore(MOST_THREADS)
+        self._capacity = asyncio.Semaphore(MAX_THREADS)
         self._all: list[SimpleQueue[Work | None]] = []
         self._idle: list[SimpleQueue[Work | None]] = []
 

@@ -13,7 +13,8 @@ from msgspec import structs
 
 from shardyard.client.carrier import HeartbeatAnswer, HttpRequest, response_body
 from shardyard.client.http import reason
-from shardyard.model import InvalidCall, Malformed, TooLarge, WrongToken
+from shardyard.client.outbox import Outbox
+from shardyard.model import EarlierPublishFailed, InvalidCall, Malformed, TooLarge, WrongToken
 from shardyard.runtime.clock import Clock, wait_until_set
 from shardyard.wire import frames, responses
 from shardyard.wire.close_codes import Advice, advice
@@ -79,7 +80,7 @@ class WebSocketCarrier:
         self._lanes: defaultdict[object, dict[int, None]] = defaultdict(dict)
         """The numbers of the publishes of each lane that are in flight, in their order."""
         self._watches: dict[int, WebSocketWatch] = {}
-        self._outbox: list[bytes] = []
+        self._outbox = Outbox()
         self._sending: asyncio.Task[None] | None = None
         self._lost: Exception | None = None
         self._receiving = asyncio.create_task(self._receive(), name="connection to a broker")
@@ -106,12 +107,7 @@ class WebSocketCarrier:
             raise Malformed("answer", "a request is answered with a response")
         return response_body(answer.status, answer.body)
 
-    async def publish(
-        self,
-        call: frames.Publish,
-        timeout: float,  # noqa: ASYNC109
-        lane: object = None,
-    ) -> responses.Published:
+    async def publish(self, call: frames.Publish, timeout: float, lane: object = None) -> responses.Published:  # noqa: ASYNC109
         if lane is None:
             return await self._result(call, timeout, _published)
         numbers, number = self._lanes[lane], next(self._numbers)
@@ -156,8 +152,8 @@ class WebSocketCarrier:
         return watch
 
     def _end_watch(self, number: int) -> None:
-        if self._watches.pop(number, None) is not None and self._lost is None:
-            self._send(number, frames.Cancel())
+        if self._watches.pop(number, None) is not None:
+            self._cancel(number)
 
     async def _result(
         self,
@@ -192,8 +188,8 @@ class WebSocketCarrier:
             raise ConnectionError("no response in time") from None
         finally:
             del self._calls[number]
-            if isinstance(call, frames.Read) and (answered.cancelled() or not answered.done()) and not self.is_lost:
-                self._send(number, frames.Cancel())
+            if answered.cancelled() or not answered.done():
+                self._give_up(number, call)
         if isinstance(answer, frames.Failed):
             raise error_of(answer.error)
         return answer
@@ -204,19 +200,37 @@ class WebSocketCarrier:
         frame = frames.encode_frame(number, call)
         if len(frame) > MAX_BODY_BYTES:
             raise TooLarge("body in bytes", len(frame), MAX_BODY_BYTES)
-        self._outbox.append(frame)
+        self._outbox.put(number, call, frame)
         if self._sending is None or self._sending.done():
             self._sending = asyncio.create_task(self._flush(), name="sending to a broker")
 
+    def _give_up(self, number: int, call: frames.Call) -> None:
+        """Nobody waits for the answer to a call any more. It is not sent if it was not sent yet."""
+        if isinstance(call, frames.Read):
+            self._cancel(number)
+        elif self._outbox.drop(number) and isinstance(call, frames.Publish):
+            self._refuse_after(number)
+
+    def _cancel(self, number: int) -> None:
+        """End a read or a watch."""
+        if not self._outbox.drop(number) and self._lost is None:
+            self._send(number, frames.Cancel())
+
+    def _refuse_after(self, number: int) -> None:
+        """Refuse the publishes that are to be stored after one that is not sent: they were not sent either."""
+        for numbers in self._lanes.values():
+            for later in [each for each in numbers if each > number] if number in numbers else ():
+                self._outbox.drop(later)
+                if not (call := self._calls[later]).done():
+                    call.set_exception(EarlierPublishFailed())
+
     async def _flush(self) -> None:
         while self._outbox:
-            waiting, self._outbox = self._outbox, []
-            for message in frames.messages(waiting):
-                try:
-                    await self._socket.send_bytes(message)
-                except (aiohttp.ClientError, ConnectionError, RuntimeError) as error:
-                    self._lose(ConnectionError(f"the connection was lost: {error}"))
-                    return
+            try:
+                await self._socket.send_bytes(self._outbox.take())
+            except (aiohttp.ClientError, ConnectionError, RuntimeError) as error:
+                self._lose(ConnectionError(f"the connection was lost: {error}"))
+                return
 
     async def _receive(self) -> None:
         """Hand answers to their calls until the connection ends."""
@@ -252,6 +266,7 @@ class WebSocketCarrier:
         if self._lost is not None:
             return
         self._lost = error
+        self._outbox.clear()
         for call in self._calls.values():
             if not call.done():
                 call.set_exception(error)

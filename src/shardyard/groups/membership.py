@@ -14,11 +14,11 @@ from shardyard.groups import protocol
 from shardyard.groups.coordinator import Host, JoinRequest, MemberIdentity
 from shardyard.groups.protocol import Grant, MemberAssignment
 from shardyard.model import Fenced, InvalidCall, MemberExists, Partition, PartitionOutOfRange, Position, RetryLater
-from shardyard.runtime.retry import Backoff, retry
+from shardyard.runtime.retry import Backoff, first_only, retry
 
 _log = logging.getLogger(__name__)
 
-HEARTBEATS_PER_SESSION = 5
+HEARTBEATS_PER_SESSION = 3
 READ_SECONDS = 30.0
 """The longest time between two reads of the assignment, also when no change was signalled."""
 RELEASE_BACKOFF = Backoff(first=0.05, longest=0.2)
@@ -86,6 +86,8 @@ class Membership:
         self._cut_off = False
         """It was out of touch for longer than its session, and joins again: if it still were a member, it would get its
         partitions back under the same epochs, with what was in flight."""
+        self._warned: set[str] = set()
+        """What was logged since it was last in touch with its group."""
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -152,7 +154,7 @@ class Membership:
             lambda: self._host.coordinator.release(self._identity, {partition: grant.epoch}),
             clock=self._clock,
             backoff=RELEASE_BACKOFF,
-            on_retry=lambda error: _log.warning("the release of %s will be retried: %s", partition, error),
+            on_retry=first_only(lambda error: _log.warning("the release of %s will be retried: %s", partition, error)),
         )
         if self._owned.get(partition) == grant:
             self.forget(partition)
@@ -212,13 +214,20 @@ class Membership:
         try:
             await step()
         except Fenced as error:
-            _log.warning("%s", error)
+            self._warn("%s", error)
             await self._rejoin()
         except RetryLater as error:
-            _log.warning("the heartbeat of %s will be retried: %s", self._request.name, error)
+            self._warn("the heartbeat of %s will be retried: %s", self._request.name, error)
             if self._clock.monotonic() - self._last_contact > self._session:
+                self._warn("%s was out of touch for longer than its session, and will join again", self._request.name)
                 self._lose_all()  # others may own them by now
                 self._cut_off = True
+
+    def _warn(self, message: str, *arguments: object) -> None:
+        """Log a warning, unless the same was logged since the member was last in touch with its group."""
+        if message not in self._warned:
+            self._warned.add(message)
+            _log.warning(message, *arguments)
 
     async def _join(self, since: int | None = None) -> None:
         self._identity = await self._host.coordinator.join(self._request, since)
@@ -234,13 +243,19 @@ class Membership:
         try:
             await self._join(since=self._identity.epoch)
         except (MemberExists, RetryLater) as error:  # another process may have its name for a while
-            _log.warning("joining again will be retried: %s", error)
+            self._warn("joining again will be retried: %s", error)
+        else:
+            self._warned.clear()
+            _log.info("%s has joined group %s again", self._request.name, self._request.group)
 
     async def _heartbeat(self) -> None:
         started = self._clock.monotonic()
         progressed = list(self._listener.progressed(list(self._owned)))
         assignment = await self._host.coordinator.heartbeat(self._identity, progressed)
         self._last_contact = started
+        if self._warned:
+            self._warned.clear()
+            _log.info("%s is in touch with group %s again", self._request.name, self._request.group)
         if assignment is not None:
             self._apply(assignment)
 

@@ -27,7 +27,7 @@ from shardyard.model import (
 )
 from shardyard.model.plain_batch import ReadBatch
 from shardyard.runtime.clock import Clock, wait_until_set
-from shardyard.runtime.retry import Backoff, retry
+from shardyard.runtime.retry import Backoff, first_only, retry
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 AHEAD_SECONDS = 0.5
 """How long a batch that was read ahead may be delivered: settings of the group take effect when it is read."""
-READ_WAIT_SECONDS = 30.0
+READ_WAIT_SECONDS = 300.0
 """How long one read waits for records; longer waits take several."""
 READ_BACKOFF = Backoff(first=0.05, longest=1.0)
 """While the log or the registry is out of reach."""
@@ -330,7 +330,7 @@ class PartitionReader:
         def warn(error: RetryLater) -> None:
             _log.warning("reading %s will be retried: %s", self.partition, error)
 
-        return await retry(call, clock=self.clock, backoff=READ_BACKOFF, on_retry=warn)
+        return await retry(call, clock=self.clock, backoff=READ_BACKOFF, on_retry=first_only(warn))
 
     async def _unless_stopped(self, work: Awaitable[T]) -> T | None:
         """The result of `work`; None if the reader was stopped before, and then `work` is cancelled."""

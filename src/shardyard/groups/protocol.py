@@ -47,8 +47,8 @@ from shardyard.registry import (
 )
 from shardyard.registry.port import TransactionAborted
 
-LEAST_SESSION_SECONDS = 1.0
-MOST_SESSION_SECONDS = 3600.0
+MIN_SESSION_SECONDS = 1.0
+MAX_SESSION_SECONDS = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,8 +195,8 @@ def _wants_the_same(before: MemberRow, after: MemberRow) -> bool:
 
 def check_session(seconds: object) -> float:
     """`seconds`, if a session may last that long."""
-    if not isinstance(seconds, int | float) or not LEAST_SESSION_SECONDS <= seconds <= MOST_SESSION_SECONDS:
-        expected = f"a number of seconds, {LEAST_SESSION_SECONDS:g} to {MOST_SESSION_SECONDS:g}"
+    if not isinstance(seconds, int | float) or not MIN_SESSION_SECONDS <= seconds <= MAX_SESSION_SECONDS:
+        expected = f"a number of seconds, {MIN_SESSION_SECONDS:g} to {MAX_SESSION_SECONDS:g}"
         raise InvalidValue("session_timeout", seconds, expected)
     return float(seconds)
 

@@ -463,3 +463,15 @@ class Unreachable(RetryLater):
     def __init__(self, brokers: list[str], seconds: float, why: str) -> None:
         super().__init__(f"none of {', '.join(brokers)} could be reached for {seconds:g} s ({why})")
         self.brokers = brokers
+
+
+class NotABroker(Unreachable):
+    """Raised when something else answers at the addresses of all brokers."""
+
+    def __init__(self, brokers: list[str], answer: str) -> None:
+        """`answer`: what was answered, such as "404 with text/html"."""
+        one = len(brokers) == 1
+        what = f"{brokers[0]} is not a" if one else f"none of {', '.join(brokers)} is a"
+        RetryLater.__init__(self, f"{what} Shardyard broker: {'it' if one else 'they'} answered {answer}")
+        self.brokers = brokers
+        self.answer = answer

@@ -12,7 +12,10 @@ _CREDENTIALS = re.compile(r"//.*@")
 _PASSWORD_WITHOUT_HOST = re.compile(r"//([^/@:]*):(?!\d*(?:[/?,]|$)).*")
 """A user and a password where a host and a port should be."""
 _PASSWORD_OPTION = re.compile(r"((?:ssl)?password=)[^&]*", re.IGNORECASE)
-_EXPECTED = "sqlite:///a/path, sqlite:////an/absolute/path, postgresql://user:password@host:port/database or memory://"
+_EXPECTED = (
+    "sqlite:///a/path, sqlite:////an/absolute/path or postgresql://user:password@host:port/database "
+    "(or memory:// within a program, since no other process can open it)"
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ A partition is drained when every group that reads the topic has read it to its 
 partition has not read it, wherever else it has committed: it may be offline. A partition that no group ever read stays.
 """
 
+import contextlib
 from collections import Counter
 from dataclasses import dataclass
 
@@ -28,18 +29,14 @@ class DrainingPartition:
 
 
 async def draining_partitions(log: Log, readers: TopicReaders, topic: Topic) -> list[DrainingPartition]:
-    """The draining partitions of a topic; none if they have been dropped since it was looked up. Members that have left
-    a broadcast group are not waited for."""
+    """The draining partitions of a topic. Members that have left a broadcast group are not waited for."""
     groups = readers.reading_groups(topic.name, with_predecessors(topic.name, await log.topics()))
-    found = await spans(log, topic)
-    try:
-        return [
-            await _draining_partition(log, readers, groups, partition, span)
-            for partition, span in found.items()
-            if partition.index >= topic.receiving
-        ]
-    except PartitionOutOfRange:  # they are dropped together
-        return []
+    draining = []
+    for partition, span in (await spans(log, topic)).items():
+        if partition.index >= topic.receiving:
+            with contextlib.suppress(PartitionOutOfRange):  # it was dropped meanwhile
+                draining.append(await _draining_partition(log, readers, groups, partition, span))
+    return draining
 
 
 async def _draining_partition(

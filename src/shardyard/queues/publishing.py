@@ -21,7 +21,7 @@ RETRY_SECONDS = 3.0
 over to another broker."""
 WHOLE_FROM_RECORDS = 100
 """From this size on, a stamped batch without keys is not split: the whole batch goes to the next partition."""
-MOST_ROUTERS = 1000
+MAX_ROUTERS = 1000
 """Topics whose current state a publisher keeps in memory."""
 _LIMITS = Limits()
 
@@ -112,7 +112,7 @@ class Publisher:
         if router is None:
             router = Router(self._log, topic, clock=self._clock)
             await router.current(deadline)  # a topic that does not exist is not kept
-            if len(self._routers) >= MOST_ROUTERS:
+            if len(self._routers) >= MAX_ROUTERS:
                 self._routers.clear()
             router = self._routers.setdefault(topic, router)
         return router

@@ -18,7 +18,7 @@ Outcome = Any
 
 _ENOUGH_BYTES = 1024 * 1024
 """A group of this size does not wait for more: what it takes to begin and to end it is little by comparison."""
-_MOST_SKIPPED = 63
+_MAX_SKIPPED = 63
 """Groups."""
 
 
@@ -129,7 +129,7 @@ class GroupCommit(Generic[Work]):
         self._wanted = self._expected
         while not self._is_enough() and (left := self._linger_until - time.monotonic()) > 0:
             self._wake.wait(left)
-        self._skip = 0 if self._is_enough() else min(2 * self._skip + 1, _MOST_SKIPPED)
+        self._skip = 0 if self._is_enough() else min(2 * self._skip + 1, _MAX_SKIPPED)
         self._skipped = 0
 
     def _is_enough(self) -> bool:

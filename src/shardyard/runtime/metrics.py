@@ -179,6 +179,13 @@ LONG_POLLS_WAITING = gauge(
 CONNECTIONS = gauge("shardyard_connections", "connections", "Open connections, HTTP and WebSocket.").series()
 WEBSOCKETS = gauge("shardyard_websockets", "connections", "Open WebSocket connections.").series()
 CALLS = counter("shardyard_calls_total", "calls", "Calls on WebSocket connections, by kind.", "kind")
+CALL_SECONDS = histogram(
+    "shardyard_call_seconds",
+    "seconds",
+    "Time from a call on a WebSocket connection to its answer, with the waiting of reads; a watch has no end.",
+    "kind",
+    bounds=_SECONDS,
+)
 BODY_BYTES = gauge(
     "shardyard_body_bytes",
     "bytes",

@@ -28,13 +28,13 @@ POLL_SECONDS = 0.005
 REST_SECONDS = 0.001
 """The least time between two returns of `Listener.wait`, so that looking costs little while signals come in quick
 succession."""
-MOST_LISTENERS = 256
+MAX_LISTENERS = 256
 """How many listeners a sender signals. Further ones look every `FALLBACK_SECONDS`."""
 _SETTLED_NS = 100_000_000
 """A folder's modification time of this age changes with the next file. That of a younger one may stay the same, because
 the next file can fall into the same tick of the file system's clock."""
 _ENDING = ".socket"
-_MOST_PATH_BYTES = 100
+_MAX_PATH_BYTES = 100
 """Longer paths do not fit into the address of a socket."""
 
 
@@ -144,7 +144,7 @@ class Sender:
         modified = os.stat(self._folder).st_mtime_ns
         if modified != self._listed_at:
             names = [name for name in os.listdir(self._folder) if name.endswith(_ENDING)]
-            self._names = names[:MOST_LISTENERS]
+            self._names = names[:MAX_LISTENERS]
             self._listed_at = modified if time.time_ns() - modified > _SETTLED_NS else None
         return self._names
 
@@ -171,7 +171,7 @@ class Sender:
 @contextlib.contextmanager
 def _reachable(folder: Path) -> Iterator[str]:
     """A path of the folder that is short enough for the address of a socket. Linux has one for any folder."""
-    if len(os.fsencode(folder)) + len("/0123456789abcdef") + len(_ENDING) <= _MOST_PATH_BYTES:
+    if len(os.fsencode(folder)) + len("/0123456789abcdef") + len(_ENDING) <= _MAX_PATH_BYTES:
         yield str(folder)
         return
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)

@@ -28,6 +28,19 @@ class Backoff:
 DEFAULT_BACKOFF = Backoff()
 
 
+def first_only(report: Callable[[E], None]) -> Callable[[E], None]:
+    """`report` for the first error; nothing for those after it. For `on_retry`, to log a retried call once."""
+    is_reported = False
+
+    def report_first(error: E) -> None:
+        nonlocal is_reported
+        if not is_reported:
+            is_reported = True
+            report(error)
+
+    return report_first
+
+
 @overload
 async def retry(
     call: Callable[[], Awaitable[T]],

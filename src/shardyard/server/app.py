@@ -3,7 +3,10 @@
 import asyncio
 import contextlib
 import functools
+import logging
+import signal
 from collections.abc import AsyncIterator, Iterator, Sequence
+from types import FrameType
 from typing import Any
 
 import msgspec
@@ -19,16 +22,18 @@ from shardyard.server import health
 from shardyard.server.bodies import Bodies, limit_bodies
 from shardyard.server.connections import Connection
 from shardyard.server.drain import Drain
-from shardyard.server.http import ERROR_HANDLERS
+from shardyard.server.http import ERROR_HANDLERS, refuse_without_upgrade
 from shardyard.server.limits import DEFAULT_LIMITS, ServerLimits
 from shardyard.server.measuring import measure
 from shardyard.server.opening import take_connections
 from shardyard.server.queues import groups, members, records, topics
 from shardyard.server.websocket import WebSocketConnection
-from shardyard.wire import requests, responses
+from shardyard.wire import frames, requests, responses
 from shardyard.wire.batches import JsonBatch
 from shardyard.wire.records import JsonRecord
 from shardyard.wire.settings import GroupSettings
+
+_log = logging.getLogger(__name__)
 
 ROUTERS = (topics.router, records.router, members.router, groups.router, health.router)
 BACKLOG = 1024
@@ -53,6 +58,7 @@ def create_app(broker: Broker, drain: Drain | None = None) -> FastAPI:
         app.add_exception_handler(kind, handler)
     for router in ROUTERS:
         app.router.routes.extend(router.routes)  # `include_router` would build each route anew, with the first request
+    app.add_api_route(frames.PATH, refuse_without_upgrade, include_in_schema=False)
     describe_routes = app.openapi
 
     def describe() -> dict[str, Any]:
@@ -73,8 +79,15 @@ class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, drain: Drain) -> None:
         super().__init__(config)
         self._drain = drain
+        self._reason = "the program has asked for it"
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if not self.should_exit:
+            self._reason = f"{signal.Signals(sig).name} was received"
+        super().handle_exit(sig, frame)
 
     async def shutdown(self, sockets: Any = None) -> None:
+        _log.info("stopping: %s; %d connections are open", self._reason, len(self.server_state.connections))
         self._drain.start()
         await super().shutdown(sockets)
 
@@ -148,6 +161,7 @@ def _config(
         http=functools.partial(Connection, limits=limits),  # type: ignore[arg-type]  # it is only called
         ws=functools.partial(WebSocketConnection, limits=limits, bodies=bodies),  # type: ignore[arg-type]  # likewise
         access_log=False,
+        log_config=None,  # the program configures where logs go
         log_level="warning",
         lifespan="off",
         timeout_graceful_shutdown=drain_seconds,  # type: ignore[arg-type]  # it is passed to asyncio.wait_for

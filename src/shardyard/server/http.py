@@ -9,10 +9,11 @@ from fastapi import Path, Request, Response
 from fastapi.exceptions import RequestValidationError
 from msgspec import Struct
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, HTTPConnection
 
 from shardyard.model import BodyStalled, InvalidValue, Malformed, RetryLater, ShardyardError, TooLarge, WrongToken
 from shardyard.runtime.metrics import ERRORS
+from shardyard.wire import frames
 from shardyard.wire.codec import decode, encode
 from shardyard.wire.errors import ErrorBody, ErrorResponse, error_body, status_of
 from shardyard.wire.media import ARROW, JSON, MAX_BODY_BYTES, MEDIA_TYPES, MSGPACK
@@ -30,9 +31,9 @@ def caller_of(request: Request) -> str:
     return f"{name}@{host_of(request)}" if name else host_of(request)
 
 
-def host_of(request: Request) -> str:
+def host_of(connection: HTTPConnection) -> str:
     """The address of the caller."""
-    return request.client.host if request.client else "?"
+    return connection.client.host if connection.client else "?"
 
 
 async def read_bytes(request: Request) -> bytes:
@@ -123,6 +124,13 @@ async def on_no_route(request: Request, error: Exception) -> Response:
     code = re.sub(r"\W+", "_", str(error.detail)).lower()
     body = ErrorBody(code, f"{request.method} {request.url.path} is no call of this API: see /docs")
     return _error_response(body, error.status_code, dict(error.headers or {}))
+
+
+async def refuse_without_upgrade() -> Response:
+    """The response to a plain request where only WebSocket connections are taken."""
+    message = f"{frames.PATH} takes WebSocket connections (subprotocol {frames.SUBPROTOCOL}), and no plain requests"
+    headers = {"Connection": "Upgrade", "Upgrade": "websocket"}
+    return _error_response(ErrorBody("upgrade_required", message), 426, headers)
 
 
 async def on_disconnect(_: Request, __: Exception) -> Response:

@@ -2,13 +2,14 @@
 
 from typing import TYPE_CHECKING
 
-from starlette.datastructures import Headers
+from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from shardyard.model import InvalidCall
 from shardyard.queues.broker import Broker
 from shardyard.server.auth import check_connection, token_of
 from shardyard.server.drain import Drain
+from shardyard.server.http import host_of
 from shardyard.server.limits import ServerLimits
 from shardyard.server.queues.session import Session
 from shardyard.server.tunnel import Tunnel
@@ -27,10 +28,10 @@ def take_connections(app: ASGIApp, broker: Broker, drain: Drain, limits: ServerL
             return
         if scope["path"] != PATH:
             raise InvalidCall(f"{scope['path']} takes no WebSocket connections: connect to {PATH}")
-        token = token_of(Headers(scope=scope))
+        opening = HTTPConnection(scope)
+        token, host = token_of(opening.headers), host_of(opening)
         await check_connection(broker, token)
         connection: WebSocketConnection = scope["connection"]
-        host = scope["client"][0] if scope["client"] else "?"
         connection.accept(Session(connection, broker, drain, Tunnel(app, scope), limits, token=token, host=host))
 
     return call

@@ -37,7 +37,7 @@ class MessageHandler(Protocol):
     """What is done with the messages of a connection."""
 
     def receive(self, message: bytes, held: HeldBytes) -> None:
-        """A message came. `held`: its memory, to be released when it has been dealt with."""
+        """Process a message. `held`: the memory that it takes, to be released when it has been processed."""
 
     def drain(self) -> None:
         """The server is about to stop: finish what is in progress, and close the connection."""

@@ -6,8 +6,6 @@ from enum import Enum, IntEnum
 class CloseCode(IntEnum):
     """Why a connection is closed. Each hundred asks the same of the client; see `Advice`."""
 
-    NORMAL = 1000
-    """The client is done."""
     IDLE = 4000
     """Nothing came from the client for a while, not even a ping."""
     NOT_READING = 4001

@@ -173,15 +173,16 @@ def messages(frames: Iterable[bytes]) -> Iterator[bytes]:
     size = 0
     for frame in frames:
         if together and size + len(frame) > SHARED_BYTES:
-            yield _message(together)
+            yield message(together)
             together, size = [], 0
         together.append(frame)
         size += len(frame)
     if together:
-        yield _message(together)
+        yield message(together)
 
 
-def _message(frames: list[bytes]) -> bytes:
+def message(frames: list[bytes]) -> bytes:
+    """A message with these frames."""
     count = len(frames)
     header = bytes([0x90 | count]) if count < 16 else b"\xdd" + count.to_bytes(4, "big")  # of an array
     return header + b"".join(frames)

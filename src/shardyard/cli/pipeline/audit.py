@@ -1,5 +1,7 @@
 """`shardyard pipeline audit`: compare what was sent with what was delivered."""
 
+# ruff: noqa: PLC0415 commands start quickly: what is slow to import is imported by those that need it
+
 from datetime import UTC, datetime
 from typing import Annotated
 
@@ -68,8 +70,8 @@ def audit(
     deadline = _parse_time(until) if until is not None else None
     partition_counts(log, [sent, *([delivered] if delivered is not None else [])])
     with spark_session("audit", master, memory) as spark:
-        from shardyard.pipeline.audit.audit import audit as run  # noqa: PLC0415 Spark is slow to import
-        from shardyard.pipeline.audit.audit import (  # noqa: PLC0415
+        from shardyard.pipeline.audit.audit import audit as run
+        from shardyard.pipeline.audit.audit import (
             delivered_from_table,
             delivered_from_topic,
             sent_from_topic,

@@ -1,5 +1,7 @@
 """`shardyard pipeline balance`: how evenly load is spread, and what would help."""
 
+# ruff: noqa: PLC0415 commands start quickly: what is slow to import is imported by those that need it
+
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -90,8 +92,8 @@ def balance(
     counts = None if partitions is None else parse_counts("--partitions", partitions)
     member_counts = parse_counts("--members", members) if members is not None else []
     check_source(log, topic, parquet)
-    from shardyard.pipeline.balance.report import balance_report, window_us  # noqa: PLC0415 Spark is slow to import
-    from shardyard.pipeline.balance.scheme import every_scheme  # noqa: PLC0415
+    from shardyard.pipeline.balance.report import balance_report, window_us
+    from shardyard.pipeline.balance.scheme import every_scheme
 
     own = partition_counts(log, topic or []) if log is not None else None
     counts = counts or sorted(set((own or {"": 12}).values()))
@@ -167,7 +169,7 @@ def _member_rows(topic: "TopicBalance") -> list[Row]:
 
 
 def _key_rows(topic: "TopicBalance") -> list[Row]:
-    from shardyard.pipeline.balance.figures import shown  # noqa: PLC0415 as above
+    from shardyard.pipeline.balance.figures import shown
 
     rows: list[Row] = []
     for hot in topic.hot_keys.keys:

@@ -1,5 +1,7 @@
 """`shardyard pipeline demo`: all jobs of the pipeline, on one machine, under load."""
 
+# ruff: noqa: PLC0415 commands start quickly: what is slow to import is imported by those that need it
+
 import tempfile
 import time
 from dataclasses import asdict
@@ -11,7 +13,8 @@ from rich.console import Console
 
 from shardyard.cli.options import Json
 from shardyard.cli.output import print_json, print_table
-from shardyard.cli.pipeline.options import Master, spark_session
+from shardyard.cli.pipeline.balance import print_report
+from shardyard.cli.pipeline.options import Master, read_loads, spark_session
 from shardyard.model import InvalidValue
 
 if TYPE_CHECKING:
@@ -60,7 +63,7 @@ class _Demo:
 
     def run(self) -> dict[str, Any]:
         """The results of all jobs, by name."""
-        from shardyard.cli.pipeline.traffic import TOPIC, Traffic  # noqa: PLC0415 loads numba
+        from shardyard.cli.pipeline.traffic import TOPIC, Traffic
 
         results: dict[str, Any] = {}
         with Traffic(self._log, self._registry, BEFORE) as traffic:
@@ -91,7 +94,7 @@ class _Demo:
             print_table(rows)
 
     def _ingest(self, topic: str) -> dict[str, Any]:
-        from shardyard.pipeline.lake.ingest import ingest  # noqa: PLC0415 Spark is slow to import
+        from shardyard.pipeline.lake.ingest import ingest
 
         lake = self._folder / "lake"
         progress_records: list[int] = []
@@ -119,10 +122,8 @@ class _Demo:
         return row
 
     def _balance(self, topic: str) -> dict[str, Any]:
-        from shardyard.cli.pipeline.balance import print_report  # noqa: PLC0415 as above
-        from shardyard.cli.pipeline.options import read_loads  # noqa: PLC0415
-        from shardyard.pipeline.balance.report import balance_report  # noqa: PLC0415
-        from shardyard.pipeline.balance.scheme import every_scheme  # noqa: PLC0415
+        from shardyard.pipeline.balance.report import balance_report
+        from shardyard.pipeline.balance.scheme import every_scheme
 
         self._loads = read_loads(self._spark, self._log, [topic], None, "key", None, None, None)
         schemes = every_scheme(["modulus", "jump"], None, [AFTER])
@@ -134,9 +135,9 @@ class _Demo:
         return report.to_json()
 
     def _plan(self, topic: str) -> dict[str, Any]:
-        from shardyard.pipeline.plan.html_report import render  # noqa: PLC0415
-        from shardyard.pipeline.plan.load import load_of  # noqa: PLC0415 as above
-        from shardyard.pipeline.plan.report import make_plan  # noqa: PLC0415
+        from shardyard.pipeline.plan.html_report import render
+        from shardyard.pipeline.plan.load import load_of
+        from shardyard.pipeline.plan.report import make_plan
 
         load = load_of(self._loads, 10_000, partitions=BEFORE)
         planned = make_plan(load, partitions=[BEFORE, AFTER, 256], members=[4, 16])
@@ -145,7 +146,7 @@ class _Demo:
         return {"recommendation": planned.recommendation, "report": str(self._report)}
 
     def _reshard(self, topic: str) -> dict[str, Any]:
-        from shardyard.pipeline.reshard.reshard import reshard  # noqa: PLC0415 as above
+        from shardyard.pipeline.reshard.reshard import reshard
 
         done = reshard(self._spark, self._log, topic, partitions=AFTER, registry=self._registry)
         row = asdict(done)
@@ -154,7 +155,7 @@ class _Demo:
         return row
 
     def _audit(self, sent: str) -> dict[str, Any]:
-        from shardyard.pipeline.audit.audit import audit, delivered_from_table, sent_from_topic  # noqa: PLC0415 as above
+        from shardyard.pipeline.audit.audit import audit, delivered_from_table, sent_from_topic
 
         topic = self._spark.read.format("shardyard").options(log=self._log, topics=sent).load()
         table = self._spark.read.parquet(str(self._folder / "deliveries.parquet"))

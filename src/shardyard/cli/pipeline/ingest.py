@@ -1,5 +1,7 @@
 """`shardyard pipeline ingest`: copy topics into a lake."""
 
+# ruff: noqa: PLC0415 commands start quickly: what is slow to import is imported by those that need it
+
 import signal
 import threading
 from dataclasses import asdict
@@ -61,8 +63,8 @@ def ingest(
     if not every >= 0:
         raise InvalidValue("--every", every, "seconds, at least 0")
     partition_counts(log, topics)
-    from shardyard.pipeline.lake.files import Lake  # noqa: PLC0415 Spark is slow to import
-    from shardyard.pipeline.lake.ingest import ingest as run  # noqa: PLC0415
+    from shardyard.pipeline.lake.files import Lake
+    from shardyard.pipeline.lake.ingest import ingest as run
 
     Lake(lake).check()
     stop = threading.Event()

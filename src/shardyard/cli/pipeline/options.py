@@ -1,5 +1,7 @@
 """What the pipeline's commands share: options, the Spark session, and reading the load to measure."""
 
+# ruff: noqa: PLC0415 commands start quickly: what is slow to import is imported by those that need it
+
 import contextlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -60,8 +62,8 @@ def spark_session(
     `own_progress`: the command shows its progress itself, so Spark does not.
     """
     require_spark()
-    from shardyard.pipeline.session import SparkSession, session  # noqa: PLC0415
-    from shardyard.pipeline.spark_errors import translate_spark_errors  # noqa: PLC0415 Spark is slow to import
+    from shardyard.pipeline.session import SparkSession, session
+    from shardyard.pipeline.spark_errors import translate_spark_errors
 
     active = SparkSession.getActiveSession()
     settings = {"spark.ui.showConsoleProgress": "false"} if own_progress else {}
@@ -103,8 +105,8 @@ def check_source(log: str | None, topics: list[str] | None, parquet: Path | None
 def partition_counts(log: str, topics: list[str]) -> dict[str, int]:
     """The number of partitions of each topic. Raises `UnknownTopic` if one does not exist."""
     require_spark()
-    from shardyard.pipeline.blocking import blocking  # noqa: PLC0415 as above
-    from shardyard.pipeline.source.options import absolute  # noqa: PLC0415
+    from shardyard.pipeline.blocking import blocking
+    from shardyard.pipeline.source.options import absolute
 
     with blocking(absolute(log)) as opened:
         return {name: opened.wait(opened.log.topic(name)).partitions for name in topics}
@@ -112,8 +114,8 @@ def partition_counts(log: str, topics: list[str]) -> dict[str, int]:
 
 def successors(log: str, topics: Iterable[str]) -> dict[str, str]:
     """The topics that were resharded, with the topic that each continues as."""
-    from shardyard.pipeline.blocking import blocking  # noqa: PLC0415 as above
-    from shardyard.pipeline.source.options import absolute  # noqa: PLC0415
+    from shardyard.pipeline.blocking import blocking
+    from shardyard.pipeline.source.options import absolute
 
     with blocking(absolute(log)) as opened:
         known = {topic.name: topic.successor for topic in opened.wait(opened.log.topics())}
@@ -132,10 +134,10 @@ def read_loads(
     topic_column: str | None = None,
 ) -> "DataFrame":
     """The load that `balance` and `plan` measure, from topics or Parquet files."""
-    from shardyard.pipeline.balance.loads import loads_of_table, loads_of_topic  # noqa: PLC0415 as above
-    from shardyard.pipeline.blocking import blocking  # noqa: PLC0415
-    from shardyard.pipeline.source.offset_lookup import fixed_range  # noqa: PLC0415
-    from shardyard.pipeline.source.options import absolute  # noqa: PLC0415
+    from shardyard.pipeline.balance.loads import loads_of_table, loads_of_topic
+    from shardyard.pipeline.blocking import blocking
+    from shardyard.pipeline.source.offset_lookup import fixed_range
+    from shardyard.pipeline.source.options import absolute
 
     if parquet is not None:
         table = spark.read.parquet(str(parquet))

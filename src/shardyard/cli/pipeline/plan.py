@@ -1,5 +1,7 @@
 """`shardyard pipeline plan`: what other numbers of partitions and members would mean."""
 
+# ruff: noqa: PLC0415 commands start quickly: what is slow to import is imported by those that need it
+
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -101,9 +103,9 @@ def plan(
     if report is not None and not report.absolute().parent.is_dir():
         raise InvalidValue("--report", str(report), "a file in a folder that exists")
     require_spark()
-    from shardyard.pipeline.plan.html_report import render  # noqa: PLC0415
-    from shardyard.pipeline.plan.load import Load, load_of  # noqa: PLC0415 Spark is slow to import
-    from shardyard.pipeline.plan.report import make_plan  # noqa: PLC0415
+    from shardyard.pipeline.plan.html_report import render
+    from shardyard.pipeline.plan.load import Load, load_of
+    from shardyard.pipeline.plan.report import make_plan
 
     topics = [topic] if topic is not None else None
     load: Load
@@ -170,8 +172,8 @@ def _member_counts(members: str | None, registry: str | None, topic: str | None)
         return parse_counts("--members", members)
     if topic is None:
         raise InvalidCall("expected --topic with --registry; for anything else, --members")
-    from shardyard.groups.broadcast import is_member_group  # noqa: PLC0415 slow to import
-    from shardyard.registry import Snapshot, open_registry, registry_exists  # noqa: PLC0415
+    from shardyard.groups.broadcast import is_member_group
+    from shardyard.registry import Snapshot, open_registry, registry_exists
 
     if not registry_exists(str(registry)):
         raise InvalidValue("--registry", registry, "a registry that exists, such as sqlite:///data/registry.db")

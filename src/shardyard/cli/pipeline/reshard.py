@@ -1,5 +1,7 @@
 """`shardyard pipeline reshard`: rewrite a topic to another number of partitions, or another partitioner."""
 
+# ruff: noqa: PLC0415 commands start quickly: what is slow to import is imported by those that need it
+
 from dataclasses import asdict
 from typing import Annotated
 
@@ -63,7 +65,7 @@ def reshard(
     """
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     if abort:
-        from shardyard.pipeline.reshard.job import abort as run_abort  # noqa: PLC0415 Spark is slow to import
+        from shardyard.pipeline.reshard.job import abort as run_abort
 
         aborted = {"topic": topic, "deleted": run_abort(log, topic)}
         if json:
@@ -77,8 +79,8 @@ def reshard(
     if (registry is None) != no_groups:
         raise InvalidCall("expected either --registry, to carry over the positions of groups, or --no-groups")
     partition_counts(log, [topic])
-    from shardyard.pipeline.reshard.reshard import check_registry  # noqa: PLC0415 as above
-    from shardyard.pipeline.reshard.reshard import reshard as run  # noqa: PLC0415
+    from shardyard.pipeline.reshard.reshard import check_registry
+    from shardyard.pipeline.reshard.reshard import reshard as run
 
     if registry is not None:
         check_registry(registry)

@@ -1,5 +1,7 @@
 """`shardyard consume`: print records as they arrive, or run a command for each."""
 
+# ruff: noqa: PLC0415 commands start quickly: what is slow to import is imported by those that need it
+
 import asyncio
 import contextlib
 import logging
@@ -164,7 +166,7 @@ async def _consume(
     *,
     json: bool,
 ) -> None:
-    from shardyard.client import Consumer  # noqa: PLC0415 slow to import
+    from shardyard.client import Consumer
 
     stop.start()
     max_records = min(BATCH_RECORDS, stop.left or BATCH_RECORDS)
@@ -186,7 +188,7 @@ async def _consume(
 
 async def _print_records(consumer: "Consumer", stop: _Stop, *, json: bool) -> int:
     """Print and commit records until it is time to stop; returns how many were printed."""
-    from shardyard.client.consumer import next_of  # noqa: PLC0415 slow to import
+    from shardyard.client.consumer import next_of
 
     format_record = _format_json if json else _format_tabs
     is_terminal = sys.stdout.isatty()
@@ -218,7 +220,7 @@ def _format_tabs(record: Record, partition: Partition, offset: int) -> bytes:
 
 
 def _format_json(record: Record, partition: Partition, offset: int) -> bytes:
-    from shardyard.wire.records import json_record  # noqa: PLC0415 slow to import
+    from shardyard.wire.records import json_record
 
     return msgspec.json.encode(json_record(record, partition, offset))
 

@@ -69,11 +69,10 @@ def show(
         return
     record = {name: value for name, value in letter["record"].items() if name != "timestamp"}
     fields = _row(letter) | record
-    if not sys.stdout.isatty():
-        fields["traceback"] = letter["traceback"]
     print_table([{"field": name, "value": value} for name, value in fields.items() if value not in ({}, "")])
-    if sys.stdout.isatty() and letter["traceback"]:
-        sys.stdout.write("".join(f"{printable(line)}\n" for line in letter["traceback"].splitlines()))
+    if lines := letter["traceback"].splitlines():
+        shown = map(printable, lines) if sys.stdout.isatty() else lines
+        sys.stdout.write("".join(f"{line}\n" for line in ("", *shown)))
 
 
 @app.command("redrive")

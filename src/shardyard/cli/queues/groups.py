@@ -1,5 +1,7 @@
 """`shardyard groups`: owners, positions and lag of groups; settings, pauses, resets."""
 
+# ruff: noqa: PLC0415 commands start quickly: what is slow to import is imported by those that need it
+
 import sys
 from collections.abc import Mapping
 from enum import StrEnum
@@ -17,6 +19,7 @@ from shardyard.cli.queues.topics import print_deleted
 from shardyard.model import InvalidCall, InvalidValue
 from shardyard.model.limits import INTERNAL_PREFIX
 from shardyard.wire.requests import Pause, Reset
+from shardyard.wire.settings import GroupSettings
 
 app = typer.Typer(
     name="groups",
@@ -89,8 +92,6 @@ def show(group: Group, brokers: Brokers = None, json: Json = False) -> None:
 
 class _Set(Command):
     def sections(self) -> Mapping[str, Rows]:
-        from shardyard.wire.settings import GroupSettings  # noqa: PLC0415 slow to import
-
         return {"Settings": settings_help(GroupSettings)}
 
 
@@ -108,8 +109,6 @@ def set_group(group: Group, settings: Settings, brokers: Brokers = None, json: J
 
       shardyard groups set billing tags=eu,us max_active=2 release_after=none
     """
-    from shardyard.wire.settings import GroupSettings  # noqa: PLC0415 slow to import
-
     changes = parse_settings(GroupSettings, settings)
     with Session(brokers) as session:
         changed = session.request("PATCH", _path(group), changes)
@@ -260,7 +259,7 @@ def _partition_row(row: dict[str, Any], group: str) -> dict[str, object]:
 
 def _member_row(member: dict[str, Any]) -> dict[str, object]:
     """A member without its retry topics, which every member has."""
-    from shardyard.queues.retry_topics import parse_companion  # noqa: PLC0415 slow to import
+    from shardyard.queues.retry_topics import parse_companion
 
     return {
         "member": member["member"],

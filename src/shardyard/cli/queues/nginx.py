@@ -1,5 +1,7 @@
 """`shardyard nginx-config`: Nginx as a load balancer in front of several brokers."""
 
+# ruff: noqa: PLC0415 commands start quickly: what is slow to import is imported by those that need it
+
 import sys
 from typing import Annotated
 
@@ -33,7 +35,7 @@ def nginx_config(
 
       nginx -p "$PWD" -c nginx.conf -e error.log
     """
-    from shardyard.server.nginx import nginx_config as config  # noqa: PLC0415 slow to import
+    from shardyard.server.nginx import nginx_config as config
 
     addresses = [url.strip().removeprefix("http://").removesuffix("/") for url in brokers.split(",") if url.strip()]
     sys.stdout.write(config(addresses, listen))

@@ -1,5 +1,7 @@
 """`shardyard publish`: publish records from arguments or standard input."""
 
+# ruff: noqa: PLC0415 commands start quickly: what is slow to import is imported by those that need it
+
 import io
 import os
 import sys
@@ -18,7 +20,8 @@ from shardyard.cli.queues.options import TIME, Brokers, Topic, check_name, forma
 from shardyard.cli.queues.session import Session, request
 from shardyard.model import TAG, TRACE, Appended, Headers, InvalidCall, InvalidValue, Record, ShardyardError, TooLarge
 from shardyard.runtime.clock import now_ms
-from shardyard.wire.media import MAX_DELAY_MS
+from shardyard.wire.codec import encode
+from shardyard.wire.media import JSON, MAX_DELAY_MS, MSGPACK
 
 if TYPE_CHECKING:
     from shardyard.wire.records import Posted
@@ -140,7 +143,7 @@ class _Publisher:
     """Publishes batches one after the other, which keeps their order, and counts the records on each partition."""
 
     def __init__(self, session: Session, topic: str, partition: int | None) -> None:
-        from shardyard.client import Producer  # noqa: PLC0415 slow to import
+        from shardyard.client import Producer
 
         self.count = self.delayed_count = 0
         self.delayed: list[dict[str, Any]] = []
@@ -176,10 +179,8 @@ class _Publisher:
 
     def _publish_delayed(self, delayed: list["Posted"]) -> list[Appended]:
         """Returns where records were stored that turned out to be due already."""
-        from shardyard.wire.codec import encode  # noqa: PLC0415 slow to import
-        from shardyard.wire.media import MSGPACK  # noqa: PLC0415
-        from shardyard.wire.records import PackedRecord, PackedRecords  # noqa: PLC0415
-        from shardyard.wire.responses import Published  # noqa: PLC0415
+        from shardyard.wire.records import PackedRecord, PackedRecords
+        from shardyard.wire.responses import Published
 
         packed = [
             PackedRecord(r.value, r.key, r.id, list(r.headers), r.timestamp, posted.due)
@@ -265,7 +266,7 @@ def _to_records(
     due: Callable[[], int | None],
     record_id: str | None = None,
 ) -> Iterator[list["Posted"]]:
-    from shardyard.wire.records import Posted  # noqa: PLC0415 slow to import
+    from shardyard.wire.records import Posted
 
     key_bytes = None if key is None else os.fsencode(key)
     for batch in batches:
@@ -277,8 +278,7 @@ def _to_records(
 
 
 def _parse_json(batches: Iterable[list[bytes]]) -> Iterator[list["Posted"]]:
-    from shardyard.wire.media import JSON  # noqa: PLC0415 slow to import
-    from shardyard.wire.records import Posted, decode_records  # noqa: PLC0415
+    from shardyard.wire.records import Posted, decode_records
 
     line_number = 0
     for batch in batches:

@@ -1,5 +1,7 @@
 """Requests to brokers: where the brokers are, and a client for commands, which wait for each response."""
 
+# ruff: noqa: PLC0415 commands start quickly: what is slow to import is imported by those that need it
+
 import asyncio
 import contextlib
 import getpass
@@ -10,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import msgspec
 
-from shardyard.model import InvalidCall, RetryLater, Unreachable
+from shardyard.model import InvalidCall, NotABroker, RetryLater, Unreachable
 
 if TYPE_CHECKING:
     from shardyard.client.brokers import CarrierName
@@ -37,6 +39,8 @@ def explain_errors() -> Iterator[None]:
     """Raise errors that say what the user of a command can do about them."""
     try:
         yield
+    except NotABroker as error:
+        raise RetryLater(f"{error}: check --broker, or SHARDYARD_BROKER") from None
     except Unreachable as error:
         more = "name more: --broker may be repeated" if len(error.brokers) == 1 else "name others with --broker"
         raise RetryLater(f"{error}: start one with `shardyard broker`, or {more}") from None
@@ -51,7 +55,7 @@ class Session:
         self, brokers: Sequence[str] | None, retry_seconds: float = RETRY_SECONDS, carrier: "CarrierName" = "http"
     ) -> None:
         """`carrier`: as for the client; a single request takes HTTP."""
-        from shardyard.client import Brokers as Client  # noqa: PLC0415 slow to import, and other commands need none
+        from shardyard.client import Brokers as Client
 
         self.brokers = Client(addresses(brokers), token=token(), retry_seconds=retry_seconds, carrier=carrier)
         self._runner = asyncio.Runner()

@@ -8,15 +8,14 @@ import msgspec
 
 from shardyard.cli.help import Rows
 from shardyard.model import InvalidValue
+from shardyard.wire.settings import without_null_lists
+from shardyard.wire.validation import in_words, masked, unknown
 
 _NONE = "none"
 
 
 def parse_settings(kind: type[msgspec.Struct], pairs: Sequence[str]) -> dict[str, Any]:
     """The settings in `pairs`, written as NAME=VALUE, with the types that they have in `kind`."""
-    from shardyard.wire.settings import without_null_lists  # noqa: PLC0415 slow to import
-    from shardyard.wire.validation import in_words, masked, unknown  # noqa: PLC0415
-
     fields = {field.name: field for field in msgspec.structs.fields(kind)}
     settings = {}
     for pair in pairs:
@@ -47,8 +46,6 @@ def format_setting(value: object) -> str:
 
 def settings_help(kind: type[msgspec.Struct]) -> Rows:
     """The settings of `kind`, with the values they take and their defaults."""
-    from shardyard.wire.validation import in_words  # noqa: PLC0415 slow to import
-
     return [
         (field.name, f"{in_words(field.type, 'none')}{_default(field.default)}")
         for field in msgspec.structs.fields(kind)

@@ -1,5 +1,7 @@
 """`shardyard topics`: create, show, resize, configure and delete topics."""
 
+# ruff: noqa: PLC0415 commands start quickly: what is slow to import is imported by those that need it
+
 import sys
 from collections.abc import Mapping
 from typing import Annotated, Any
@@ -204,7 +206,7 @@ def _path(topic: str) -> str:
 
 
 def _is_internal(name: str) -> bool:
-    from shardyard.queues.retry_topics import parse_companion  # noqa: PLC0415 slow to import
+    from shardyard.queues.retry_topics import parse_companion
 
     return name.startswith(INTERNAL_PREFIX) or parse_companion(name) is not None
 

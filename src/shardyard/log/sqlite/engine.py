@@ -71,6 +71,8 @@ class SqliteLog(DatabaseLog):
         self._local = threading.local()
         self._connections: list[sqlite3.Connection] = []
         self._cache = BatchCache()
+        self._ends: dict[Partition, tuple[int, int]] = {}
+        """The id of each partition that was read to its end, and that end: what follows was just written."""
         self._tail = Tail(self._folder, lambda: connect(self._path, "process"))
         self._writer = Writer(self._path, durability, busy_wait, self._now, self._tail.committed)
 
@@ -97,23 +99,23 @@ class SqliteLog(DatabaseLog):
             return store.read(db, self._cache, partition, offset, epoch, max_records, max_bytes)
 
         news = self._tail.news
-        at_hand = self._cache.covers(partition, offset, max_records, max_bytes)
-        if at_hand:
+        partition_id, end = self._ends.get(partition, (0, -1))
+        if self._cache.covers(partition, offset, max_records, max_bytes):
             await asyncio.sleep(0)  # a reader that takes many batches in a row must not keep other tasks from running
-        found, batch = await (self._look_inline if at_hand else self._look)(fetch)
-        if len(batch) or wait <= 0:
-            return batch
-        arrived = self._tail.wait_for(found.id, offset, news)
-        try:
-            inline = await wait_at_most(arrived, wait, self._clock)
-        finally:
-            arrived.cancel()
-
-        def fetch_few(db: sqlite3.Connection) -> tuple[PartitionState, Batch] | None:
-            return fetch(db) if store.bytes_from(db, found.id, offset) <= INLINE_READ_BYTES else None
-
-        few = await self._look_inline(fetch_few) if inline else None
-        _, batch = few if few is not None else await self._look(fetch)
+            found, batch = await self._look_inline(fetch)
+        elif offset == end:
+            found, batch = await self._look_at_new(partition_id, offset, fetch)
+        else:
+            found, batch = await self._look(fetch)
+        if not len(batch) and wait > 0:
+            arrived = self._tail.wait_for(found.id, offset, news)
+            try:
+                has_arrived = await wait_at_most(arrived, wait, self._clock)
+            finally:
+                arrived.cancel()
+            found, batch = await (self._look_at_new(found.id, offset, fetch) if has_arrived else self._look(fetch))
+        if batch.end == found.end:
+            self._ends[partition] = (found.id, batch.end)
         return batch
 
     async def span(self, partition: Partition) -> Span:
@@ -193,6 +195,15 @@ class SqliteLog(DatabaseLog):
             return self._snapshot(work, wait=False)
         except Busy:
             return await self._look(work)
+
+    async def _look_at_new(self, partition_id: int, offset: int, fetch: Callable[[sqlite3.Connection], T]) -> T:
+        """Fetch records from this offset on, which were just written: in this thread if they are few."""
+
+        def fetch_few(db: sqlite3.Connection) -> T | None:
+            return fetch(db) if store.bytes_from(db, partition_id, offset) <= INLINE_READ_BYTES else None
+
+        few = await self._look_inline(fetch_few)
+        return few if few is not None else await self._look(fetch)
 
     def _snapshot(self, work: Callable[[sqlite3.Connection], T], *, wait: bool = True) -> T:
         """Run `work` on one state of the log, with this thread's own connection. `wait`: while the file is busy."""

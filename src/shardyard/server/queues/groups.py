@@ -20,11 +20,12 @@ from shardyard.server.auth import Authorised
 from shardyard.server.http import caller_of, read_body, request_body, respond
 from shardyard.server.queues.members import check_group_name
 from shardyard.server.queues.topics import delete_topics, kept_topics
+from shardyard.server.routing import StrictRoute
 from shardyard.wire import requests, responses
 from shardyard.wire.records import json_record
 from shardyard.wire.settings import GroupSettings
 
-router = APIRouter(prefix="/v1", tags=["groups"])
+router = APIRouter(prefix="/v1", tags=["groups"], route_class=StrictRoute)
 
 Limit = Annotated[int, Query(ge=1, le=10_000)]
 Number = Annotated[int, Query(ge=0, lt=2**63)]

@@ -22,11 +22,12 @@ from shardyard.server.auth import Authorised
 from shardyard.server.drain import LongPoll, drain_of
 from shardyard.server.http import Index, accepted_media, host_of, read_body, read_query, request_body, respond
 from shardyard.server.queues import calls
+from shardyard.server.routing import StrictRoute, query_parameters
 from shardyard.wire import requests, responses
 from shardyard.wire.codec import parse_partition
 from shardyard.wire.media import MAX_WAIT_SECONDS
 
-router = APIRouter(prefix="/v1/groups/{group}", tags=["members"])
+router = APIRouter(prefix="/v1/groups/{group}", tags=["members"], route_class=StrictRoute)
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,100}")
 _MEMBER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
@@ -158,7 +159,7 @@ async def leave(group: str, member: str, epoch: int, broker: Authorised) -> Resp
     return Response(status_code=204)
 
 
-@router.get("/changes")
+@router.get("/changes", openapi_extra=query_parameters(requests.Changes))
 async def wait_for_change(group: str, request: Request, broker: Authorised) -> Response:
     """Wait until the version of the group differs from the one that the caller has seen.
 
@@ -197,7 +198,7 @@ async def set_fence(group: str, topic: str, index: Index, request: Request, brok
     return Response(status_code=204)
 
 
-@router.get("/partitions/{topic}/{index}/records")
+@router.get("/partitions/{topic}/{index}/records", openapi_extra=query_parameters(requests.Read))
 async def read(group: str, topic: str, index: Index, request: Request, broker: Authorised) -> Response:
     """Read as the owner of a partition, waiting for records if there are none.
 

@@ -11,18 +11,19 @@ from shardyard.runtime.clock import now_ms
 from shardyard.server.auth import Authorised, AuthorisedPublisher
 from shardyard.server.http import media_type_of, read_bytes, read_query, request_body, respond
 from shardyard.server.queues import calls
+from shardyard.server.routing import StrictRoute, query_parameters
 from shardyard.wire import requests
 from shardyard.wire.batches import encode_batch
 from shardyard.wire.media import JSON, MEDIA_TYPES
 from shardyard.wire.records import JsonRecord, decode_records, json_record
 
-router = APIRouter(prefix="/v1/topics/{topic}", tags=["records"])
+router = APIRouter(prefix="/v1/topics/{topic}", tags=["records"], route_class=StrictRoute)
 
 Whole = Annotated[int, Query(ge=0, lt=2**63)]
 Count = Annotated[int, Query(ge=1, le=10_000)]
 
 
-@router.post("/records", openapi_extra=request_body(JsonRecord, media=MEDIA_TYPES))
+@router.post("/records", openapi_extra=request_body(JsonRecord, media=MEDIA_TYPES) | query_parameters(requests.Publish))
 async def publish(topic: str, request: Request, broker: AuthorisedPublisher) -> Response:
     """Publish one record, or several as `{"records": [...]}`. They are durable when the response comes.
 

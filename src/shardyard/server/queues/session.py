@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 import zlib
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -9,11 +10,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from shardyard.groups.coordinator import MemberIdentity
 from shardyard.model import EarlierPublishFailed, InvalidCall, Malformed, Overloaded, RetryLater, ShardyardError
 from shardyard.queues.broker import Broker
-from shardyard.runtime.metrics import CALLS, ERRORS
+from shardyard.runtime.metrics import ERRORS
 from shardyard.server.auth import check_publisher, check_token
 from shardyard.server.bodies import HeldBytes
 from shardyard.server.drain import Drain
 from shardyard.server.limits import ServerLimits
+from shardyard.server.measuring import CALL_METRICS
 from shardyard.server.queues import calls
 from shardyard.server.tunnel import Tunnel
 from shardyard.server.websocket import WebSocketConnection
@@ -172,8 +174,7 @@ class Session:
                 self._waiting.add(number)
             elif isinstance(call, frames.Request) and call.method == "GET":
                 self._gets.add(number)
-            CALLS.series(type(call).__name__.lower()).add()
-            task = self._tasks[number] = self._loop.create_task(self._run(number, call))
+            task = self._tasks[number] = self._loop.create_task(self._run(number, call, time.perf_counter()))
             task.add_done_callback(lambda _: self._end(number))
             return task
         if isinstance(call, frames.Publish) and isinstance(error, RetryLater):
@@ -189,7 +190,9 @@ class Session:
         if self._draining and not self._tasks:
             self._close()
 
-    async def _run(self, number: int, call: frames.Call) -> None:
+    async def _run(self, number: int, call: frames.Call, started: float) -> None:
+        measured = CALL_METRICS[type(call)]
+        measured.count.add()
         try:
             answer = await self._kinds[type(call)](number, call)
         except ShardyardError as error:
@@ -198,6 +201,7 @@ class Session:
             _log.exception("a call on a WebSocket connection failed")
             answer = frames.Failed(ErrorBody("internal_error", "the broker failed: its log says why"))
         if answer is not None:
+            measured.seconds.observe(time.perf_counter() - started)
             self._answer(number, answer)
 
     def _answer(self, number: int, answer: frames.Answer) -> None:

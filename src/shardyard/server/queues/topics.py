@@ -18,9 +18,10 @@ from shardyard.queues.topic_readers import topic_readers, with_predecessors
 from shardyard.registry import Snapshot, Transaction
 from shardyard.server.auth import Authorised, token_of
 from shardyard.server.http import Index, caller_of, read_body, request_body, respond
+from shardyard.server.routing import StrictRoute
 from shardyard.wire import requests, responses
 
-router = APIRouter(prefix="/v1/topics", tags=["topics"])
+router = APIRouter(prefix="/v1/topics", tags=["topics"], route_class=StrictRoute)
 
 
 @router.get("")
@@ -35,6 +36,7 @@ async def create_topic(request: Request, broker: Authorised) -> Response:
     or end with `.retry` or `.dead`."""
     body = await read_body(request, requests.NewTopic)
     check_not_reserved(body.name)
+    await _finish_deletion(broker, body.name, caller_of(request))
     retention = Retention(body.retention_ms, body.retention_bytes)
     topic = await broker.log.create_topic(
         body.name, body.partitions, retention=retention, partitioner=body.partitioner, hash_=body.hash
@@ -141,15 +143,17 @@ async def delete_topic(name: str, request: Request, broker: Authorised, force: b
     """Delete a topic with its records. While it has subscribers, this takes `force`.
 
     Its companion topics, where groups keep retries and dead letters, are deleted too. Those with dead letters are kept,
-    unless by `force`.
+    unless by `force`. A deletion that a crash interrupted can be repeated.
     """
+    who = caller_of(request)
+    if await _finish_deletion(broker, name, who):
+        return respond(responses.TopicDeleted(name, [], []))
     topic = await broker.log.topic(name)
     names = with_predecessors(name, await broker.log.topics())
     readers = await broker.node.transactions.read(topic_readers)
     if not force and (groups := readers.subscribed_groups(names)):
         raise TopicInUse(name, groups)
     companions = await cascade_delete.companions_of_topic(broker.log, readers, topic, force=force)
-    who = caller_of(request)
     # Companions first: if this fails halfway, it can be repeated.
     await delete_topics(broker, companions.deleted, who, {"with": f"topic {name}"})
     await broker.log.delete_topic(name)
@@ -169,15 +173,36 @@ def kept_topics(kept: Iterable[cascade_delete.KeptTopic]) -> list[responses.Kept
     return [responses.KeptTopic(topic.topic, topic.records, topic.because) for topic in kept]
 
 
+async def _finish_deletion(broker: Broker, name: str, who: str) -> bool:
+    """If the topic is gone and its settings are not, because its deletion was interrupted, delete these: they would
+    apply to a new topic of that name. Returns whether there were any."""
+    left = await broker.node.transactions.read(lambda tx: tx.settings(topic_scope(name)))
+    if not left:
+        return False
+    with contextlib.suppress(UnknownTopic):
+        await broker.log.topic(name)
+        return False
+
+    def work(tx: Transaction) -> bool:
+        if tx.settings(topic_scope(name)) != left:  # they were changed by another call: a new topic exists by now
+            return False
+        _delete(tx, name, who, {"interrupted": True})
+        return True
+
+    finished = await broker.node.transactions.run(work)
+    broker.settings.forget()
+    return finished
+
+
 async def _forget(broker: Broker, name: str, who: str, detail: object) -> None:
     """Delete the settings of a topic that was deleted, and audit it."""
-
-    def work(tx: Transaction) -> None:
-        delete_settings(tx, topic_scope(name))
-        tx.audit(who, "topic deleted", name, detail)
-
-    await broker.node.transactions.run(work)
+    await broker.node.transactions.run(lambda tx: _delete(tx, name, who, detail))
     broker.settings.forget()
+
+
+def _delete(tx: Transaction, name: str, who: str, detail: object) -> None:
+    delete_settings(tx, topic_scope(name))
+    tx.audit(who, "topic deleted", name, detail)
 
 
 async def _audit(broker: Broker, who: str, action: str, subject: str, detail: object) -> None:
