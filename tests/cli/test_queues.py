@@ -802,7 +802,7 @@ class QuietHandler(http.server.SimpleHTTPRequestHandler):
 @pytest.mark.parametrize("call", ["topics list", "topics create new", "publish orders a", "consume g orders"])
 def test_an_address_of_something_else_than_a_broker_is_named_in_one_line(shell: Shell, call: str) -> None:
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), QuietHandler) as server:
-        serving = threading.Thread(target=server.serve_forever)
+        serving = threading.Thread(target=server.serve_forever, args=(0.01,))
         serving.start()
         url = f"http://127.0.0.1:{server.server_port}"
         try:

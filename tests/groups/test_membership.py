@@ -302,7 +302,7 @@ def test_a_member_that_was_cut_off_for_its_session_comes_back_under_new_epochs(
 
     async def scenario(env: Environment) -> None:
         recorder = Recorder()
-        async with member(env, "a", recorder):
+        async with member(env, "a", recorder, session_timeout=1.0):
             await until(env, lambda: len(recorder.owned) == 4)
             before = dict(recorder.owned)
 

@@ -108,7 +108,14 @@ async def open_environment(kind: str, folder: Path, database: str = "") -> Async
             yield Environment(log, registry, node)
 
 
-@pytest.fixture(params=["memory", "sparse", "sqlite", pytest.param("postgresql", marks=pytest.mark.server)])
+@pytest.fixture(
+    params=[
+        "memory",
+        pytest.param("sparse", marks=pytest.mark.long),
+        "sqlite",
+        pytest.param("postgresql", marks=pytest.mark.server),
+    ]
+)
 def run(request: pytest.FixtureRequest, tmp_path: Path) -> Run:
     """Runs a scenario on an engine."""
     database = request.getfixturevalue("postgresql_url") if request.param == "postgresql" else ""
