@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from shardyard.model import Busy, InvalidValue
+from shardyard.queues.delays.scheduler import Scheduler
 from shardyard.runtime.clock import SystemClock
 from shardyard.runtime.metrics import CALL_SECONDS, LONG_POLLS_WAITING, WEBSOCKETS
 from shardyard.server.limits import ServerLimits
@@ -302,6 +303,11 @@ def test_a_server_that_stops_closes_a_connection_on_which_calls_were_cancelled()
 
 @pytest.mark.parametrize("abrupt", [False, True])
 def test_a_connection_that_is_lost_leaves_no_task(monkeypatch: pytest.MonkeyPatch, abrupt: bool) -> None:
+    async def wait_for_ever(_: Scheduler) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(Scheduler, "run", wait_for_ever)  # it would start tasks meanwhile
+
     async def scenario(running: Running) -> None:
         publishes = Publishes(monkeypatch)
         admin = await running.connect()
