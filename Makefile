@@ -3,6 +3,8 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 VENV := .venv
 BIN := $(VENV)/bin
+# Keep what Python has compiled, whatever the environment says: several processes that run the tests load the same modules.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: help
 help: ## show this list

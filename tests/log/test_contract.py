@@ -77,7 +77,12 @@ from tests.log.samples import (
 from tests.log.sparse import SparseLog
 from tests.sqlite_files import with_log
 
-ENGINES = ["memory", "sqlite", "sparse", pytest.param("postgresql", marks=pytest.mark.server)]
+ENGINES = [
+    "memory",
+    "sqlite",
+    pytest.param("sparse", marks=pytest.mark.long),
+    pytest.param("postgresql", marks=pytest.mark.server),
+]
 MINUTE = 60_000
 
 

@@ -416,7 +416,8 @@ def test_a_log_that_takes_only_small_batches_gets_several() -> None:
                 await log.append(P0, [Record(f"r{i}", None, b"v" * 3_000)])
             failures = [Failure(P0, 1, offset, "no") for offset in range(9)]
             handler = Failures(log, Delays(log, ladder=LADDER_MS))
-            for settings, disposition in ((SHORT, Disposition.RETRY), (NO_RETRIES, Disposition.DEAD)):
+            later = GroupSettings(backoff=(60.0,))
+            for settings, disposition in ((later, Disposition.RETRY), (NO_RETRIES, Disposition.DEAD)):
                 outcomes = await handler.handle(GROUP, settings, failures)
                 assert [outcome.disposition for outcome in outcomes] == [disposition] * 9
             rungs = [topic for topic in await log.topics() if topic.name.startswith("shardyard.delay.")]
