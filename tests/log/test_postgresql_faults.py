@@ -27,6 +27,8 @@ BATCH = 3
 """Records in a batch."""
 STALL_SECONDS = float(os.environ.get("STALL", "4"))
 """How long a server that hangs does so; `make chaos` takes 20."""
+PROOF_SECONDS = 80.0
+"""How long to cause trouble until what a test is about has happened: it is a matter of chance."""
 
 pytestmark = [pytest.mark.server, pytest.mark.processes, pytest.mark.timeout(300)]
 
@@ -161,8 +163,9 @@ async def endure(
         await log.create_topic("t", len(PARTITIONS))
         producers = make(log)
         async with producers.running():
-            for turn in range(20):
-                if turn >= 3 and producers.is_proven:
+            deadline = time.monotonic() + PROOF_SECONDS
+            for turn in count():
+                if turn >= 3 and (producers.is_proven or time.monotonic() > deadline):
                     break
                 await producers.progress()
                 await trouble()
