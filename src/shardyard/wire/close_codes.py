@@ -1,4 +1,4 @@
-"""The codes with which a broker closes a WebSocket connection, and what each of them asks of the client."""
+"""The codes with which a server closes a WebSocket connection, and what each of them asks of the client."""
 
 from enum import Enum, IntEnum
 
@@ -14,10 +14,27 @@ class CloseCode(IntEnum):
     """The client began a message and did not go on with it."""
     OVERLOADED = 4003
     """The broker has too many messages in memory."""
+    TOKEN_EXPIRED = 4010
+    """The client's access token has expired: get a new one, then reconnect. This and the others with
+    a 1 as the third digit are codes of messaging servers."""
+    TOO_MANY_CONNECTIONS = 4011
+    """The user has too many clients connected, or the server too many connections."""
+    TOO_FAST = 4012
+    """The client sends more than its rate, and did not slow down when it was refused."""
+    REPLACED = 4013
+    """The same client has connected again."""
     DRAINING = 4100
     """The broker is about to stop."""
+    NOT_HERE = 4110
+    """Another messaging server serves this user: the frame `elsewhere` before it says which."""
+    MOVED = 4111
+    """The user's partition has moved to another messaging server: likewise."""
     MALFORMED = 4200
     """A message was not a valid array of frames."""
+    WRONG_TOKEN = 4210
+    """The access token is not valid."""
+    NO_HELLO = 4211
+    """The first frame was not `hello`, or a later one was."""
 
 
 class Advice(Enum):

@@ -1,0 +1,1 @@
+"""Messaging servers: users, their clients, and the server that owns their partition."""

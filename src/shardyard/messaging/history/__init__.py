@@ -1,0 +1,1 @@
+"""The history of conversations: who said what to whom, and who has seen it."""

@@ -1,0 +1,312 @@
+"""The frames between a user's client and a messaging server, in JSON and MessagePack. No I/O.
+
+A WebSocket message carries one frame, or an array of frames. The subprotocol decides on the format: JSON in text
+messages, or MessagePack in binary ones. `docs/messaging-protocol.md` describes the whole protocol. Ids are strings of
+digits, because JavaScript's numbers are too small for them.
+"""
+
+from enum import Enum
+from typing import Annotated, Literal, Protocol, TypeVar
+
+import msgspec
+from msgspec import Meta, Struct, field
+
+from shardyard.model import Malformed
+from shardyard.wire.inbox import Device, MarkKind, User
+
+F_co = TypeVar("F_co", covariant=True)
+T = TypeVar("T")
+
+PATH = "/v1/messaging"
+"""Where a messaging server takes WebSocket connections."""
+MAX_FRAME_BYTES = 64 * 1024
+"""Of a WebSocket message from a client."""
+MAX_PAGE = 200
+"""Messages of one page of history, and chats of one list."""
+MAX_WATCHED = 200
+"""Users whose presence one client watches."""
+
+Number = Annotated[int, Meta(ge=0, le=2**53 - 1)]
+"""A client's own number of what it sends or asks; an answer has the number of its call."""
+Id = Annotated[str, Meta(pattern=r"^[0-9]{1,19}$")]
+PageSize = Annotated[int, Meta(ge=1, le=MAX_PAGE)]
+
+
+class Format(Enum):
+    """How frames are encoded, by the name of its subprotocol."""
+
+    JSON = "shardyard.messaging.1.json"
+    MSGPACK = "shardyard.messaging.1.msgpack"
+
+
+class Position(Struct, frozen=True):
+    """How far a client has received its user's partition."""
+
+    epoch: Number
+    offset: Number
+
+
+# From a client
+
+
+class Hello(Struct, frozen=True, tag="hello"):
+    """The first frame: who the client is, and where it resumes. Answered with `Welcome`, or with `Elsewhere`."""
+
+    token: Annotated[str, Meta(max_length=4096)]
+    device: Device
+    position: Position | None = None
+    """None: begin with what arrives from now on."""
+    last: Id | None = None
+    """The last message or mark that it received from its partition, by which it resumes if the position has become
+    invalid."""
+    sent: Id | None = None
+    """The newest message of its own user that it knows, sent by any of the user's clients."""
+
+
+class Send(Struct, frozen=True, tag="send"):
+    """Send a message. Answered with `Sent` when it is durable, or with `Refused`. A client numbers what it sends in
+    ascending order; the same number again, also on another connection, is the same message again, and is stored once.
+    """
+
+    number: Number
+    recipient: User = field(name="to")
+    text: str
+
+
+class SetMark(Struct, frozen=True, tag="mark"):
+    """Tell the sender of messages that they were delivered or seen, up to one of them. Numbered and answered as
+    `Send`."""
+
+    number: Number
+    recipient: User = field(name="to")
+    kind: MarkKind
+    upto: Id
+
+
+class Typing(Struct, frozen=True, tag="typing"):
+    """The user is typing. It is not stored, and not answered."""
+
+    recipient: User = field(name="to")
+
+
+class Watch(Struct, frozen=True, tag="watch"):
+    """Watch the presence of these users instead of those of the last `Watch`. `Presence` follows for each of them, and
+    after every change."""
+
+    users: Annotated[list[User], Meta(max_length=MAX_WATCHED)]
+
+
+class GetHistory(Struct, frozen=True, tag="history"):
+    """Ask for a page of a conversation, newest first. Answered with `History`."""
+
+    number: Number
+    peer: User = field(name="with")
+    before: Id | None = None
+    """Only messages with smaller ids: the last id of the page before."""
+    limit: PageSize = 50
+
+
+class GetChats(Struct, frozen=True, tag="chats"):
+    """Ask for the user's conversations, the one with the newest message first. Answered with `Chats`."""
+
+    number: Number
+    before: Id | None = None
+    """Only conversations whose last message has a smaller id."""
+    limit: PageSize = 50
+
+
+class Ping(Struct, frozen=True, tag="ping"):
+    """Answered with `Pong`. For clients that can't send the pings of WebSocket, such as browsers."""
+
+
+ClientFrame = Hello | Send | SetMark | Typing | Watch | GetHistory | GetChats | Ping
+
+
+# From a server
+
+
+class Welcome(Struct, frozen=True, tag="welcome"):
+    """The connection is open. What the client missed follows, then `CaughtUp`."""
+
+    user: str
+    position: Position
+    """Where the client's partition is read from: its own position, or the end of the partition."""
+    mirror: Literal["log", "local"]
+    resume: Literal["new", "position", "id", "lost"]
+    """How the client resumes: not at all, from its position, from its last id because the position became invalid, or
+    from the end, because neither is known any more: then the client has to load the history."""
+
+
+class Message(Struct, frozen=True, tag="message", omit_defaults=True):
+    """A message, in `Deliver` and in pages of history."""
+
+    id: str
+    sender: str = field(name="from")
+    recipient: str = field(name="to")
+    text: str
+    at: int
+    """When it was sent, in milliseconds since 1970."""
+    offset: int | None = None
+    """Its offset in the user's partition; none if it did not come from there."""
+
+
+class Marked(Struct, frozen=True, tag="marked", omit_defaults=True):
+    """The sender has got or read the recipient's messages up to one."""
+
+    id: str
+    sender: str = field(name="from")
+    recipient: str = field(name="to")
+    kind: MarkKind
+    upto: str
+    at: int
+    offset: int | None = None
+
+
+class Deliver(Struct, frozen=True, tag="deliver"):
+    """Messages and marks of the user's partition, in its order, and copies of what the user's other clients sent."""
+
+    seq: int
+    """How many were put on this connection's queue before the first of these. If it is not the number that were
+    received, some are missing: reconnect from the last position."""
+    epoch: int
+    entries: list[Message | Marked]
+
+
+class CaughtUp(Struct, frozen=True, tag="caught-up"):
+    """The client has got everything that it missed."""
+
+    position: Position
+
+
+class Gap(Struct, frozen=True, tag="gap"):
+    """Something that the client missed can't be delivered any more: load the history."""
+
+    reason: str
+
+
+class Sent(Struct, frozen=True, tag="sent"):
+    """A message or a mark is durable."""
+
+    number: int
+    id: str
+    at: int
+    duplicate: bool = False
+    """It had been stored before."""
+
+
+class Refused(Struct, frozen=True, tag="refused"):
+    """What the client asked was not done, and changed nothing."""
+
+    number: int | None
+    code: str
+    """Of the error: see `docs/messaging-protocol.md`."""
+    message: str
+    retry: bool = False
+    """The same may succeed later."""
+
+
+class IsTyping(Struct, frozen=True, tag="typing"):
+    """Another user is typing to this one."""
+
+    sender: str = field(name="from")
+
+
+class Presence(Struct, frozen=True, tag="presence"):
+    """How many clients of a user are connected."""
+
+    user: str
+    online: int
+    since: int
+    """When the user came online or went offline, in milliseconds since 1970; 0 if that is not known."""
+
+
+class History(Struct, frozen=True, tag="page"):
+    """A page of a conversation, newest first."""
+
+    number: int
+    messages: list[Message]
+    more: bool
+    """There are older messages."""
+
+
+class Chat(Struct, frozen=True):
+    """A conversation as one of its users sees it."""
+
+    peer: str = field(name="with")
+    last: Message
+    unread: int
+    """Messages of the peer that the user has not seen."""
+    seen: str | None
+    """The peer's last message that the user has seen."""
+    peer_delivered: str | None
+    """The user's last message that was delivered to the peer."""
+    peer_seen: str | None
+    """The user's last message that the peer has seen."""
+
+
+class Chats(Struct, frozen=True, tag="chat-list"):
+    """The user's conversations."""
+
+    number: int
+    chats: list[Chat]
+    more: bool
+
+
+class Elsewhere(Struct, frozen=True, tag="elsewhere"):
+    """Another server serves this user. The connection is closed after this frame."""
+
+    address: str | None
+    """Where to connect; None: ask the directory."""
+    after: float
+    """Seconds to wait before connecting, so that not all clients arrive at once."""
+
+
+class Pong(Struct, frozen=True, tag="pong"):
+    """The answer to `Ping`."""
+
+    position: Position
+    """Everything before it was sent to the client: resume from here once it is received."""
+
+
+ServerFrame = (
+    Welcome | Deliver | CaughtUp | Gap | Sent | Refused | IsTyping | Presence | History | Chats | Elsewhere | Pong
+)
+
+
+class _Decoder(Protocol[F_co]):
+    def decode(self, message: bytes, /) -> F_co | list[F_co]: ...
+
+
+_json_encoder = msgspec.json.Encoder()
+_msgpack_encoder = msgspec.msgpack.Encoder()
+_from_client: dict[Format, _Decoder[ClientFrame]] = {
+    Format.JSON: msgspec.json.Decoder(ClientFrame | list[ClientFrame]),
+    Format.MSGPACK: msgspec.msgpack.Decoder(ClientFrame | list[ClientFrame]),
+}
+_from_server: dict[Format, _Decoder[ServerFrame]] = {
+    Format.JSON: msgspec.json.Decoder(ServerFrame | list[ServerFrame]),
+    Format.MSGPACK: msgspec.msgpack.Decoder(ServerFrame | list[ServerFrame]),
+}
+
+
+def encode(frame: object, format_: Format) -> bytes:
+    """A frame, or anything in it."""
+    return _json_encoder.encode(frame) if format_ is Format.JSON else _msgpack_encoder.encode(frame)
+
+
+def decode_from_client(message: bytes, format_: Format) -> list[ClientFrame]:
+    """The frames of a WebSocket message from a client. `Malformed` says what is wrong with it."""
+    return _decode(_from_client[format_], message)
+
+
+def decode_from_server(message: bytes, format_: Format) -> list[ServerFrame]:
+    """The frames of a WebSocket message from a server. `Malformed` says what is wrong with it."""
+    return _decode(_from_server[format_], message)
+
+
+def _decode(decoder: _Decoder[T], message: bytes) -> list[T]:
+    try:
+        frames = decoder.decode(message)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise Malformed("frame", str(error)) from None
+    return frames if isinstance(frames, list) else [frames]
