@@ -42,6 +42,8 @@ class Format(Enum):
 class Position(Struct, frozen=True):
     """How far a client has received its user's partition."""
 
+    partition: Number
+    """Its index. Together with the epoch it tells whether the offset still means the same."""
     epoch: Number
     offset: Number
 
