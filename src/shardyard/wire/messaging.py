@@ -266,8 +266,8 @@ class Elsewhere(Struct, frozen=True, tag="elsewhere"):
 class Pong(Struct, frozen=True, tag="pong"):
     """The answer to `Ping`."""
 
-    position: Position
-    """Everything before it was sent to the client: resume from here once it is received."""
+    position: Position | None
+    """Everything before it was sent to the client before this frame: resume from here. None if that is not known."""
 
 
 ServerFrame = (
