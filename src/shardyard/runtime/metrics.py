@@ -265,3 +265,11 @@ RESUMES = counter(
 GROUP_COMMIT_UNITS = histogram(
     "shardyard_group_commit_units", "units", "Appends or transactions that shared one sync to disk.", bounds=_SIZES
 ).series()
+
+# Messaging
+
+HISTORY_MALFORMED_RECORDS = counter(
+    "shardyard_history_malformed_records_total",
+    "records",
+    "Records of `inbox` that are no messages and no marks, and are not in the history.",
+).series()
