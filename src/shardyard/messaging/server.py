@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from shardyard.groups import Directory, Node
 from shardyard.messaging.config import DEFAULT_CONFIG, MessagingConfig
-from shardyard.messaging.history.materialiser import run_materialiser
+from shardyard.messaging.history.materialiser import Materialiser
 from shardyard.messaging.history.port import History
 from shardyard.messaging.inbox import DEFAULT_PARTITIONS, LOOK_SECONDS, Inbox
 from shardyard.messaging.mirror import run_mirror
@@ -131,6 +131,14 @@ class MessagingServer:
             and self._ownership.is_in_touch()
             and all(owned.ready.done() for owned in self._ownership.partitions)
         )
+
+    async def settled(self) -> None:
+        """Wait until all partitions have owners and this server has loaded its own, up to a time."""
+        deadline = self.now + OWNER_SECONDS
+        while self.now < deadline:
+            if self.is_ready and all(self.directory.owner_of(p) is not None for p in self.inbox.topic):
+                return
+            await self._clock.sleep(0.02)
 
     async def drain(self) -> None:
         """Leave the group, and send all clients to the servers that own their partitions then."""
@@ -370,7 +378,7 @@ class MessagingServer:
 
     async def _materialise(self) -> None:
         if self._history is not None:
-            await run_materialiser(self._node, self._history, session_timeout=self.config.session_timeout)
+            await Materialiser(self._node, self._history, session_timeout=self.config.session_timeout).run()
 
     async def _keep_running(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
         """Run `work` until cancelled. If it fails, that is logged, and it is started again."""

@@ -138,6 +138,10 @@ class Session:
             self._handle(frame)
         self._count(len(frames))
 
+    def alive(self) -> None:
+        """The client has sent a ping, or answered one."""
+        self.seen_at = self._server.now
+
     def _handle(self, frame: wire.ClientFrame) -> None:
         if isinstance(frame, wire.Hello):
             self._hello(frame)

@@ -275,6 +275,32 @@ ServerFrame = (
 )
 
 
+# Over HTTP
+
+
+class SessionGranted(Struct, frozen=True):
+    """The answer to `POST /v1/session`."""
+
+    user: str
+    token: str
+    """For `Hello`."""
+    expires_at: int
+    """In milliseconds since 1970."""
+    address: str
+    """Where to connect."""
+
+
+class Where(Struct, frozen=True):
+    """The answer to `GET /v1/where/{user}`."""
+
+    user: str
+    partition: str
+    address: str | None
+    member: str
+    epoch: int
+    """Of the ownership."""
+
+
 class _Decoder(Protocol[F_co]):
     def decode(self, message: bytes, /) -> F_co | list[F_co]: ...
 
