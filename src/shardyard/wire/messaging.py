@@ -137,6 +137,9 @@ class Welcome(Struct, frozen=True, tag="welcome"):
     resume: Literal["new", "position", "id", "lost"]
     """How the client resumes: not at all, from its position, from its last id because the position became invalid, or
     from the end, because neither is known any more: then the client has to load the history."""
+    sent: str | None = None
+    """With mirror "local": for `Hello.sent` of a client that knows no message of its own user yet. What the user's
+    other clients send from now on has greater ids."""
 
 
 class Message(Struct, frozen=True, tag="message", omit_defaults=True):
