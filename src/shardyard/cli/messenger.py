@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 DEFAULT_PORT = 7500
-DEFAULT_PARTITIONS = 32
+DEFAULT_PARTITIONS = 16
 MAX_CLIENTS = 50_000
 MIN_SECRET_BYTES = 32
 """As in `messaging.tokens`, which is not imported for --help."""
