@@ -14,7 +14,7 @@ from shardyard.runtime.metrics import CLIENTS_CUT, DELIVERED_ENTRIES, MESSAGES_S
 from shardyard.wire import messaging as wire
 from shardyard.wire.close_codes import CloseCode
 from shardyard.wire.errors import error_body
-from shardyard.wire.inbox import MAX_TEXT_BYTES, Mark
+from shardyard.wire.inbox import MAX_ID, MAX_TEXT_BYTES, Mark
 
 if TYPE_CHECKING:
     from shardyard.messaging.owned import OwnedPartition
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 ENTRIES_PER_FRAME = 200
+MOST_MISSED = 10_000
+"""Entries that a client gets when it resumes. One that missed more loads the history."""
 REQUESTS = 4
 """Requests for history and chats of one client at a time."""
 
@@ -141,6 +143,7 @@ class Session:
     def alive(self) -> None:
         """The client has sent a ping, or answered one."""
         self.seen_at = self._server.now
+        self._count(1)
 
     def _handle(self, frame: wire.ClientFrame) -> None:
         if isinstance(frame, wire.Hello):
@@ -154,7 +157,11 @@ class Session:
             else:
                 self._submit(Outgoing(frame.number, frame.recipient, frame.text))
         elif isinstance(frame, wire.SetMark):
-            self._submit(Outgoing(frame.number, frame.recipient, Mark(frame.kind, int(frame.upto))))
+            upto = int(frame.upto)
+            if upto > MAX_ID:
+                self.answer(wire.Refused(frame.number, "invalid_value", f"upto is {upto}: expected at most {MAX_ID}"))
+            else:
+                self._submit(Outgoing(frame.number, frame.recipient, Mark(frame.kind, upto)))
         elif isinstance(frame, wire.Typing):
             self._server.typing(self.user, frame.recipient)
         elif isinstance(frame, wire.Watch):
@@ -190,11 +197,12 @@ class Session:
         self.answer(wire.Pong(None))
 
     def _count(self, frames: int) -> None:
-        """Read more slowly from a client that sends more than its rate, or more than is stored."""
+        """Read more slowly from a client that sends more than its rate, or more than is stored. One that does not read
+        what it gets is not read from: its answers would take memory."""
         now, config = self._server.now, self._server.config
         self._tokens = min(self._tokens + (now - self._at) * config.rate, config.burst) - frames
         self._at = now
-        if self._tokens < 0 or self._unanswered >= config.unanswered:
+        if not self._may_read():
             self._connection.pause_reading()
             asyncio.get_running_loop().call_later(max(-self._tokens / config.rate, 0.01), self._read_again)
 
@@ -202,8 +210,11 @@ class Session:
         if self.state is State.CLOSED:
             return
         self._count(0)
-        if self._tokens >= 0 and self._unanswered < self._server.config.unanswered:
+        if self._may_read():
             self._connection.resume_reading()
+
+    def _may_read(self) -> bool:
+        return self._tokens >= 0 and self._unanswered < self._server.config.unanswered and not self.is_paused
 
     # Sending to others
 
@@ -217,7 +228,8 @@ class Session:
             lane.append(outgoing)
             return
         self._lanes[outgoing.recipient] = deque([outgoing])
-        self._server.start(self._store(outgoing.recipient))
+        if self.state is State.OPEN:  # else `open` starts it
+            self._server.start(self._store(outgoing.recipient))
 
     async def _store(self, recipient: str) -> None:
         lanes = self._lanes
@@ -231,7 +243,8 @@ class Session:
                 lane.popleft()
                 self._unanswered -= 1
         except Fenced:
-            _log.debug("%s belongs to another server now", self.user)  # the client is told so, and sends again there
+            _log.debug("%s belongs to another server now", self.user)
+            lane.clear()  # the client is told so, and sends again there
         except RetryLater as error:
             self.close(CloseCode.UNAVAILABLE, str(error))
         except ShardyardError as error:
@@ -283,7 +296,10 @@ class Session:
             self._queue = []
         self._queue.append(item)
         self.seq += 1
-        if len(self._queue) > self._server.config.queued and (self.is_paused or self.state is State.OPENING):
+        most = self._server.config.queued
+        if self._owes_caught_up:  # what it missed is waiting, too
+            most += MOST_MISSED
+        if len(self._queue) > most and (self.is_paused or self.state is State.OPENING):
             CLIENTS_CUT.add()
             self.close(CloseCode.NOT_READING, f"{len(self._queue)} entries were waiting for this client")
             return
@@ -323,6 +339,10 @@ class Session:
             self._owes_caught_up = False
             self.answer(wire.CaughtUp(self.owned.position(self.owned.tail.end)))
 
+    def waiting_copies(self) -> set[int]:
+        """The ids of copies that were handed over while it was opening."""
+        return {item.entry.id for item in self._queue or () if item.offset is None}
+
     def first_offset(self, missed: list[Item], end: int) -> int:
         """The offset of the first entry that the client gets when it opens; `end` if there is none."""
         offsets = (item.offset for item in (*missed, *(self._queue or ())) if item.offset is not None)
@@ -339,12 +359,15 @@ class Session:
         self.seq += len(missed)
         self._owes_caught_up = True
         self.flush()
+        for recipient in list(self._lanes or ()):
+            self._server.start(self._store(recipient))
 
     def pause_writing(self) -> None:
         """The client does not read as fast as it is sent to."""
         self.is_paused = True
         self.paused_at = self._server.now
         self._server.paused.add(self)
+        self._count(0)
 
     def resume_writing(self) -> None:
         self.is_paused = False
