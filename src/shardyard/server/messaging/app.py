@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import functools
 from collections.abc import AsyncIterator, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import uvicorn
@@ -120,8 +120,8 @@ async def serving_messenger(
         app.state.authenticator = authenticator
         app.state.admin = AdminToken(options.admin_token)
         add_routes(app, (routes.router,))
-        connections = ClientConnections(server, origins=options.origins, most=options.clients)
-        limits = limits.within_open_files()
+        limits = replace(limits, connections=options.clients).within_open_files()
+        connections = ClientConnections(server, origins=options.origins, most=limits.connections)
 
         def protocol(**given: Any) -> FirstBytes:
             """For a new connection, of which nothing is known yet."""
