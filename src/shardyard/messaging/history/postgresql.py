@@ -1,16 +1,17 @@
 """A history in PostgreSQL, for any number of processes on any machines."""
 
 import time
-from collections.abc import Callable
-from typing import TypeVar, cast
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar, cast
 
 import psycopg
-from sqlalchemy import Connection, create_engine
+from sqlalchemy import Connection, Insert, create_engine
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import QueuePool
 
 from shardyard.messaging.history.schema import MIGRATIONS
 from shardyard.messaging.history.sql import CONNECTIONS
+from shardyard.messaging.history.writing import Values
 from shardyard.model import Busy, OutcomeUnknown
 from shardyard.model.url import EngineUrl
 from shardyard.runtime import postgresql
@@ -46,6 +47,8 @@ class PostgresqlDatabase:
             pool_pre_ping=True,
             use_native_hstore=False,
         )
+        self._compiled: dict[Insert, str] = {}
+        """The SQL of the statements of `run_each`."""
         try:
             self._migrate()
         except BaseException:
@@ -58,6 +61,20 @@ class PostgresqlDatabase:
     def write(self, work: Callable[[Connection], T]) -> T:
         """`OutcomeUnknown` if the connection is lost during the commit."""
         return self._repeated("BEGIN ISOLATION LEVEL READ COMMITTED", work)
+
+    def run_each(
+        self, connection: Connection, statement: Insert, rows: Sequence[Values], /
+    ) -> list[tuple[Any, ...] | None]:
+        if not rows:
+            return []
+        if statement not in self._compiled:
+            self._compiled[statement] = str(statement.compile(dialect=connection.dialect))
+        with _driver(connection).cursor() as cursor:
+            cursor.executemany(self._compiled[statement].encode(), rows, returning=True)
+            returned = [cursor.fetchone()]
+            while cursor.nextset():
+                returned.append(cursor.fetchone())
+        return returned
 
     def close(self) -> None:
         self._engine.dispose()
@@ -78,8 +95,9 @@ class PostgresqlDatabase:
             attempt += 1
             try:
                 return self._transact(begin, work)
-            except DBAPIError as error:
-                ours = translated(error.orig, self._url) if isinstance(error.orig, psycopg.Error) else None
+            except (DBAPIError, psycopg.Error) as error:
+                cause = error.orig if isinstance(error, DBAPIError) else error
+                ours = translated(cause, self._url) if isinstance(cause, psycopg.Error) else None
                 if ours is None:
                     raise
                 if not isinstance(ours, Aborted):
@@ -91,7 +109,12 @@ class PostgresqlDatabase:
     def _transact(self, begin: str, work: Callable[[Connection], T]) -> T:
         with self._engine.connect() as connection, connection.begin() as transaction:
             connection.exec_driver_sql(begin)
-            result = work(connection)
+            try:
+                result = work(connection)
+            except psycopg.Error:  # of `run_each`, which SQLAlchemy does not see
+                if _driver(connection).closed:
+                    connection.invalidate()
+                raise
             try:
                 transaction.commit()
             except DBAPIError as error:

@@ -1,10 +1,10 @@
 """What storing entries does to the tables, in one transaction."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol, cast
 
-from sqlalchemy import Connection, bindparam, case, func, select, update
+from sqlalchemy import Connection, Insert, bindparam, case, func, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from shardyard.messaging.history.port import PlacedEntry
@@ -16,25 +16,33 @@ ChatKey = tuple[str, str]
 Values = dict[str, Any]
 
 
-def store(connection: Connection, entries: Iterable[PlacedEntry]) -> None:
+class RunEach(Protocol):
+    """See `Database.run_each`."""
+
+    def __call__(
+        self, connection: Connection, statement: Insert, rows: Sequence[Values], /
+    ) -> list[tuple[Any, ...] | None]: ...
+
+
+def store(connection: Connection, entries: Iterable[PlacedEntry], run_each: RunEach) -> None:
     """Store entries that are not stored yet, and what follows from them for chats.
 
     Rows are written in the order of their keys: then two processes that write the same ones wait for each other
     without a deadlock.
     """
-    changes = _changes(_insert_new(connection, entries))
+    changes = _changes(_insert_new(connection, entries, run_each))
     if changes:
-        _apply(connection, changes)
+        _apply(connection, changes, run_each)
 
 
-def _insert_new(connection: Connection, entries: Iterable[PlacedEntry]) -> list[InboxEntry]:
+def _insert_new(connection: Connection, entries: Iterable[PlacedEntry], run_each: RunEach) -> list[InboxEntry]:
     """Insert the entries that are not stored yet, and return them."""
     by_key: dict[tuple[int, bool], PlacedEntry] = {}
     for placed in entries:
         by_key.setdefault((placed.entry.id, placed.entry.copy), placed)
-    statement = _INSERT_ENTRY[connection.dialect.name]
-    new = connection.execute(statement, [_row(by_key[key]) for key in sorted(by_key)])
-    return [by_key[id_, copy].entry for id_, copy in new]
+    ordered = [by_key[key] for key in sorted(by_key)]
+    inserted = run_each(connection, _INSERT_ENTRY[connection.dialect.name], [_row(placed) for placed in ordered])
+    return [placed.entry for placed, row in zip(ordered, inserted, strict=True) if row is not None]
 
 
 def _row(placed: PlacedEntry) -> Values:
@@ -86,11 +94,12 @@ def _changes(entries: Iterable[InboxEntry]) -> dict[ChatKey, _Change]:
     return changes
 
 
-def _apply(connection: Connection, changes: dict[ChatKey, _Change]) -> None:
+def _apply(connection: Connection, changes: dict[ChatKey, _Change], run_each: RunEach) -> None:
     """Change the chats. Where a mark advanced, or comes before its messages, unread messages are counted anew: there
     are few then. That is a statement of its own, when the row is locked, because it must see what others have
     committed until then."""
-    rows = [
+    ordered = sorted(changes.items(), key=lambda item: item[0])
+    rows: list[Values] = [
         {
             "user_name": user,
             "peer": peer,
@@ -100,11 +109,12 @@ def _apply(connection: Connection, changes: dict[ChatKey, _Change]) -> None:
             "peer_delivered": change.peer_delivered,
             "peer_seen": change.peer_seen,
         }
-        for (user, peer), change in sorted(changes.items(), key=lambda item: item[0])
+        for (user, peer), change in ordered
     ]
+    changed = run_each(connection, _CHANGE_CHAT[connection.dialect.name], rows)
     uncertain = []
-    for user, peer, seen in connection.execute(_CHANGE_CHAT[connection.dialect.name], rows):
-        change = changes[user, peer]
+    for ((user, peer), change), row in zip(ordered, changed, strict=True):
+        (seen,) = cast(tuple[int], row)
         if user != peer and (change.seen > NONE or any(id_ <= seen for id_ in change.incoming)):
             uncertain.append({"of_user": user, "of_peer": peer})
     if uncertain:
@@ -112,7 +122,7 @@ def _apply(connection: Connection, changes: dict[ChatKey, _Change]) -> None:
 
 
 _INSERT_ENTRY = {
-    dialect.dialect.name: dialect.insert(ENTRIES).on_conflict_do_nothing().returning(ENTRIES.c.id, ENTRIES.c.copy)
+    dialect.dialect.name: dialect.insert(ENTRIES).on_conflict_do_nothing().returning(ENTRIES.c.id)
     for dialect in (sqlite, postgresql)
 }
 """By the name of the database's dialect, as all statements that are not the same for all."""
@@ -127,7 +137,7 @@ def _change_chat(insert: Any) -> Any:
     changed = insert.on_conflict_do_update(
         index_elements=[CHATS.c.user_name, CHATS.c.peer], set_={**advanced, "unread": CHATS.c.unread + new.unread}
     )
-    return changed.returning(CHATS.c.user_name, CHATS.c.peer, CHATS.c.seen)
+    return changed.returning(CHATS.c.seen)
 
 
 _CHANGE_CHAT = {dialect.dialect.name: _change_chat(dialect.insert(CHATS)) for dialect in (sqlite, postgresql)}
