@@ -10,10 +10,21 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, event
 
-from shardyard.messaging.history import open_history, reading
+from shardyard.messaging.history import open_history, reading, writing
+from shardyard.messaging.history.postgresql import PostgresqlDatabase
 from shardyard.messaging.history.sql import SqlHistory
 from shardyard.messaging.history.sqlite import SqliteDatabase
-from shardyard.model import Busy, DatabaseUnavailable, InvalidValue, NotOurs, RetryLater, WrongSchemaVersion
+from shardyard.model import (
+    Busy,
+    DatabaseDenied,
+    DatabaseUnavailable,
+    InvalidValue,
+    NotOurs,
+    OutcomeUnknown,
+    RetryLater,
+    WrongSchemaVersion,
+)
+from shardyard.model.url import parse_url
 from tests.messaging.history_model import HistoryModel, mark, message, placed
 from tests.postgresql import PostgresqlServer
 from tests.sqlite_files import with_registry
@@ -160,6 +171,50 @@ def test_a_history_in_postgresql_goes_on_after_its_connections_were_cut(
             assert len((await history.page("a", "b")).messages) == 2
 
     asyncio.run(scenario())
+
+
+def test_a_connection_that_is_lost_in_a_transaction_changes_nothing_and_is_replaced(
+    postgresql: PostgresqlServer, postgresql_url: str
+) -> None:
+    database = PostgresqlDatabase(parse_url("history", postgresql_url))
+    entries = placed(message(1, "a", "b"))
+
+    def lost_before_it_stores(db: Connection) -> None:
+        postgresql.cut_connections()
+        writing.store(db, entries, database.run_each)
+
+    def lost_before_its_commit(db: Connection) -> None:
+        writing.store(db, entries, database.run_each)
+        postgresql.cut_connections()
+
+    def count(db: Connection) -> int:
+        return len(reading.page(db, "a", "b", None, 10).messages)
+
+    try:
+        with pytest.raises(DatabaseUnavailable):
+            database.write(lost_before_it_stores)
+        assert database.read(count) == 0
+        with pytest.raises(OutcomeUnknown):
+            database.write(lost_before_its_commit)
+        assert database.read(count) == 0
+        database.write(lambda db: writing.store(db, entries, database.run_each))
+        assert database.read(count) == 1
+    finally:
+        database.close()
+
+
+def test_a_user_without_rights_to_the_schema_is_told_so(postgresql: PostgresqlServer, postgresql_url: str) -> None:
+    name = postgresql_url.rpartition("/")[2]
+    postgresql.execute("CREATE SCHEMA shardyard", name)
+    postgresql.execute("DROP ROLE IF EXISTS reader")
+    postgresql.execute("CREATE ROLE reader LOGIN PASSWORD 'reader'")
+    postgresql.execute("GRANT USAGE ON SCHEMA shardyard TO reader", name)
+    try:
+        with pytest.raises(DatabaseDenied):
+            asyncio.run(open_and_close(postgresql.url(name, user="reader", password="reader")))
+    finally:
+        postgresql.execute("DROP OWNED BY reader", name)
+        postgresql.execute("DROP ROLE reader")
 
 
 def test_while_postgresql_is_down_calls_ask_to_be_retried(own_postgresql: PostgresqlServer) -> None:

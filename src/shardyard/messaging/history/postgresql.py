@@ -1,7 +1,8 @@
 """A history in PostgreSQL, for any number of processes on any machines."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar, cast
 
 import psycopg
@@ -83,7 +84,7 @@ class PostgresqlDatabase:
         def step(migration: Callable[[Connection], None]) -> postgresql.Migration:
             return lambda _driver_connection: migration(connection)
 
-        with self._engine.connect() as connection:
+        with self._translated_errors(), self._engine.connect() as connection:
             steps = [step(migration) for migration in MIGRATIONS]
             postgresql.migrate(_driver(connection), self._url, "history", steps)
 
@@ -94,14 +95,9 @@ class PostgresqlDatabase:
         while True:
             attempt += 1
             try:
-                return self._transact(begin, work)
-            except (DBAPIError, psycopg.Error) as error:
-                cause = error.orig if isinstance(error, DBAPIError) else error
-                ours = translated(cause, self._url) if isinstance(cause, psycopg.Error) else None
-                if ours is None:
-                    raise
-                if not isinstance(ours, Aborted):
-                    raise ours from error
+                with self._translated_errors():
+                    return self._transact(begin, work)
+            except Aborted as error:
                 if time.monotonic() > deadline:
                     raise Busy(str(self._url), _BUSY_SECONDS) from error
             time.sleep(_BACKOFF.delay(attempt))
@@ -122,6 +118,18 @@ class PostgresqlDatabase:
                     raise OutcomeUnknown(str(self._url), first_line(error.orig or error)) from error
                 raise
             return result
+
+    @contextmanager
+    def _translated_errors(self) -> Iterator[None]:
+        """Raise the database's errors as ours. Those that are the caller's stay as they are."""
+        try:
+            yield
+        except (DBAPIError, psycopg.Error) as error:
+            cause = error.orig if isinstance(error, DBAPIError) else error
+            ours = translated(cause, self._url) if isinstance(cause, psycopg.Error) else None
+            if ours is None:
+                raise
+            raise ours from error
 
 
 def _driver(connection: Connection) -> postgresql.Connection:
