@@ -115,7 +115,7 @@ class MessagingServer:
             if isinstance(member.metadata, dict) and member.metadata.get("mirror") != self.config.mirror:
                 other = member.metadata.get("mirror")
                 raise InvalidCall(
-                    f"the servers that run have --mirror {other}: use the same, or stop all of them first"
+                    f"the other servers have --mirror {other}: use the same, or stop all of them first"
                 )
 
     @property
