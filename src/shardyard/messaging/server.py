@@ -24,7 +24,7 @@ from shardyard.messaging.presence import PresenceBoard
 from shardyard.messaging.recent import RecentlySent
 from shardyard.messaging.resume import Missed, Resuming
 from shardyard.messaging.session import Connection, Outgoing, Session, State
-from shardyard.messaging.snowflakes import LeasedSnowflakes
+from shardyard.messaging.snowflakes import LeasedSnowflakes, id_at
 from shardyard.messaging.tokens import LEEWAY_SECONDS, Tokens
 from shardyard.model import Appended, Fence, Fenced, InvalidCall, RetryLater, ShardyardError, Stamp, Unsupported
 from shardyard.runtime.metrics import CLIENTS, CLIENTS_CUT, CLIENTS_MOVED, RESUMES
@@ -268,7 +268,10 @@ class MessagingServer:
         position = hello.position
         if missed.how != "position" or position is None:
             position = owned.position(session.first_offset(missed.items, owned.tail.end))
-        welcome = wire.Welcome(session.user, position, self.config.mirror, missed.how)
+        sent = hello.sent
+        if sent is None and self.config.mirror == "local":
+            sent = str(id_at(int(self._clock.now() * 1000)))
+        welcome = wire.Welcome(session.user, position, self.config.mirror, missed.how, sent)
         session.open(welcome, missed.items, missed.gap)
 
     # What clients ask
