@@ -71,12 +71,15 @@ class Inbox:
                 point = structs.replace(point, position=Position(delivered.epoch, entry.offset + 1), last=entry.id)
             if entry.sender == self._user:
                 point = structs.replace(point, sent=_newer(point.sent, entry.id))
-            self._advance(point)
-            if entry.id not in self._known:
+            if entry.id in self._known:
+                self._advance(point)
+            else:
                 self._remember(entry.id)
+                self.received = point
                 self.put(entry)
 
     def put(self, event: Event) -> None:
+        """Queue an event that is the last of what was received."""
         self._queue.append((event, self.received))
         self._note_length()
 
