@@ -42,6 +42,8 @@ class Format(Enum):
 class Position(Struct, frozen=True):
     """How far a client has received its user's partition."""
 
+    partition: Number
+    """Its index. Together with the epoch it tells whether the offset still means the same."""
     epoch: Number
     offset: Number
 
@@ -267,13 +269,39 @@ class Elsewhere(Struct, frozen=True, tag="elsewhere"):
 class Pong(Struct, frozen=True, tag="pong"):
     """The answer to `Ping`."""
 
-    position: Position
-    """Everything before it was sent to the client: resume from here once it is received."""
+    position: Position | None
+    """Everything before it was sent to the client before this frame: resume from here. None if that is not known."""
 
 
 ServerFrame = (
     Welcome | Deliver | CaughtUp | Gap | Sent | Refused | IsTyping | Presence | History | Chats | Elsewhere | Pong
 )
+
+
+# Over HTTP
+
+
+class SessionGranted(Struct, frozen=True):
+    """The answer to `POST /v1/session`."""
+
+    user: str
+    token: str
+    """For `Hello`."""
+    expires_at: int
+    """In milliseconds since 1970."""
+    address: str
+    """Where to connect."""
+
+
+class Where(Struct, frozen=True):
+    """The answer to `GET /v1/where/{user}`."""
+
+    user: str
+    partition: str
+    address: str | None
+    member: str
+    epoch: int
+    """Of the ownership."""
 
 
 class _Decoder(Protocol[F_co]):
