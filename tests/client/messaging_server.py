@@ -17,7 +17,7 @@ from tests.client.proxies import serving
 
 F = TypeVar("F")
 WAIT_SECONDS = 20.0
-START = Position(1, 0)
+START = Position(3, 1, 0)
 
 
 class Peer:
@@ -79,7 +79,7 @@ class ScriptedServer:
 
     def __init__(self) -> None:
         self.url = ""
-        self.address: str | None = None
+        self.address = ""
         """Where sessions send clients: by default to this server."""
         self.sessions: list[dict[str, str]] = []
         """The bodies of the requests for them."""
@@ -136,7 +136,9 @@ class ScriptedServer:
         if self.session_error is not None:
             return _error(self.session_error)
         user = request.match_info["user"]
-        return web.json_response({"user": user, "partition": 3, "address": self.address, "member": "m1", "epoch": 7})
+        return web.json_response(
+            {"user": user, "partition": "inbox/3", "address": self.address, "member": "m1", "epoch": 7}
+        )
 
     async def _connection(self, request: web.Request) -> web.WebSocketResponse:
         socket = web.WebSocketResponse(protocols=[each.value for each in Format])

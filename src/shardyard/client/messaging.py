@@ -14,7 +14,7 @@ from msgspec import structs
 
 from shardyard.client.brokers import server_address
 from shardyard.client.messaging_calls import Calls
-from shardyard.client.messaging_directory import Directory, FetchToken, Session
+from shardyard.client.messaging_directory import Directory, FetchToken
 from shardyard.client.messaging_inbox import Event, Inbox, ResumePoint
 from shardyard.client.messaging_link import Link
 from shardyard.client.messaging_marks import DeliveredMarks
@@ -49,6 +49,7 @@ from shardyard.wire.messaging import (
     Presence,
     Send,
     Sent,
+    SessionGranted,
     SetMark,
     Typing,
     Watch,
@@ -151,7 +152,7 @@ class MessagingClient:
         self._http = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
         directory = Directory(self._http, self._urls)
 
-        async def new_session() -> Session:
+        async def new_session() -> SessionGranted:
             return await directory.session(self.user, self._secret, self._token)
 
         self._link = Link(self._http, new_session, self._inbox, self._calls, self._format, self._clock)
