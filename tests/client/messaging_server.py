@@ -137,7 +137,7 @@ class ScriptedServer:
             return _error(self.session_error)
         user = request.match_info["user"]
         return web.json_response(
-            {"user": user, "partition": "inbox/3", "address": self.address, "member": "m1", "epoch": 7}
+            {"user": user, "partition": 3, "address": self.address, "member": "m1", "epoch": 7}
         )
 
     async def _connection(self, request: web.Request) -> web.WebSocketResponse:
