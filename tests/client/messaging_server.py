@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -18,6 +18,12 @@ from tests.client.proxies import serving
 F = TypeVar("F")
 WAIT_SECONDS = 20.0
 START = Position(3, 1, 0)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(WAIT_SECONDS):
+        while not condition():  # noqa: ASYNC110 any condition
+            await asyncio.sleep(0.005)
 
 
 class Peer:
@@ -136,9 +142,7 @@ class ScriptedServer:
         if self.session_error is not None:
             return _error(self.session_error)
         user = request.match_info["user"]
-        return web.json_response(
-            {"user": user, "partition": 3, "address": self.address, "member": "m1", "epoch": 7}
-        )
+        return web.json_response({"user": user, "partition": 3, "address": self.address, "member": "m1", "epoch": 7})
 
     async def _connection(self, request: web.Request) -> web.WebSocketResponse:
         socket = web.WebSocketResponse(protocols=[each.value for each in Format])

@@ -27,7 +27,7 @@ from shardyard.model import (
 from shardyard.runtime.clock import ManualClock
 from shardyard.wire import messaging as wire
 from shardyard.wire.messaging import Elsewhere, Position, Refused, Sent
-from tests.client.messaging_server import START, Peer, ScriptedServer, message, messages
+from tests.client.messaging_server import START, Peer, ScriptedServer, message, messages, until
 
 T = TypeVar("T")
 Scenario = Callable[[ScriptedServer], Coroutine[Any, Any, None]]
@@ -63,12 +63,6 @@ async def take(client: MessagingClient, count: int) -> list[str]:
             if len(texts) == count:
                 break
     return texts
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():  # noqa: ASYNC110 any condition
-            await asyncio.sleep(0.005)
 
 
 async def advance_until(clock: ManualClock, work: "asyncio.Task[T]") -> T:

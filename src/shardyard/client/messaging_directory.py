@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
@@ -11,7 +12,7 @@ import msgspec
 from shardyard.client.carrier import WrongAnswer, response_body
 from shardyard.client.http import reason
 from shardyard.client.paths import path
-from shardyard.model import InvalidCall, RetryLater
+from shardyard.model import InvalidCall, RetryLater, Unreachable
 from shardyard.model.url import without_password
 from shardyard.wire.messaging import SessionGranted, Where
 
@@ -75,3 +76,14 @@ class Directory:
             raise ConnectionError("it is not a messaging server: it answered something else") from None
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise ConnectionError(reason(error)) from error
+
+
+async def locate(urls: Sequence[str], user: str) -> Where:
+    """The server that serves a user. `Unreachable` if none of the servers can be asked."""
+    started = time.monotonic()
+    async with aiohttp.ClientSession() as http:
+        try:
+            return await Directory(http, urls).where(user)
+        except ConnectionError as error:
+            names = [without_password(url) for url in urls]
+            raise Unreachable(names, time.monotonic() - started, str(error)) from None
