@@ -2,7 +2,6 @@
 
 import asyncio
 import random
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
@@ -14,10 +13,13 @@ from shardyard.client.http import reason
 from shardyard.client.paths import path
 from shardyard.model import InvalidCall, RetryLater, Unreachable
 from shardyard.model.url import without_password
+from shardyard.runtime.clock import SystemClock
+from shardyard.runtime.retry import Backoff, retry
 from shardyard.wire.messaging import SessionGranted, Where
 
 T = TypeVar("T")
 
+BACKOFF = Backoff(first=0.05, longest=0.5)
 RESPONSE_SECONDS = 5.0
 """For the response of one server."""
 FetchToken = Callable[[], Awaitable[str]]
@@ -78,12 +80,16 @@ class Directory:
             raise ConnectionError(reason(error)) from error
 
 
-async def locate(urls: Sequence[str], user: str) -> Where:
-    """The server that serves a user. `Unreachable` if none of the servers can be asked."""
-    started = time.monotonic()
+async def locate(urls: Sequence[str], user: str, seconds: float = 2.0) -> Where:
+    """The server that serves a user. `Unreachable` if none of the servers can be asked for so long."""
+    clock = SystemClock()
     async with aiohttp.ClientSession() as http:
-        try:
-            return await Directory(http, urls).where(user)
-        except ConnectionError as error:
-            names = [without_password(url) for url in urls]
-            raise Unreachable(names, time.monotonic() - started, str(error)) from None
+        directory = Directory(http, urls)
+
+        async def ask() -> Where:
+            try:
+                return await directory.where(user)
+            except ConnectionError as error:
+                raise Unreachable([without_password(url) for url in urls], seconds, str(error)) from None
+
+        return await retry(ask, clock=clock, deadline=clock.monotonic() + seconds, backoff=BACKOFF)
