@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-DEFAULT_PARTITIONS = 32
+DEFAULT_PARTITIONS = 16
 MAX_CACHED = 100_000
 """Users whose partition is remembered."""
 LOOK_SECONDS = 1.0

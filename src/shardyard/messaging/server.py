@@ -26,7 +26,7 @@ from shardyard.messaging.resume import Missed, Resuming
 from shardyard.messaging.session import Connection, Outgoing, Session, State
 from shardyard.messaging.snowflakes import LeasedSnowflakes
 from shardyard.messaging.tokens import LEEWAY_SECONDS, Tokens
-from shardyard.model import Fenced, RetryLater, ShardyardError, Stamp, Unsupported
+from shardyard.model import Appended, Fence, Fenced, RetryLater, ShardyardError, Stamp, Unsupported
 from shardyard.runtime.metrics import CLIENTS, CLIENTS_CUT, CLIENTS_MOVED, RESUMES
 from shardyard.wire import messaging as wire
 from shardyard.wire.close_codes import CloseCode
@@ -279,12 +279,8 @@ class MessagingServer:
             outgoing.content,
         )
         producer = f"{len(session.user)}:{session.user}/{session.device}"
-        appended = await self.inbox.append(
-            entry,
-            stamp=Stamp(producer, outgoing.number),
-            fence=owned.fence,
-            deadline=self.now + self.config.store_seconds,
-        )
+        stamp, deadline = Stamp(producer, outgoing.number), self.now + self.config.store_seconds
+        appended = await self._append(entry, stamp=stamp, fence=owned.fence, deadline=deadline)
         if appended.duplicate:
             batch = await self._node.log.read(appended.partition, appended.first.offset, max_records=1)
             entry = decode_entry(batch.records()[0].value)
@@ -292,6 +288,22 @@ class MessagingServer:
             self._recent.add(entry)
             owned.deliver_copy(entry)
         return wire.Sent(outgoing.number, str(entry.id), entry.at, appended.duplicate)
+
+    async def _append(self, entry: InboxEntry, *, stamp: Stamp, fence: Fence, deadline: float) -> Appended:
+        """Append an entry, and deliver it if its user is served here."""
+        user = entry.sender if entry.copy else entry.recipient
+        owned = self.owned_of(user)
+        if owned is None:
+            return await self.inbox.append(entry, stamp=stamp, fence=fence, deadline=deadline)
+        offset = None
+        owned.begin_append()
+        try:
+            appended = await self.inbox.append(entry, stamp=stamp, fence=fence, deadline=deadline)
+            if not appended.duplicate and appended.partition == owned.partition:
+                offset = appended.first.offset
+            return appended
+        finally:
+            owned.end_append(user, entry, offset)
 
     async def look_up(self, user: str, frame: wire.GetHistory | wire.GetChats) -> wire.History | wire.Chats:
         """A page of history, or the list of chats."""
@@ -377,7 +389,7 @@ class MessagingServer:
                     self.presence.heard(await self.peers.presence(address, users))
 
     async def _mirror(self) -> None:
-        await run_mirror(self._node, self.inbox, session_timeout=self.config.session_timeout)
+        await run_mirror(self._node, self.inbox, self._append, session_timeout=self.config.session_timeout)
 
     async def _materialise(self) -> None:
         if self._history is not None:
