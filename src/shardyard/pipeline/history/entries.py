@@ -100,8 +100,10 @@ def _row(value: bytes | None) -> _Row:
         return "malformed", None, None, None, None, None, None, str(error)
     content = entry.content
     upto = content.upto if isinstance(content, Mark) else 0
-    if not (0 <= entry.id <= _MAX_LONG and abs(entry.at) <= _MAX_LONG and 0 <= upto <= _MAX_LONG):
+    if not all(-_MAX_LONG <= number <= _MAX_LONG for number in (entry.id, entry.at, upto)):
         return "malformed", None, None, None, None, None, None, "inbox record: an id or a time is out of range"
+    if SEPARATOR in entry.sender or SEPARATOR in entry.recipient:
+        return "malformed", None, None, None, None, None, None, "inbox record: the name of a user has a NUL character"
     if entry.copy:
         return "copy", entry.id, entry.sender, entry.recipient, None, entry.at, None, None
     if isinstance(content, Mark):
