@@ -114,9 +114,7 @@ class MessagingServer:
         for member in self.directory.members().values():
             if isinstance(member.metadata, dict) and member.metadata.get("mirror") != self.config.mirror:
                 other = member.metadata.get("mirror")
-                raise InvalidCall(
-                    f"the other servers have --mirror {other}: use the same, or stop all of them first"
-                )
+                raise InvalidCall(f"the other servers have --mirror {other}: use the same, or stop all of them first")
 
     @property
     def now(self) -> float:
