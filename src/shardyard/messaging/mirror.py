@@ -26,13 +26,18 @@ class Append(Protocol):
 
 async def run_mirror(node: Node, inbox: Inbox, append: Append, *, session_timeout: float) -> None:
     """Copy the entries of the partitions that this member of the group owns, until cancelled."""
-    async with Reader(GROUP, [TOPIC], node=node, session_timeout=session_timeout) as reader:
+    reader = Reader(GROUP, [TOPIC], node=node, session_timeout=session_timeout)
+
+    async def work(batch: OwnedBatch) -> None:
+        try:
+            await _copy(batch, inbox, append, node)
+            await batch.commit()
+        except Fenced:
+            _log.debug("%s went to another member of %s", batch.partition, GROUP)
+
+    async with reader, asyncio.TaskGroup() as tasks:  # partitions side by side; each has one batch in flight
         async for batch in reader:
-            try:
-                await _copy(batch, inbox, append, node)
-                await batch.commit()
-            except Fenced:
-                _log.debug("%s went to another member of %s", batch.partition, GROUP)
+            tasks.create_task(work(batch), name=f"copying {batch.partition}")
 
 
 async def _copy(batch: OwnedBatch, inbox: Inbox, append: Append, node: Node) -> None:
