@@ -14,6 +14,8 @@ from shardyard.wire.inbox import TOPIC, InboxEntry, decode_entry
 _log = logging.getLogger(__name__)
 
 GROUP = "messaging.mirror"
+LINGER_SECONDS = 0.05
+"""After a batch of a partition was copied, for the next one to become larger."""
 STORE_SECONDS = 60.0
 """How long an append is retried. After that the batch is delivered again."""
 
@@ -31,6 +33,7 @@ async def run_mirror(node: Node, inbox: Inbox, append: Append, *, session_timeou
     async def work(batch: OwnedBatch) -> None:
         try:
             await _copy(batch, inbox, append, node)
+            await node.clock.sleep(LINGER_SECONDS)
             await batch.commit()
         except Fenced:
             _log.debug("%s went to another member of %s", batch.partition, GROUP)
