@@ -14,6 +14,8 @@ from shardyard.wire.inbox import TOPIC, InboxEntry, decode_entry
 _log = logging.getLogger(__name__)
 
 GROUP = "messaging.mirror"
+LINGER_SECONDS = 0.05
+"""After a batch of a partition was copied, for the next one to become larger."""
 STORE_SECONDS = 60.0
 """How long an append is retried. After that the batch is delivered again."""
 
@@ -26,13 +28,19 @@ class Append(Protocol):
 
 async def run_mirror(node: Node, inbox: Inbox, append: Append, *, session_timeout: float) -> None:
     """Copy the entries of the partitions that this member of the group owns, until cancelled."""
-    async with Reader(GROUP, [TOPIC], node=node, session_timeout=session_timeout) as reader:
+    reader = Reader(GROUP, [TOPIC], node=node, session_timeout=session_timeout)
+
+    async def work(batch: OwnedBatch) -> None:
+        try:
+            await _copy(batch, inbox, append, node)
+            await node.clock.sleep(LINGER_SECONDS)
+            await batch.commit()
+        except Fenced:
+            _log.debug("%s went to another member of %s", batch.partition, GROUP)
+
+    async with reader, asyncio.TaskGroup() as tasks:  # partitions side by side; each has one batch in flight
         async for batch in reader:
-            try:
-                await _copy(batch, inbox, append, node)
-                await batch.commit()
-            except Fenced:
-                _log.debug("%s went to another member of %s", batch.partition, GROUP)
+            tasks.create_task(work(batch), name=f"copying {batch.partition}")
 
 
 async def _copy(batch: OwnedBatch, inbox: Inbox, append: Append, node: Node) -> None:

@@ -27,7 +27,7 @@ from shardyard.messaging.resume import CLOCKS_MS, Missed, Resuming
 from shardyard.messaging.session import Connection, Outgoing, Session, State
 from shardyard.messaging.snowflakes import LeasedSnowflakes, id_at, ms_of
 from shardyard.messaging.tokens import LEEWAY_SECONDS, Tokens
-from shardyard.model import Appended, Fence, Fenced, RetryLater, ShardyardError, Stamp, Unsupported
+from shardyard.model import Appended, Fence, Fenced, InvalidCall, RetryLater, ShardyardError, Stamp, Unsupported
 from shardyard.runtime.metrics import CLIENTS, CLIENTS_CUT, CLIENTS_MOVED, RESUMES
 from shardyard.wire import messaging as wire
 from shardyard.wire.close_codes import CloseCode
@@ -88,6 +88,7 @@ class MessagingServer:
         await self._stack.enter_async_context(self.directory)
         self._stack.push_async_callback(self._resuming.close)
         self._stack.push_async_callback(self._end_tasks)
+        self._check_mirror()
         await self._ownership.join()
         for name, work in (
             ("ids", self._ids.run),
@@ -109,6 +110,13 @@ class MessagingServer:
             await self.drain()
         finally:
             await self._stack.aclose()
+
+    def _check_mirror(self) -> None:
+        """Clients would get copies twice, or not at all, if servers had different ways to make them."""
+        for member in self.directory.members().values():
+            if isinstance(member.metadata, dict) and member.metadata.get("mirror") != self.config.mirror:
+                other = member.metadata.get("mirror")
+                raise InvalidCall(f"the other servers have --mirror {other}: use the same, or stop all of them first")
 
     @property
     def now(self) -> float:
@@ -224,7 +232,7 @@ class MessagingServer:
             if missed is None:
                 missed = await self._resuming.find(owned, session.user, session.device, hello)
             if self.config.mirror == "local" and hello.sent is not None:
-                missed = await self._with_sent(session, owned, missed, int(hello.sent))
+                missed = await self._with_sent(session, owned, missed, wire.number_of(hello.sent))
         except RetryLater as error:
             session.close(CloseCode.UNAVAILABLE, str(error))
             return
@@ -267,8 +275,8 @@ class MessagingServer:
         position = hello.position
         if missed.how != "position" or position is None:
             position = owned.position(session.first_offset(missed.items, owned.tail.end))
-        sent = None
-        if self.config.mirror == "local" and hello.sent is None:
+        sent = hello.sent
+        if sent is None and self.config.mirror == "local":
             sent = str(id_at(int(self._clock.now() * 1000)))
         welcome = wire.Welcome(session.user, position, self.config.mirror, missed.how, sent)
         session.open(welcome, missed.items, missed.gap)
@@ -320,7 +328,7 @@ class MessagingServer:
         """A page of history, or the list of chats."""
         if self._history is None:
             raise Unsupported("history", "this server has no history")
-        before = None if frame.before is None else int(frame.before)
+        before = None if frame.before is None else wire.number_of(frame.before)
         if isinstance(frame, wire.GetHistory):
             page = await self._history.page(user, frame.peer, before=before, limit=frame.limit)
             return wire.History(frame.number, list(page.messages), page.more)
@@ -332,7 +340,7 @@ class MessagingServer:
         owned = self.owned_of(recipient)
         if owned is not None:
             for session in owned.sessions_of(recipient):
-                session.answer(wire.IsTyping(sender))
+                session.notify(wire.IsTyping(sender))
         elif (address := self.address_of(recipient)) is not None:
             self.peers.typing(address, sender, recipient)
 
@@ -341,7 +349,7 @@ class MessagingServer:
         for notice in call.typing:
             owned = self.owned_of(notice.recipient)
             for session in () if owned is None else owned.sessions_of(notice.recipient):
-                session.answer(wire.IsTyping(notice.sender))
+                session.notify(wire.IsTyping(notice.sender))
         return PeerAnswer([self.presence.local(user) for user in call.presence if self.owned_of(user) is not None])
 
     # Where users are

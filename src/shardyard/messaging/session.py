@@ -14,7 +14,7 @@ from shardyard.runtime.metrics import CLIENTS_CUT, DELIVERED_ENTRIES, MESSAGES_S
 from shardyard.wire import messaging as wire
 from shardyard.wire.close_codes import CloseCode
 from shardyard.wire.errors import error_body
-from shardyard.wire.inbox import MAX_ID, MAX_TEXT_BYTES, Mark
+from shardyard.wire.inbox import MAX_TEXT_BYTES, Mark
 
 if TYPE_CHECKING:
     from shardyard.messaging.owned import OwnedPartition
@@ -157,11 +157,7 @@ class Session:
             else:
                 self._submit(Outgoing(frame.number, frame.recipient, frame.text))
         elif isinstance(frame, wire.SetMark):
-            upto = int(frame.upto)
-            if upto > MAX_ID:
-                self.answer(wire.Refused(frame.number, "invalid_value", f"upto is {upto}: expected at most {MAX_ID}"))
-            else:
-                self._submit(Outgoing(frame.number, frame.recipient, Mark(frame.kind, upto)))
+            self._submit(Outgoing(frame.number, frame.recipient, Mark(frame.kind, wire.number_of(frame.upto))))
         elif isinstance(frame, wire.Typing):
             self._server.typing(self.user, frame.recipient)
         elif isinstance(frame, wire.Watch):
@@ -197,24 +193,21 @@ class Session:
         self.answer(wire.Pong(None))
 
     def _count(self, frames: int) -> None:
-        """Read more slowly from a client that sends more than its rate, or more than is stored. One that does not read
-        what it gets is not read from: its answers would take memory."""
+        """Read more slowly from a client that sends more than its rate, or more than is stored."""
         now, config = self._server.now, self._server.config
         self._tokens = min(self._tokens + (now - self._at) * config.rate, config.burst) - frames
         self._at = now
-        if not self._may_read():
+        if self._tokens < 0 or self._unanswered >= config.unanswered:
             self._connection.pause_reading()
             asyncio.get_running_loop().call_later(max(-self._tokens / config.rate, 0.01), self._read_again)
 
     def _read_again(self) -> None:
-        if self.state is State.CLOSED:
+        """Read from the client again, unless it still sends too much, or does not read itself."""
+        if self.state is State.CLOSED or self.is_paused:
             return
         self._count(0)
-        if self._may_read():
+        if self._tokens >= 0 and self._unanswered < self._server.config.unanswered:
             self._connection.resume_reading()
-
-    def _may_read(self) -> bool:
-        return self._tokens >= 0 and self._unanswered < self._server.config.unanswered and not self.is_paused
 
     # Sending to others
 
@@ -314,6 +307,11 @@ class Session:
         self._answers.append(frame)
         self._mark_dirty()
 
+    def notify(self, frame: wire.IsTyping | wire.Presence) -> None:
+        """Send a frame that is only worth something now."""
+        if not self.is_paused:
+            self.answer(frame)
+
     def _mark_dirty(self) -> None:
         if not self._is_dirty:
             self._is_dirty = True
@@ -367,13 +365,16 @@ class Session:
         self.is_paused = True
         self.paused_at = self._server.now
         self._server.paused.add(self)
-        self._count(0)
+        self._connection.pause_reading()  # or the answers to what it asks would pile up
 
     def resume_writing(self) -> None:
         self.is_paused = False
         self._server.paused.discard(self)
         if self.state is not State.CLOSED:
             self.flush()
+            self._read_again()
+            if self.watched:  # it was told of no changes meanwhile
+                self._server.presence.watch(self, self.watched)
 
     # The end
 

@@ -15,7 +15,6 @@ GROUP = "messaging"
 
 MAX_USER_LENGTH = 128
 MAX_TEXT_BYTES = 16 * 1024
-MAX_ID = 2**63 - 1
 
 User = Annotated[str, Meta(min_length=1, max_length=MAX_USER_LENGTH, pattern=r"^[^\x00]*\Z")]
 """The name of a user. Databases take no NUL characters."""
