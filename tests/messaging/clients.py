@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import AsyncIterator, Callable
 from typing import Any, TypeVar
 
@@ -29,6 +30,8 @@ class Client:
         self.code: int | None = None
         """With which the connection was closed."""
         self.position: Position | None = None
+        self.newest_sent: str | None = None
+        """The newest message of its own user that it knows, or what the server said instead."""
         self._taken = 0
         self._news = asyncio.Event()
         self._reading = asyncio.create_task(self._read())
@@ -49,11 +52,23 @@ class Client:
             for entry in frame.entries:
                 if entry.offset is not None and self.position is not None:
                     self.position = Position(self.position.partition, frame.epoch, entry.offset + 1)
-        elif isinstance(frame, wire.Welcome | wire.CaughtUp):
+                if entry.sender == self.user:
+                    self._knows(entry.id)
+        elif isinstance(frame, wire.Welcome):
             self.position = frame.position
+            if frame.sent is not None:
+                self._knows(frame.sent)
+        elif isinstance(frame, wire.CaughtUp):
+            self.position = frame.position
+        elif isinstance(frame, wire.Sent):
+            self._knows(frame.id)
         elif isinstance(frame, wire.Pong):
             self.position = frame.position or self.position
         self._news.set()
+
+    def _knows(self, id_: str) -> None:
+        if self.newest_sent is None or int(id_) > int(self.newest_sent):
+            self.newest_sent = id_
 
     # What it gets
 
@@ -168,11 +183,6 @@ class Clients:
             assert response.status == 200, body
             return msgspec.json.decode(body, type=wire.SessionGranted)
 
-    async def socket(
-        self, address: str, format_: Format = Format.JSON, **options: Any
-    ) -> aiohttp.ClientWebSocketResponse:
-        return await self.http.ws_connect(address, protocols=[format_.value], max_msg_size=0, **options)
-
     async def hello(
         self,
         url: str,
@@ -193,7 +203,8 @@ class Clients:
 
     async def connected(self, url: str, user: str = "", device: str = "", format_: Format = Format.JSON) -> Client:
         """A connection on which nothing was sent yet."""
-        client = Client(await self.socket(address(url), format_), user, device)
+        opened = await self.http.ws_connect(address(url), protocols=[format_.value], max_msg_size=0)
+        client = Client(opened, user, device)
         self._opened.append(client)
         return client
 
@@ -206,18 +217,34 @@ class Clients:
     async def again(self, url: str, client: Client, **options: Any) -> Client:
         """The same client once more, from its position on."""
         last = next((entry.id for entry in reversed(client.entries) if entry.offset is not None), None)
-        fields = {"position": client.position, "last": last, "format_": client.format, **options}
-        return await self.join(url, client.user, client.device, **fields)
+        fields = {
+            "position": client.position,
+            "last": last,
+            "sent": client.newest_sent,
+            "format_": client.format,
+            **options,
+        }
+        joined = await self.join(url, client.user, client.device, **fields)
+        joined.newest_sent = joined.newest_sent or client.newest_sent
+        return joined
 
-    async def raw(self, url: str, format_: Format = Format.JSON, *headers: str) -> RawClient:
+    async def raw(
+        self, url: str, format_: Format = Format.JSON, *headers: str, receive_bytes: int | None = None
+    ) -> RawClient:
         """A connection on which WebSocket frames are written as bytes."""
-        client = await self.tcp(url)
+        client = await self.tcp(url, receive_bytes)
         assert await client.upgrade(f"Sec-WebSocket-Protocol: {format_.value}", *headers, path=wire.PATH) == 101
         return client
 
-    async def tcp(self, url: str) -> RawClient:
+    async def tcp(self, url: str, receive_bytes: int | None = None) -> RawClient:
+        """A TCP connection, on which the kernel takes as many bytes that were not read yet."""
         host, port = url.removeprefix("http://").split(":")
-        client = RawClient(*await asyncio.open_connection(host, int(port)))
+        opened = socket.socket()
+        if receive_bytes is not None:
+            opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+        opened.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(opened, (host, int(port)))
+        client = RawClient(*await asyncio.open_connection(sock=opened))
         self._raw.append(client)
         return client
 

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,14 +17,15 @@ from shardyard.messaging.config import MessagingConfig
 from shardyard.messaging.history import History, open_history
 from shardyard.messaging.history.materialiser import GROUP as HISTORY_GROUP
 from shardyard.messaging.server import MessagingServer
-from shardyard.model import Partition
+from shardyard.messaging.snowflakes import id_at
+from shardyard.model import Partition, Record
 from shardyard.placement import hash_named
 from shardyard.registry import Registry
 from shardyard.runtime.clock import Clock
 from shardyard.server.messaging import app
 from shardyard.server.messaging.app import MessengerOptions, running_messenger
-from shardyard.wire.inbox import TOPIC, InboxEntry, decode_entry
-from tests.messaging.clients import WAIT_SECONDS, Clients, opened_clients
+from shardyard.wire.inbox import TOPIC, InboxEntry, decode_entry, encode_entry
+from tests.messaging.clients import WAIT_SECONDS, Client, Clients, opened_clients
 from tests.queues.engines import ENGINES
 
 PARTITIONS = 4
@@ -121,8 +122,22 @@ class Yard:
         for stack in reversed(self._servers.values()):
             await stack.aclose()
 
-    async def join(self, running: Running, user: str, device: str = "phone", **options: Any) -> Any:
+    async def join(self, running: Running, user: str, device: str = "phone", **options: Any) -> Client:
         return await self.clients.join(running.url, user, device, **options)
+
+    async def fill(self, user: str, texts: Iterable[str], sender: str = "filler") -> list[int]:
+        """Append messages to the user's partition at once. Returns their ids."""
+        now = int(time.time() * 1000)
+        entries = [
+            InboxEntry(id_at(now) + n, sender, user, "bulk", n, now, text) for n, text in enumerate(texts, start=1)
+        ]
+        for first in range(0, len(entries), 1000):
+            records = [
+                Record(str(entry.id), user.encode(), encode_entry(entry), (), now)
+                for entry in entries[first : first + 1000]
+            ]
+            await self.log.append(inbox_of(user), records)
+        return [entry.id for entry in entries]
 
     # What is stored
 
@@ -154,7 +169,7 @@ class Yard:
 async def eventually(condition: Callable[[], object]) -> None:
     """Wait until something is so that has no event."""
     async with asyncio.timeout(WAIT_SECONDS):
-        while not condition():
+        while not condition():  # noqa: ASYNC110 it has no event
             await asyncio.sleep(0.005)
 
 
