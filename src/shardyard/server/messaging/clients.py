@@ -3,7 +3,6 @@
 import asyncio
 import logging
 from collections.abc import Collection
-from urllib.parse import urlsplit
 
 from picows import WSFrame, WSListener, WSMsgType, WSTransport, WSUpgradeRequest, WSUpgradeResponse
 from picows import WSUpgradeResponseWithListener as Upgrade
@@ -18,7 +17,10 @@ from shardyard.wire.messaging import MAX_FRAME_BYTES, PATH, Format
 
 _log = logging.getLogger(__name__)
 _picows_log = logging.getLogger(f"{__name__}.picows")
-_picows_log.setLevel(logging.ERROR)  # every client that breaks the protocol would be a warning
+_picows_log.setLevel(logging.ERROR)
+_picows_log.addFilter(
+    lambda record: record.exc_info is not None
+)  # else every client that breaks the protocol is an error
 _picows_adapter = logging.LoggerAdapter(_picows_log, {})
 """picows would make a logger for each connection out of a plain one, which takes memory."""
 
@@ -190,4 +192,4 @@ class ClientConnections:
 
     def _admits(self, origin: str, host: str) -> bool:
         """A browser lets every page connect to every server, so the server has to say which pages may."""
-        return "*" in self._origins or origin in self._origins or urlsplit(origin).netloc == host
+        return "*" in self._origins or origin in self._origins or origin in (f"http://{host}", f"https://{host}")
