@@ -46,6 +46,7 @@ chaos: $(VENV)/.ready ## run 100 000 simulated histories, then kill and stall re
 	@$(BIN)/python -m tests.groups.chaos run --seconds 60
 	@$(BIN)/python -m tests.groups.chaos run --seconds 120 --engine postgresql
 	@$(BIN)/python -m tests.wire.frame_damage 1000000 100000
+	@$(BIN)/python -m tests.messaging.frame_damage 1000000 100000
 	@KILLS=10 STALL=20 $(BIN)/python -m pytest -q tests/log/test_crashes.py tests/log/test_postgresql_faults.py tests/pipeline/test_crashes.py
 
 $(VENV)/.bench: $(VENV)/.ready
