@@ -29,6 +29,7 @@ MAX_WATCHED = 200
 Number = Annotated[int, Meta(ge=0, le=2**53 - 1)]
 """A client's own number of what it sends or asks; an answer has the number of its call."""
 Id = Annotated[str, Meta(pattern=r"^[0-9]{1,19}$")]
+_MAX_ID = 2**63 - 1
 PageSize = Annotated[int, Meta(ge=1, le=MAX_PAGE)]
 
 
@@ -42,6 +43,8 @@ class Format(Enum):
 class Position(Struct, frozen=True):
     """How far a client has received its user's partition."""
 
+    partition: Number
+    """Its index. Together with the epoch it tells whether the offset still means the same."""
     epoch: Number
     offset: Number
 
@@ -135,6 +138,9 @@ class Welcome(Struct, frozen=True, tag="welcome"):
     resume: Literal["new", "position", "id", "lost"]
     """How the client resumes: not at all, from its position, from its last id because the position became invalid, or
     from the end, because neither is known any more: then the client has to load the history."""
+    sent: str | None = None
+    """With mirror "local": for `Hello.sent` of a client that knows no message of its own user yet. What the user's
+    other clients send from now on has greater ids."""
 
 
 class Message(Struct, frozen=True, tag="message", omit_defaults=True):
@@ -264,13 +270,40 @@ class Elsewhere(Struct, frozen=True, tag="elsewhere"):
 class Pong(Struct, frozen=True, tag="pong"):
     """The answer to `Ping`."""
 
-    position: Position
-    """Everything before it was sent to the client: resume from here once it is received."""
+    position: Position | None
+    """Everything before it was sent to the client before this frame: resume from here. None if that is not known."""
 
 
 ServerFrame = (
     Welcome | Deliver | CaughtUp | Gap | Sent | Refused | IsTyping | Presence | History | Chats | Elsewhere | Pong
 )
+
+
+# Over HTTP
+
+
+class SessionGranted(Struct, frozen=True):
+    """The answer to `POST /v1/session`."""
+
+    user: str
+    token: str
+    """For `Hello`."""
+    expires_at: int
+    """In milliseconds since 1970."""
+    address: str
+    """Where to connect."""
+
+
+class Where(Struct, frozen=True):
+    """The answer to `GET /v1/where/{user}`."""
+
+    user: str
+    partition: int
+    """Its index in the topic `inbox`."""
+    address: str
+    member: str
+    epoch: int
+    """Of the ownership."""
 
 
 class _Decoder(Protocol[F_co]):
@@ -287,6 +320,11 @@ _from_server: dict[Format, _Decoder[ServerFrame]] = {
     Format.JSON: msgspec.json.Decoder(ServerFrame | list[ServerFrame]),
     Format.MSGPACK: msgspec.msgpack.Decoder(ServerFrame | list[ServerFrame]),
 }
+
+
+def number_of(id_: str) -> int:
+    """An id as a number. One that is larger than any is taken for the largest."""
+    return min(int(id_), _MAX_ID)
 
 
 def encode(frame: object, format_: Format) -> bytes:
