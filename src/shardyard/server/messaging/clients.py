@@ -45,7 +45,7 @@ class ClientConnection(WSListener):
         self._type = WSMsgType.TEXT if format_ is Format.JSON else WSMsgType.BINARY
         self._transport: WSTransport | None = None
         self._session: Session | None = None
-        self._parts: list[bytes] | None = None
+        self._parts: bytearray | None = None
         """Of a message in fragments."""
 
     # Called by picows
@@ -70,21 +70,26 @@ class ClientConnection(WSListener):
             session.alive()
             if kind == WSMsgType.PING:
                 transport.send_pong(frame.get_payload_as_bytes())
-        elif kind == WSMsgType.CONTINUATION or not frame.fin:
-            self._fragment(session, frame)
+        elif kind == WSMsgType.CONTINUATION:
+            self._continue(session, frame)
+        elif self._parts is not None:
+            session.close(CloseCode.MALFORMED, "a message began before the end of another one")
         elif kind != self._type:
             session.close(CloseCode.MALFORMED, f"this subprotocol has {self._type.name.lower()} messages")
-        else:
+        elif frame.fin:
             session.receive(frame.get_payload_as_bytes())
+        else:
+            self._parts = bytearray(frame.get_payload_as_bytes())
 
-    def _fragment(self, session: Session, frame: WSFrame) -> None:
+    def _continue(self, session: Session, frame: WSFrame) -> None:
         if self._parts is None:
-            self._parts = []
-        self._parts.append(frame.get_payload_as_bytes())
-        if sum(map(len, self._parts)) > MAX_FRAME_BYTES:
+            session.close(CloseCode.MALFORMED, "a message did not begin before it went on")
+            return
+        self._parts += frame.get_payload_as_bytes()
+        if len(self._parts) > MAX_FRAME_BYTES:
             session.close(CloseCode.MALFORMED, f"a message has at most {MAX_FRAME_BYTES} bytes")
         elif frame.fin:
-            message, self._parts = b"".join(self._parts), None
+            message, self._parts = bytes(self._parts), None
             session.receive(message)
 
     def on_ws_disconnected(self, transport: WSTransport) -> None:  # noqa: ARG002 as picows has it

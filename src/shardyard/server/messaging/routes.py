@@ -47,7 +47,7 @@ async def open_session(request: Request, server: Server) -> Response:
     return respond(SessionGranted(user, token.text, int(token.expires_at * 1000), address or server.address))
 
 
-@router.get("/v1/where/{user}")
+@router.get("/v1/where/{user:path}")
 async def find_user(user: User, server: Server) -> Response:
     """The partition that a user belongs to, and the server that owns it."""
     partition = server.inbox.partition_of(user)
