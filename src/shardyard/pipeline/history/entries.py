@@ -7,9 +7,10 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 as everybody calls it
 
+from shardyard.messaging.history.checks import check_storable
 from shardyard.messaging.history.manifest import BUCKET_HASH, SEPARATOR
 from shardyard.model import InvalidValue, Malformed
-from shardyard.model.checks import check_int64, check_text
+from shardyard.model.checks import check_int64
 from shardyard.pipeline.partitioning import placement_column
 from shardyard.wire.inbox import Mark, decode_entry
 
@@ -98,16 +99,13 @@ def _row(value: bytes | None) -> _Row:
     """The columns `_DECODED` of a record."""
     try:
         entry = decode_entry(value or b"")
-        content = entry.content
-        upto = check_int64("upto", content.upto) if isinstance(content, Mark) else None
-        check_int64("id", entry.id)
+        check_storable(entry)
         check_int64("at", entry.at)
-        check_text("sender", entry.sender)
-        check_text("recipient", entry.recipient)
     except (Malformed, InvalidValue) as error:
         return "malformed", None, None, None, None, None, None, str(error)[:PROBLEM_LENGTH]
     if entry.copy:
         return "copy", entry.id, entry.sender, entry.recipient, None, entry.at, None, None
-    if isinstance(content, Mark):
-        return content.kind, entry.id, entry.sender, entry.recipient, None, entry.at, upto, None
-    return "message", entry.id, entry.sender, entry.recipient, content, entry.at, None, None
+    if isinstance(entry.content, Mark):
+        mark = entry.content
+        return mark.kind, entry.id, entry.sender, entry.recipient, None, entry.at, mark.upto, None
+    return "message", entry.id, entry.sender, entry.recipient, entry.content, entry.at, None, None
