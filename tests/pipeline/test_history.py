@@ -100,6 +100,7 @@ def random_entries(rng: random.Random, first: int, count: int) -> list[InboxEntr
     return found
 
 
+@pytest.mark.timeout(300)  # on a busy machine, Spark's start and its first jobs take long
 def test_pages_are_those_of_the_database_after_one_run_and_after_the_next_and_a_repeated_run_changes_nothing(
     spark: SparkSession, inbox: Inbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
