@@ -6,6 +6,7 @@ Run it with `make bench` or `python -m bench.messaging`; `bench/README.md` expla
 
 import argparse
 import resource
+import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Sequence
@@ -35,7 +36,10 @@ def measure(row: Row, messengers: Sequence[Messenger], sizes: Sizes, rounds: int
     for number in range(rounds):
         for messenger in systems[number % len(systems) :] + systems[: number % len(systems)]:
             folder = root / f"{row.name}-{number}" / messenger.name.replace(", ", "-").replace(" ", "-")
-            row.measure(messenger, folder, sizes, measured[messenger.name])
+            try:
+                row.measure(messenger, folder, sizes, measured[messenger.name])
+            except RuntimeError as error:  # the others are measured all the same
+                print(f"{row.name}: {messenger.name} failed: {error}", file=sys.stderr)
             print(f"{row.name}: {messenger.name}, round {number + 1} of {rounds}, {load_average()}", flush=True)
     report({name: figures for name, figures in measured.items() if figures}, row)
 

@@ -18,6 +18,8 @@ TEXT_BYTES = 100
 TICK_SECONDS = 0.001
 """How often what is due is sent."""
 CONNECTING_AT_ONCE = 100
+CONNECT_ATTEMPTS = 5
+"""Of each client in the beginning."""
 WARM_UP_SECONDS = 1.0
 SETTLE_SECONDS = 30.0
 """The longest wait for messages after the last one was sent."""
@@ -135,8 +137,16 @@ class Load:
 
         async def connect_some() -> None:
             while waiting:
-                await waiting.pop().connect()
-                times.append(time.monotonic_ns())
+                client = waiting.pop()
+                try:
+                    await client.connect()
+                except (OSError, TimeoutError) as error:
+                    client.refusals.append(f"connecting failed: {error!r}")
+                    if len(client.refusals) == CONNECT_ATTEMPTS:
+                        raise
+                    waiting.append(client)
+                else:
+                    times.append(time.monotonic_ns())
 
         await asyncio.gather(*(connect_some() for _ in range(CONNECTING_AT_ONCE)))
         gc.collect()

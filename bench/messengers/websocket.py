@@ -20,6 +20,10 @@ class Listener(WSListener):
     def detach(self) -> None:
         self._client = None
 
+    def on_ws_connected(self, transport: WSTransport) -> None:
+        if self._client is not None:
+            self._client.connected(transport)
+
     def on_ws_frame(self, transport: WSTransport, frame: WSFrame) -> None:
         if self._client is None:
             return
@@ -62,19 +66,22 @@ class WebSocketClient(Client):
         self._opening = asyncio.get_running_loop().create_future()
         listener = self._listener = Listener(self)
         try:
-            self._transport, _ = await ws_connect(
+            await ws_connect(
                 lambda: listener,
                 self._url(),
                 extra_headers=self._headers(),
                 read_buffer_init_size=READ_BUFFER_BYTES,
                 websocket_handshake_timeout=None,  # the whole opening has a limit
             )
-            self._greet()
             await self._opening
         except WSError as error:
             raise ConnectionError(str(error)) from error
         finally:
             self._opening = None
+
+    def connected(self, transport: WSTransport) -> None:
+        self._transport = transport
+        self._greet()
 
     def _opened(self) -> None:
         if self._opening is not None and not self._opening.done():

@@ -8,6 +8,7 @@ import asyncio
 import base64
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import cast
 from xml.etree.ElementTree import Element, TreeBuilder
 from xml.parsers import expat
 from xml.sax.saxutils import escape
@@ -84,8 +85,7 @@ class Connection(asyncio.Protocol):
         self.is_detached = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
         if not self.is_detached:
