@@ -71,7 +71,7 @@ class Brokers:
     ) -> None:
         """`urls`: such as http://127.0.0.1:7400, or 127.0.0.1:7400. `retry_seconds`: how long a call
         is retried before its last error is raised. `carrier`: see `CarrierName`."""
-        self.urls = [_address(url) for url in ([urls] if isinstance(urls, str) else urls)]
+        self.urls = [server_address(url) for url in ([urls] if isinstance(urls, str) else urls)]
         if not self.urls:
             raise InvalidValue("brokers", urls, "at least one address such as http://127.0.0.1:7400")
         if carrier not in ("auto", "websocket", "http"):
@@ -300,8 +300,8 @@ class Brokers:
         return result
 
 
-def _address(url: str) -> str:
-    """The URL of a broker. A host and a port are enough."""
+def server_address(url: str, what: str = "broker", port: int = 7400) -> str:
+    """The URL of a broker, or of another server. A host and a port are enough. `port`: of an address in the error."""
     whole = f"http://{url}" if isinstance(url, str) and _HOST_AND_PORT.fullmatch(url) else url
     try:
         parts = urlsplit(whole)
@@ -309,5 +309,5 @@ def _address(url: str) -> str:
     except (AttributeError, TypeError, ValueError):  # not a string, or with an invalid port
         valid = False
     if not valid:
-        raise InvalidValue("broker", url, "an address such as http://127.0.0.1:7400, or a host and a port")
+        raise InvalidValue(what, url, f"an address such as http://127.0.0.1:{port}, or a host and a port")
     return whole.rstrip("/")

@@ -14,10 +14,15 @@ class SequenceWindow:
     far behind it is still in flight: a retry of that batch could no longer be recognised.
     """
 
-    def __init__(self) -> None:
-        self._next = 0
+    def __init__(self, first: int = 0) -> None:
+        self._next = first
         self._in_flight: dict[int, asyncio.Event] = {}
         """By sequence, the oldest first."""
+
+    @property
+    def next(self) -> int:
+        """The sequence that is given out next."""
+        return self._next
 
     @contextlib.asynccontextmanager
     async def sequence(self) -> AsyncIterator[int]:

@@ -465,6 +465,19 @@ class Unreachable(RetryLater):
         self.brokers = brokers
 
 
+class NotAcknowledged(RetryLater):
+    """Raised when a messaging server did not acknowledge a message in time. Whether it was stored is not known."""
+
+    def __init__(self, what: str, seconds: float, why: str, number: int | None) -> None:
+        """`number`: under which it was sent; None if it was not sent at all."""
+        again = "it was not sent" if number is None else f"send it again with number={number}, which stores it once"
+        super().__init__(f"{what} was not acknowledged within {seconds:g} s ({why}): {again}")
+        self.what = what
+        self.seconds = seconds
+        self.why = why
+        self.number = number
+
+
 class NotABroker(Unreachable):
     """Raised when something else answers at the addresses of all brokers."""
 

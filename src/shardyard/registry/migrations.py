@@ -5,7 +5,7 @@ result of all migrations.
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from sqlalchemy import (
@@ -19,42 +19,26 @@ from sqlalchemy import (
     MetaData,
     Table,
     Text,
-    insert,
-    inspect,
-    select,
     text,
-    update,
 )
 from sqlalchemy.types import TypeEngine
 
-from shardyard.model import Damaged, WrongSchemaVersion
+from shardyard.model import Damaged
 
 VERSION_TABLE = "shardyard_registry"
-_VERSION = Table(VERSION_TABLE, MetaData(), Column("version", Integer, nullable=False))
+"""Of a registry in SQLite."""
 
 Migration = Callable[[Connection, float], None]
 """Takes the connection and the registry's time."""
 
 
-def migrate(connection: Connection, where: str, now: float, migrations: Sequence[Migration]) -> None:
-    """Bring the schema up to date, in the transaction of `connection`.
+def migrations_at(now: float) -> list[Callable[[Connection], None]]:
+    """All of `MIGRATIONS`, with the registry's time."""
 
-    `WrongSchemaVersion` if it is newer than the last of `migrations`. `where` is what errors call the database.
-    """
-    if inspect(connection).has_table(VERSION_TABLE):
-        found = connection.execute(select(_VERSION.c.version)).scalar()
-        if found is None:
-            raise Damaged(where, f"its schema version is missing (the table {VERSION_TABLE} has no row)")
-    else:
-        found = 0
-        _VERSION.create(connection)
-        connection.execute(insert(_VERSION).values(version=found))
-    if found > len(migrations):
-        raise WrongSchemaVersion(where, found, len(migrations))
-    for migration in migrations[found:]:
-        migration(connection, now)
-    if found < len(migrations):
-        connection.execute(update(_VERSION).values(version=len(migrations)))
+    def at_now(migration: Migration) -> Callable[[Connection], None]:
+        return lambda connection: migration(connection, now)
+
+    return [at_now(migration) for migration in MIGRATIONS]
 
 
 _Name = Text().with_variant(Text(collation="C"), "postgresql")

@@ -233,8 +233,43 @@ REBALANCES = counter(
 ).series()
 LEADER = gauge("shardyard_leader", "0 or 1", "Whether this broker leads, that is, runs the rebalancer.").series()
 
+# Messaging
+
+CLIENTS = gauge("shardyard_messaging_clients", "connections", "Clients of users that are connected.").series()
+MESSAGES_SENT = counter(
+    "shardyard_messaging_sent_total", "messages", "Messages and marks of connected clients that were stored."
+).series()
+DELIVERED_ENTRIES = counter(
+    "shardyard_messaging_delivered_total", "entries", "Messages and marks that were sent to clients."
+).series()
+CLIENTS_CUT = counter(
+    "shardyard_messaging_clients_cut_total",
+    "connections",
+    "Clients that were disconnected because they read too slowly.",
+).series()
+CLIENTS_MOVED = counter(
+    "shardyard_messaging_clients_moved_total", "connections", "Clients that were sent to another server."
+).series()
+MALFORMED_INBOX_RECORDS = counter(
+    "shardyard_messaging_malformed_records_total", "records", "Records of the inbox that could not be decoded."
+).series()
+RESUMES = counter(
+    "shardyard_messaging_resumes_total",
+    "connections",
+    "How clients resumed: new, position, id, or lost.",
+    "how",
+)
+
 # Storage
 
 GROUP_COMMIT_UNITS = histogram(
     "shardyard_group_commit_units", "units", "Appends or transactions that shared one sync to disk.", bounds=_SIZES
+).series()
+
+# Messaging
+
+HISTORY_MALFORMED_RECORDS = counter(
+    "shardyard_history_malformed_records_total",
+    "records",
+    "Records of `inbox` that are no messages and no marks, and are not in the history.",
 ).series()

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 import uvicorn
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
 
 from shardyard import __version__
 from shardyard.log import Log
@@ -54,10 +54,7 @@ def create_app(broker: Broker, drain: Drain | None = None) -> FastAPI:
     app = FastAPI(title="Shardyard", version=__version__, description="Topics, records and groups over HTTP.")
     app.state.broker = broker
     app.state.drain = drain or Drain()
-    for kind, handler in ERROR_HANDLERS.items():
-        app.add_exception_handler(kind, handler)
-    for router in ROUTERS:
-        app.router.routes.extend(router.routes)  # `include_router` would build each route anew, with the first request
+    add_routes(app, ROUTERS)
     app.add_api_route(frames.PATH, refuse_without_upgrade, include_in_schema=False)
     describe_routes = app.openapi
 
@@ -72,13 +69,21 @@ def create_app(broker: Broker, drain: Drain | None = None) -> FastAPI:
     return app
 
 
-class _Server(uvicorn.Server):
+def add_routes(app: FastAPI, routers: Sequence[APIRouter]) -> None:
+    """Add routes, and the responses to errors."""
+    for kind, handler in ERROR_HANDLERS.items():
+        app.add_exception_handler(kind, handler)
+    for router in routers:
+        app.router.routes.extend(router.routes)  # `include_router` would build each route anew, with the first request
+
+
+class Server(uvicorn.Server):
     """Drains before it stops: it accepts no more connections, answers long polls at once, and finishes the requests in
     flight, up to a time."""
 
     def __init__(self, config: uvicorn.Config, drain: Drain) -> None:
         super().__init__(config)
-        self._drain = drain
+        self.drain = drain
         self._reason = "the program has asked for it"
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -88,11 +93,11 @@ class _Server(uvicorn.Server):
 
     async def shutdown(self, sockets: Any = None) -> None:
         _log.info("stopping: %s; %d connections are open", self._reason, len(self.server_state.connections))
-        self._drain.start()
+        self.drain.start()
         await super().shutdown(sockets)
 
 
-class _EmbeddedServer(_Server):
+class EmbeddedServer(Server):
     """A server inside another program, which handles signals itself."""
 
     @contextlib.contextmanager
@@ -107,7 +112,7 @@ async def running(
     """A broker inside this program, on a free port of this machine; yields its URL. For tests and examples."""
     async with Broker(log, registry, token=token, clock=clock) as broker:
         drain = Drain()
-        server = _EmbeddedServer(_config(broker, drain, "127.0.0.1", 0), drain)
+        server = EmbeddedServer(_config(broker, drain, "127.0.0.1", 0), drain)
         listening = server.config.bind_socket()
         listening.listen(BACKLOG)  # connections that come before the server is up wait for it
         task = asyncio.create_task(server.serve([listening]), name="broker")
@@ -139,7 +144,7 @@ async def serving(
     """
     async with Broker(log, registry, token=token, clock=clock) as broker:
         drain = Drain()
-        yield _Server(_config(broker, drain, host, port, trusted_proxies, drain_seconds, limits), drain)
+        yield Server(_config(broker, drain, host, port, trusted_proxies, drain_seconds, limits), drain)
 
 
 def _config(

@@ -49,10 +49,15 @@ class Connection(HttpToolsProtocol):
             self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._end()
+        super().connection_lost(exc)
+
+    def _end(self) -> None:
+        """It is no HTTP connection any more."""
         CONNECTIONS.add(-1)
+        self.connections.discard(self)
         self._unset_keepalive_if_required()
         self._stop_unsent_check()
-        super().connection_lost(exc)
 
     # Requests ------------------------------------------------------------------------------------------------
 

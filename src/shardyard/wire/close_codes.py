@@ -19,10 +19,10 @@ class CloseCode(IntEnum):
     a 1 as the third digit are codes of messaging servers."""
     TOO_MANY_CONNECTIONS = 4011
     """The user has too many clients connected, or the server too many connections."""
-    TOO_FAST = 4012
-    """The client sends more than its rate, and did not slow down when it was refused."""
-    REPLACED = 4013
+    REPLACED = 4012
     """The same client has connected again."""
+    UNAVAILABLE = 4013
+    """The server could not store a message, or find out what the client missed, for too long."""
     DRAINING = 4100
     """The broker is about to stop."""
     NOT_HERE = 4110

@@ -137,6 +137,9 @@ class Welcome(Struct, frozen=True, tag="welcome"):
     resume: Literal["new", "position", "id", "lost"]
     """How the client resumes: not at all, from its position, from its last id because the position became invalid, or
     from the end, because neither is known any more: then the client has to load the history."""
+    sent: str | None = None
+    """With mirror "local": for `Hello.sent` of a client that knows no message of its own user yet. What the user's
+    other clients send from now on has greater ids."""
 
 
 class Message(Struct, frozen=True, tag="message", omit_defaults=True):
@@ -266,13 +269,39 @@ class Elsewhere(Struct, frozen=True, tag="elsewhere"):
 class Pong(Struct, frozen=True, tag="pong"):
     """The answer to `Ping`."""
 
-    position: Position
-    """Everything before it was sent to the client: resume from here once it is received."""
+    position: Position | None
+    """Everything before it was sent to the client before this frame: resume from here. None if that is not known."""
 
 
 ServerFrame = (
     Welcome | Deliver | CaughtUp | Gap | Sent | Refused | IsTyping | Presence | History | Chats | Elsewhere | Pong
 )
+
+
+# Over HTTP
+
+
+class SessionGranted(Struct, frozen=True):
+    """The answer to `POST /v1/session`."""
+
+    user: str
+    token: str
+    """For `Hello`."""
+    expires_at: int
+    """In milliseconds since 1970."""
+    address: str
+    """Where to connect."""
+
+
+class Where(Struct, frozen=True):
+    """The answer to `GET /v1/where/{user}`."""
+
+    user: str
+    partition: str
+    address: str | None
+    member: str
+    epoch: int
+    """Of the ownership."""
 
 
 class _Decoder(Protocol[F_co]):

@@ -41,7 +41,8 @@ class History(ABC):
 
     Entries are known by their id: storing one again changes nothing. Copies for the sender's other clients are known as
     copies, and count nowhere: not in conversations, not in chats, not as unread. Ids order a conversation, because they
-    ascend with time.
+    ascend with time. Marks never go backwards, whatever the order in which they are stored. A message to oneself is
+    never unread.
     """
 
     @abstractmethod

@@ -17,6 +17,7 @@ from shardyard.registry.sql_transaction import Values
 from shardyard.registry.sqlite.file import RegistryFile
 from shardyard.registry.sqlite.watcher import Watcher
 from shardyard.runtime.clock import Clock, SystemClock
+from shardyard.runtime.sqlite import migrate
 
 _SYSTEM_CLOCK = SystemClock()
 
@@ -45,7 +46,8 @@ class SqliteStore:
         self._writing = _SharedConnection(self._file, _begin_writing)
         try:
             with self.begin(busy_wait) as connection:
-                migrations.migrate(connection, str(self._file.path), clock.now(), migrations.MIGRATIONS)
+                steps = migrations.migrations_at(clock.now())
+                migrate(connection, str(self._file.path), migrations.VERSION_TABLE, steps)
             self._reading = _SharedConnection(self._file, _begin_reading)
         except BaseException:
             self._watcher.close()

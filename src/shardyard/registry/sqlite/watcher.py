@@ -7,9 +7,10 @@ import time
 from collections.abc import Callable
 
 from shardyard.model import Closed
-from shardyard.registry.sqlite.file import RegistryFile, is_locked
+from shardyard.registry.sqlite.file import RegistryFile
 from shardyard.registry.watches import Watches, watched_by
 from shardyard.runtime.process_signal import Listener, Sender
+from shardyard.runtime.sqlite import is_locked
 
 _RETRY_SECONDS = 0.005
 """Until the next attempt to read the changes, when one has failed."""

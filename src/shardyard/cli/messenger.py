@@ -1,0 +1,250 @@
+"""`shardyard messenger`: serve users' clients over WebSocket. `shardyard drain`: send a server's clients elsewhere."""
+
+# ruff: noqa: PLC0415 commands start quickly: what is slow to import is imported by those that need it
+
+import contextlib
+import ipaddress
+import logging
+import os
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from shardyard.cli.broker import LogUrl, RegistryUrl
+from shardyard.cli.logs import logs_on_stderr
+from shardyard.cli.options import integer_option, value_option
+from shardyard.cli.processes import run_processes
+from shardyard.cli.serving import Sigterm, absolute_url, collect_garbage_less_often, listening_socket, without_packages
+from shardyard.model import InvalidValue, ShardyardError
+from shardyard.model.extras import require
+from shardyard.model.url import parse_url
+
+if TYPE_CHECKING:
+    from shardyard.server.messaging.app import MessengerOptions
+
+_log = logging.getLogger(__name__)
+
+DEFAULT_PORT = 7500
+DEFAULT_PARTITIONS = 32
+MAX_CLIENTS = 50_000
+MIN_SECRET_BYTES = 32
+"""As in `messaging.tokens`, which is not imported for --help."""
+
+
+def messenger(
+    log: LogUrl = "sqlite:///data/log",
+    registry: RegistryUrl = None,
+    history: Annotated[
+        str | None,
+        value_option(
+            "--history",
+            metavar="URL",
+            help="Where conversations are stored. Default: sqlite:///data/history.db, or the database of the registry.",
+        ),
+    ] = None,
+    host: Annotated[str, typer.Option("--host", metavar="HOST", help="The address to listen on.")] = "127.0.0.1",
+    port: Annotated[
+        int, integer_option("--port", "-p", help="The port to listen on; 0 picks a free one.")
+    ] = DEFAULT_PORT,
+    processes: Annotated[
+        int, integer_option("--processes", help="Run so many servers, on this port and those after it.")
+    ] = 1,
+    mirror: Annotated[
+        str,
+        typer.Option(
+            "--mirror",
+            metavar="HOW",
+            help="How the sender's other clients get a copy: log (through the log) or local (by the server).",
+        ),
+    ] = "log",
+    address: Annotated[
+        str | None,
+        value_option("--address", metavar="URL", help="Where clients reach this server, if not where it listens."),
+    ] = None,
+    origin: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--origin",
+            metavar="ORIGIN",
+            help="Pages of this origin may connect, such as https://chat.example.com; may be repeated, * for all.",
+        ),
+    ] = None,
+    partitions: Annotated[
+        str | None,
+        value_option("--own", metavar="LIST", help="Own these partitions, such as 0-15,20. Default: a fair share."),
+    ] = None,
+    topic_partitions: Annotated[
+        int, integer_option("--partitions", help="Partitions of the topic inbox, if it does not exist yet.")
+    ] = DEFAULT_PARTITIONS,
+    max_clients: Annotated[
+        int, integer_option("--max-clients", help="Clients that may be connected at a time.")
+    ] = MAX_CLIENTS,
+    rate: Annotated[
+        float, typer.Option("--rate", metavar="NUMBER", help="Frames per second that a client may send.")
+    ] = 50.0,
+    certificate: Annotated[
+        Path | None, value_option("--tls-certificate", metavar="FILE", help="Serve TLS with this certificate (PEM).")
+    ] = None,
+    key: Annotated[
+        Path | None, value_option("--tls-key", metavar="FILE", help="The private key of the certificate (PEM).")
+    ] = None,
+) -> None:
+    """Run a messaging server, which serves users' clients over WebSocket until it is interrupted.
+
+    Several servers may share one log and registry: each owns a share of the partitions, and serves the users that belong
+    to them. Clients find their server by themselves. With SHARDYARD_SECRET set (32 characters or more), a session takes
+    that secret, or a token signed with it; without it, anyone who reaches the server may sign in as anyone, so it must
+    listen on this machine only. With SHARDYARD_TOKEN set, metrics and draining require that token. Open
+    http://127.0.0.1:7500 in a browser to chat.
+
+    Examples:
+
+      shardyard messenger
+
+      shardyard messenger --processes 2 --mirror local
+
+      shardyard messenger --log postgresql://yard@db/yard --host 0.0.0.0 --address wss://chat.example.com/v1/messaging
+    """
+    from shardyard.messaging.config import MessagingConfig
+
+    if not 0 <= port < 65536:
+        raise InvalidValue("--port", port, "0 to 65535")
+    for name, value in (("--processes", processes), ("--partitions", topic_partitions), ("--max-clients", max_clients)):
+        if value < 1:
+            raise InvalidValue(name, value, "at least 1")
+    if not rate > 0:
+        raise InvalidValue("--rate", rate, "more than 0")
+    if (certificate is None) != (key is None):
+        raise InvalidValue("--tls-key", key, "a key and a certificate together")
+    if mirror not in ("log", "local"):
+        raise InvalidValue("--mirror", mirror, "log or local")
+    secret = _secret(host)
+    own = None if partitions is None else _parse_partitions(partitions)
+    on_server = parse_url("log", log).engine == "postgresql"
+    if registry is None:
+        registry = log if on_server else "sqlite:///data/registry.db"
+    if history is None:
+        history = registry if parse_url("registry", registry).engine == "postgresql" else "sqlite:///data/history.db"
+    for option, url in (("--log", log), ("--registry", registry), ("--history", history)):
+        if url == "memory://":
+            raise InvalidValue(option, url, "storage that outlives the server, such as sqlite:///data/log")
+    if processes > 1:
+        if own is not None or address is not None:
+            raise InvalidValue("--processes", processes, "1 with --own or --address: start each server by itself")
+        run_processes(processes, port)
+        return
+    require("server", "the messaging server")
+    import uvloop
+
+    from shardyard.server.messaging.app import MessengerOptions
+
+    options = MessengerOptions(
+        address=address or "",
+        secret=secret,
+        admin_token=os.environ.get("SHARDYARD_TOKEN") or None,
+        origins=tuple(origin or ()),
+        partitions=own,
+        topic_partitions=topic_partitions,
+        clients=max_clients,
+        tls_certificate=None if certificate is None else str(certificate),
+        tls_key=None if key is None else str(key),
+        config=MessagingConfig(mirror="local" if mirror == "local" else "log", rate=rate, burst=max(200, int(4 * rate))),
+    )
+    with without_packages("numba", "pandas"), Sigterm() as sigterm, logs_on_stderr():
+        if secret is None:
+            _log.warning("SHARDYARD_SECRET is not set: anyone on this machine may sign in as anyone")
+        uvloop.run(_serve(log, registry, history, host, port, options, sigterm))
+
+
+def _secret(host: str) -> str | None:
+    secret = os.environ.get("SHARDYARD_SECRET") or None
+    if secret is not None:
+        if len(secret.encode()) < MIN_SECRET_BYTES:
+            raise ShardyardError(
+                f"SHARDYARD_SECRET is too short: use at least {MIN_SECRET_BYTES} characters, as of `openssl rand -hex 32`"
+            )
+        return secret
+    is_local = host == "localhost"
+    with contextlib.suppress(ValueError):
+        is_local = is_local or ipaddress.ip_address(host).is_loopback
+    if not is_local:
+        raise ShardyardError(
+            f"without SHARDYARD_SECRET anyone could sign in as anyone at {host}: set it, or listen on 127.0.0.1"
+        )
+    return None
+
+
+def _parse_partitions(text: str) -> list[int]:
+    """The partitions of a list such as `0-15,20`."""
+    found: set[int] = set()
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(\d{1,6})(?:-(\d{1,6}))?\s*", part)
+        if match is None or (match[2] is not None and int(match[2]) < int(match[1])):
+            raise InvalidValue("--own", text, "indexes and ranges of partitions, such as 0-15,20")
+        found.update(range(int(match[1]), int(match[2] or match[1]) + 1))
+    return sorted(found)
+
+
+async def _serve(
+    log_url: str,
+    registry_url: str,
+    history_url: str,
+    host: str,
+    port: int,
+    options: "MessengerOptions",
+    sigterm: Sigterm,
+) -> None:
+    from shardyard.log import open_log
+    from shardyard.messaging.history import open_history
+    from shardyard.registry import open_registry
+    from shardyard.server.app import BACKLOG
+    from shardyard.server.limits import raise_open_files
+    from shardyard.server.messaging.app import serving_messenger
+
+    collect_garbage_less_often()
+    raise_open_files(options.clients)
+    with (
+        contextlib.ExitStack() as stack,
+        listening_socket(host, port, BACKLOG) as listener,
+        open_registry(registry_url) as registry,
+    ):
+        async with (
+            open_log(log_url) as log,
+            open_history(history_url) as history,
+            serving_messenger(log, registry, history, listener.getsockname(), options) as server,
+        ):
+            address, bound_port = listener.getsockname()[:2]
+            scheme = "http" if options.tls_certificate is None else "https"
+            sys.stdout.write(f"listening on {scheme}://{f'[{address}]' if ':' in address else address}:{bound_port}\n")
+            sys.stdout.flush()
+            _log.info(
+                "log %s, registry %s, history %s",
+                absolute_url("log", log_url),
+                absolute_url("registry", registry_url),
+                absolute_url("history", history_url),
+            )
+            stack.callback(_log.info, "stopped")
+            sigterm.stops(server)
+            await server.serve([listener])
+
+
+def drain(
+    server: Annotated[
+        str, typer.Argument(metavar="SERVER", help="The address of the server, such as http://127.0.0.1:7500.")
+    ],
+) -> None:
+    """Send all clients of a messaging server to the other servers, before it is stopped or upgraded.
+
+    It owns no partitions any more when the command returns, and can be stopped. Stopping it by SIGTERM does the same.
+
+    Examples:
+
+      shardyard drain http://127.0.0.1:7501
+    """
+    from shardyard.client.http import post_empty
+
+    post_empty(f"{server.rstrip('/')}/v1/drain", os.environ.get("SHARDYARD_TOKEN") or None)
+    sys.stdout.write(f"{server} is drained\n")

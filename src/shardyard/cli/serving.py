@@ -1,0 +1,103 @@
+"""What commands that serve until they are interrupted have in common."""
+
+import contextlib
+import errno
+import gc
+import os
+import signal
+import socket
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from importlib.abc import MetaPathFinder
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, Self
+
+from shardyard.model import ShardyardError
+from shardyard.model.url import parse_url
+
+if TYPE_CHECKING:
+    import uvicorn
+
+
+class _Hidden(MetaPathFinder):
+    """Packages that count as not installed. (None in `sys.modules` would do for Python code, but not for PyArrow's.)"""
+
+    def __init__(self, packages: Sequence[str]) -> None:
+        self._packages = packages
+
+    def find_spec(self, fullname: str, *_: object) -> None:
+        if fullname in self._packages:
+            raise ModuleNotFoundError(f"No module named {fullname!r}", name=fullname)
+
+
+@contextlib.contextmanager
+def without_packages(*packages: str) -> Iterator[None]:
+    """Within the block, these packages count as not installed, unless they are loaded already."""
+    hidden = _Hidden(packages)
+    sys.meta_path.insert(0, hidden)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(hidden)
+
+
+class Sigterm:
+    """What SIGTERM does within the block: it stops the server, also if it comes before that has started. Uvicorn raises
+    the signal again after it has stopped; then it does nothing, so that what was opened is closed, and members leave
+    their groups."""
+
+    def __init__(self) -> None:
+        self._server: uvicorn.Server | None = None
+        self._received = False
+
+    def __enter__(self) -> Self:
+        self._before = signal.signal(signal.SIGTERM, self._receive)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        signal.signal(signal.SIGTERM, self._before)
+
+    def stops(self, server: "uvicorn.Server") -> None:
+        """From now on it stops this server; at once if it has come already."""
+        self._server = server
+        if self._received:
+            server.handle_exit(signal.SIGTERM, None)
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        self._received = True
+        if self._server is not None and not self._server.should_exit:
+            self._server.handle_exit(number, frame)
+
+
+def collect_garbage_less_often() -> None:
+    """With thousands of connections, the garbage collector would take more time than everything else that a broker does
+    while nothing happens. It finds next to nothing: only reference cycles need it."""
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 20)
+
+
+def listening_socket(host: str, port: int, backlog: int) -> socket.socket:
+    """Listen before anything else is opened: a wrong address fails without side effects, and early clients wait."""
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family, backlog=backlog)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise ShardyardError(
+                f"{host}:{port} is in use: choose another port with --port (0 picks a free one)"
+            ) from None
+        reason = error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
+        raise ShardyardError(
+            f"cannot listen on {host}:{port} ({reason}): choose another address with --host and --port"
+        ) from None
+
+
+def absolute_url(what: str, url: str) -> str:
+    """The URL without a password and with an absolute path, since the same relative one is another log in another
+    working directory."""
+    engine = parse_url(what, url)
+    return str(replace(engine, path=str(Path(engine.path).absolute())) if engine.engine == "sqlite" else engine)

@@ -1,0 +1,98 @@
+"""Where a user's messaging server is, and the session with which a client connects to it. Any server knows."""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar
+
+import aiohttp
+import msgspec
+from msgspec import Struct
+
+from shardyard.client.carrier import WrongAnswer, response_body
+from shardyard.client.http import reason
+from shardyard.client.paths import path
+from shardyard.model import InvalidCall, RetryLater
+from shardyard.model.url import without_password
+
+T = TypeVar("T")
+
+RESPONSE_SECONDS = 5.0
+"""For the response of one server."""
+FetchToken = Callable[[], Awaitable[str]]
+
+
+class Session(Struct, frozen=True):
+    """What a client shows to its server, and where that is."""
+
+    token: str
+    expires_at: int
+    """In milliseconds since 1970."""
+    address: str | None
+    """Of the WebSocket; None while no server serves the user."""
+    user: str
+
+
+class Place(Struct, frozen=True):
+    """The server that serves a user."""
+
+    user: str
+    partition: int
+    address: str
+    member: str
+    epoch: int
+
+
+class Directory:
+    """Asks one of the servers, and the next one if it can't be reached. Errors are those of the server;
+    `ConnectionError` if none of them can be reached."""
+
+    def __init__(self, http: aiohttp.ClientSession, urls: Sequence[str]) -> None:
+        self.urls = urls
+        self._http = http
+        self._at = random.randrange(len(urls))
+
+    async def session(self, user: str, secret: str | None, token: str | FetchToken | None) -> Session:
+        """A new session. `token`: a signed one instead of a secret, or a function that gets one."""
+        credentials = {
+            "user": user,
+            "secret": secret,
+            "token": token if token is None or isinstance(token, str) else await token(),
+        }
+        body = {name: value for name, value in credentials.items() if value is not None}
+        session = await self._ask("POST", "/v1/session", Session, body)
+        if session.user != user:
+            raise InvalidCall(f"the token is one of user {session.user!r}: expected {user!r}")
+        return session
+
+    async def where(self, user: str) -> Place:
+        return await self._ask("GET", path("where", user), Place)
+
+    async def _ask(self, method: str, where: str, kind: type[T], body: Any = None) -> T:
+        failure: Exception | None = None
+        for _ in self.urls:
+            url = self.urls[self._at % len(self.urls)]
+            try:
+                return await self._request(url, method, where, kind, body)
+            except (ConnectionError, RetryLater) as error:
+                failure = (
+                    error if isinstance(error, RetryLater) else ConnectionError(f"{without_password(url)}: {error}")
+                )
+                self._at += 1
+        assert failure is not None  # noqa: S101 there is at least one URL
+        raise failure
+
+    async def _request(self, url: str, method: str, where: str, kind: type[T], body: Any) -> T:
+        try:
+            async with (
+                asyncio.timeout(RESPONSE_SECONDS),
+                self._http.request(method, url + where, json=body) as response,
+            ):
+                content = response_body(response.status, await response.read(), response.content_type)
+            return msgspec.json.decode(content, type=kind)
+        except WrongAnswer as error:
+            raise ConnectionError(f"it is not a messaging server: it answered {error.answer}") from None
+        except msgspec.DecodeError:
+            raise ConnectionError("it is not a messaging server: it answered something else") from None
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise ConnectionError(reason(error)) from error

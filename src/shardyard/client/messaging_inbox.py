@@ -1,0 +1,138 @@
+"""What a messaging client has received and its program has not taken yet. No I/O."""
+
+import asyncio
+from collections import deque
+
+import msgspec
+from msgspec import Struct, structs
+
+from shardyard.model import InvalidCall, InvalidValue, Malformed
+from shardyard.wire.messaging import CaughtUp, Deliver, Gap, IsTyping, Marked, Message, Position, Presence
+
+Event = Message | Marked | IsTyping | Presence | CaughtUp | Gap
+"""What a program gets: messages and marks, which are durable and come once; who is typing and who is online, which
+are neither; that the client has got all it missed; and that something it missed can't be delivered any more."""
+
+KNOWN_IDS = 2000
+"""How many messages and marks are remembered, to drop those that come again."""
+
+
+class ResumePoint(Struct, frozen=True, omit_defaults=True):
+    """Where a client goes on after its connection or its process has ended."""
+
+    device: str
+    number: int
+    """Of what it sends next. Not below it, and above all that it has sent."""
+    position: Position | None = None
+    last: str | None = None
+    sent: str | None = None
+
+    def __str__(self) -> str:
+        return msgspec.json.encode(self).decode()
+
+    @classmethod
+    def parse(cls, text: str) -> "ResumePoint":
+        try:
+            return msgspec.json.decode(text, type=cls)
+        except (msgspec.DecodeError, TypeError, UnicodeEncodeError):
+            raise InvalidValue("resume", text, "what `position` of a messaging client was") from None
+
+
+class Inbox:
+    """A queue of events, each with the point to resume from after it. Drops what was received before.
+
+    It is full from `limit` events on. It still takes what is put into it: who reads from the network asks first.
+    """
+
+    def __init__(self, user: str, limit: int, start: ResumePoint) -> None:
+        self.received = self.taken = start
+        """After everything that was received, and after what the program has taken."""
+        self.has_room, self.is_half_empty = asyncio.Event(), asyncio.Event()
+        self.has_room.set()
+        self.is_half_empty.set()
+        self._user = user
+        self._limit = limit
+        self._queue: deque[tuple[Event, ResumePoint]] = deque()
+        self._known: dict[str, None] = {}
+        self._changed = asyncio.Event()
+        self._end: BaseException | None = None
+        self._is_awaited = False
+
+    # From the server
+
+    def deliver(self, delivered: Deliver) -> None:
+        """Take messages and marks. `Malformed` if one has an id that is none."""
+        for entry in delivered.entries:
+            point = self.received
+            if entry.offset is not None:
+                before = point.position
+                if before is not None and delivered.epoch == before.epoch and entry.offset < before.offset:
+                    continue
+                point = structs.replace(point, position=Position(delivered.epoch, entry.offset + 1), last=entry.id)
+            if entry.sender == self._user:
+                point = structs.replace(point, sent=_newer(point.sent, entry.id))
+            self._advance(point)
+            if entry.id not in self._known:
+                self._remember(entry.id)
+                self.put(entry)
+
+    def put(self, event: Event) -> None:
+        self._queue.append((event, self.received))
+        self._note_length()
+
+    def adopt(self, position: Position) -> None:
+        """Everything before this position was received."""
+        self._advance(structs.replace(self.received, position=position))
+
+    def note_sent(self, id_: str) -> None:
+        """The user has sent this."""
+        self._advance(structs.replace(self.received, sent=_newer(self.received.sent, id_)))
+
+    def end(self, error: BaseException | None) -> None:
+        """Nothing more will come. The program gets the error after what is still in the queue."""
+        self._end = error or StopAsyncIteration()
+        self._changed.set()
+
+    def _advance(self, point: ResumePoint) -> None:
+        self.received = point
+        if self._queue:
+            self._queue[-1] = self._queue[-1][0], point
+        else:
+            self.taken = point
+
+    def _remember(self, id_: str) -> None:
+        self._known[id_] = None
+        if len(self._known) > KNOWN_IDS:
+            del self._known[next(iter(self._known))]
+
+    # To the program
+
+    async def next(self) -> Event:
+        """Wait for the next event. `StopAsyncIteration` once the client is closed."""
+        if self._is_awaited:
+            raise InvalidCall("another task waits for the next event: read events in one task, and pass them on")
+        self._is_awaited = True
+        try:
+            while not self._queue:
+                if self._end is not None:
+                    raise self._end
+                self._changed.clear()
+                await self._changed.wait()
+        finally:
+            self._is_awaited = False
+        event, self.taken = self._queue.popleft()
+        self._note_length()
+        return event
+
+    def _note_length(self) -> None:
+        length = len(self._queue)
+        self._changed.set()
+        for event, is_set in (self.has_room, length < self._limit), (self.is_half_empty, length <= self._limit // 2):
+            event.set() if is_set else event.clear()
+
+
+def _newer(known: str | None, id_: str) -> str:
+    try:
+        return id_ if known is None or int(id_) > int(known) else known
+    except ValueError:
+        raise Malformed("frame", f"{id_!r} is not an id") from None

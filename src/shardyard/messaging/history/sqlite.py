@@ -1,0 +1,76 @@
+"""A history in SQLite: a file, for any number of processes on one machine, or in memory."""
+
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar, cast
+
+from sqlalchemy import Connection, create_engine
+from sqlalchemy.pool import QueuePool
+
+from shardyard.messaging.history.schema import MIGRATIONS, VERSION_TABLE
+from shardyard.messaging.history.sql import CONNECTIONS
+from shardyard.runtime.sqlite import SqliteFile, migrate
+
+T = TypeVar("T")
+
+_CACHE_KIB = 32 * 1024
+"""Of each connection. Indexes are written all over, and SQLite's default of 2 MB makes that many times slower."""
+
+
+class SqliteDatabase:
+    """The tables of a history in a file, which is created with its folder if it does not exist; in memory without a
+    path. The file has one writer at a time; readers do not wait for it."""
+
+    def __init__(self, path: str | Path | None, *, busy_wait: float = 10.0) -> None:
+        """`busy_wait`: seconds that a write waits for other processes."""
+        where = Path(":memory:") if path is None else Path(path).absolute()
+        self._file = SqliteFile(where, "history", VERSION_TABLE, busy_wait)
+        if path is not None:
+            self._file.prepare_path()
+        self._engine = create_engine(
+            "sqlite://",
+            creator=self._open,
+            poolclass=QueuePool,
+            pool_size=1 if path is None else CONNECTIONS,  # a database in memory is that of one connection
+            max_overflow=0,
+        )
+        try:
+            self.write(lambda connection: migrate(connection, str(where), VERSION_TABLE, MIGRATIONS))
+        except BaseException:
+            self.close()
+            raise
+
+    def read(self, work: Callable[[Connection], T]) -> T:
+        return self._transact(_begin_reading, work)
+
+    def write(self, work: Callable[[Connection], T]) -> T:
+        return self._transact(_begin_writing, work)
+
+    def close(self) -> None:
+        self._engine.dispose()
+
+    def _open(self) -> sqlite3.Connection:
+        connection = self._file.open()
+        connection.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
+        return connection
+
+    def _transact(self, begin: Callable[[sqlite3.Connection], object], work: Callable[[Connection], T]) -> T:
+        with self._file.translated_errors(), self._engine.connect() as connection:
+            driver = cast(sqlite3.Connection, connection.connection.driver_connection)
+            self._file.retry_while_locked(lambda: begin(driver))
+            with connection.begin():
+                return work(connection)
+
+
+def _begin_writing(connection: sqlite3.Connection) -> None:
+    connection.execute("BEGIN IMMEDIATE")
+
+
+def _begin_reading(connection: sqlite3.Connection) -> None:
+    connection.execute("BEGIN")
+    try:  # SQLite chooses the state that a transaction sees, and may find it locked, when it first reads
+        connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone()
+    except BaseException:
+        connection.rollback()
+        raise

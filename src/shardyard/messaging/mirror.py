@@ -1,0 +1,60 @@
+"""The mirror through the log: a second group re-addresses every entry to its sender, whose other clients get it."""
+
+import asyncio
+import logging
+from collections import defaultdict
+
+from shardyard.groups import Node, Reader
+from shardyard.groups.partition_reader import OwnedBatch
+from shardyard.messaging.inbox import Inbox
+from shardyard.model import Fenced, Malformed, Partition, SequenceTooOld, Stamp
+from shardyard.wire.inbox import TOPIC, InboxEntry, decode_entry
+
+_log = logging.getLogger(__name__)
+
+GROUP = "messaging.mirror"
+STORE_SECONDS = 60.0
+"""How long an append is retried. After that the batch is delivered again."""
+
+
+async def run_mirror(node: Node, inbox: Inbox, *, session_timeout: float) -> None:
+    """Copy the entries of the partitions that this member of the group owns, until cancelled."""
+    async with Reader(GROUP, [TOPIC], node=node, session_timeout=session_timeout) as reader:
+        async for batch in reader:
+            try:
+                await _copy(batch, inbox, node)
+                await batch.commit()
+            except Fenced:
+                _log.debug("%s went to another member of %s", batch.partition, GROUP)
+
+
+async def _copy(batch: OwnedBatch, inbox: Inbox, node: Node) -> None:
+    """Append a copy of each entry to its sender's partition, those of one partition one after the other.
+
+    The stamp of a copy is the entry's own place in the log, so that a copy that is made again is not stored again. One
+    that the log finds too old for its window was stored: a partition gets its copies in the order of the log.
+    """
+    lanes: defaultdict[Partition, list[tuple[int, InboxEntry]]] = defaultdict(list)
+    for record, offset in zip(batch.records(), batch.offsets(), strict=True):
+        try:
+            entry = decode_entry(record.value)
+        except Malformed:
+            continue  # the owner of the partition has counted it
+        if not entry.copy:
+            lanes[inbox.partition_of(entry.sender)].append((offset, entry))
+    deadline = node.clock.monotonic() + STORE_SECONDS
+    epoch = batch.position(batch.first).epoch
+    producer = f"mirror of {batch.partition} {epoch}"
+
+    async def copy(entries: list[tuple[int, InboxEntry]]) -> None:
+        for offset, entry in entries:
+            copied = InboxEntry(
+                entry.id, entry.sender, entry.recipient, entry.device, entry.number, entry.at, entry.content, copy=True
+            )
+            stamp = Stamp(producer, offset)
+            try:
+                await inbox.append(copied, stamp=stamp, fence=batch.fence, deadline=deadline)
+            except SequenceTooOld:
+                continue
+
+    await asyncio.gather(*(copy(entries) for entries in lanes.values()))

@@ -1,0 +1,161 @@
+"""A partition of `inbox` that this server owns: it is read as it grows, and delivered to the clients of its users."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterator
+from typing import TYPE_CHECKING, TypeVar
+
+from shardyard.groups.fence import ownership_fence
+from shardyard.groups.protocol import Grant
+from shardyard.log import Log
+from shardyard.messaging.config import MessagingConfig
+from shardyard.messaging.items import Item, Tail
+from shardyard.model import Fence, Malformed, Partition
+from shardyard.model.batch import Batch
+from shardyard.runtime.clock import Clock
+from shardyard.runtime.metrics import MALFORMED_INBOX_RECORDS
+from shardyard.runtime.retry import Backoff, first_only, retry
+from shardyard.wire.inbox import GROUP, InboxEntry, decode_entry
+from shardyard.wire.messaging import Position
+
+if TYPE_CHECKING:
+    from shardyard.messaging.session import Session
+
+_log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+READ_SECONDS = 300.0
+"""How long one read waits for records."""
+READ_RECORDS = 2_000
+READ_BYTES = 1024 * 1024
+READ_BACKOFF = Backoff(first=0.02, longest=0.5)
+
+
+class OwnedPartition:
+    """Serves the users of a partition under one ownership."""
+
+    def __init__(
+        self,
+        partition: Partition,
+        grant: Grant,
+        log: Log,
+        clock: Clock,
+        config: MessagingConfig,
+        is_in_touch: Callable[[], bool],
+    ) -> None:
+        """`is_in_touch`: whether the server still knows that nobody else owns its partitions."""
+        self.partition = partition
+        self.epoch = grant.epoch
+        """Of the ownership."""
+        self.fence: Fence = ownership_fence(GROUP, partition, grant.epoch)
+        self.log_epoch = 0
+        """Of the partition in the log, for positions."""
+        self.tail = Tail(0, most=config.tail_records, most_bytes=config.tail_bytes)
+        self.ready: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        """Whether it can be served: False if the ownership ended before."""
+        self.ended = False
+        """It is not served any more."""
+        self._log = log
+        self._clock = clock
+        self._config = config
+        self._is_in_touch = is_in_touch
+        self._sessions: dict[str, list[Session]] = {}
+
+    # Clients
+
+    def attach(self, session: "Session") -> None:
+        self._sessions.setdefault(session.user, []).append(session)
+
+    def detach(self, session: "Session") -> None:
+        sessions = self._sessions.get(session.user)
+        if sessions is not None and session in sessions:
+            sessions.remove(session)
+            if not sessions:
+                del self._sessions[session.user]
+
+    def sessions_of(self, user: str) -> "list[Session]":
+        return self._sessions.get(user, [])
+
+    def sessions(self) -> "Iterator[Session]":
+        return (session for sessions in list(self._sessions.values()) for session in list(sessions))
+
+    @property
+    def users(self) -> int:
+        """How many have a client connected."""
+        return len(self._sessions)
+
+    def position(self, offset: int) -> Position:
+        return Position(self.partition.index, self.log_epoch, offset)
+
+    def deliver_copy(self, entry: InboxEntry) -> None:
+        """Hand an entry to the other clients of its sender."""
+        sessions = self._sessions.get(entry.sender)
+        if sessions is None or len(sessions) == 1:
+            return
+        item = Item(entry, None, 0)
+        for session in list(sessions):
+            if session.device != entry.device:
+                session.deliver(item)
+
+    # Reading
+
+    async def run(self) -> None:
+        """Read the partition until cancelled or fenced off. First what clients may have missed is loaded."""
+        await self._retry(lambda: self._log.set_fence(self.fence))
+        span = await self._retry(lambda: self._log.span(self.partition))
+        self.log_epoch = span.epoch
+        offset = max(span.first, span.end - self._config.tail_records)
+        self.tail = Tail(offset, most=self._config.tail_records, most_bytes=self._config.tail_bytes)
+        while offset < span.end:
+            offset = self._deliver(await self._read(offset, 0.0))
+        self.tail.end = max(self.tail.end, offset)
+        if not self.ready.done():
+            self.ready.set_result(True)
+        while True:
+            batch = await self._read(offset, READ_SECONDS)
+            while not self._is_in_touch():  # another server may serve these users by now
+                await self._clock.sleep(0.05)
+            offset = self._deliver(batch)
+            self.tail.end = offset
+
+    def end(self) -> None:
+        """Serve it no more."""
+        self.ended = True
+        if not self.ready.done():
+            self.ready.set_result(False)
+
+    async def _read(self, offset: int, wait: float) -> Batch:
+        return await self._retry(
+            lambda: self._log.read(
+                self.partition,
+                offset,
+                epoch=self.log_epoch,
+                max_records=READ_RECORDS,
+                max_bytes=READ_BYTES,
+                wait=wait,
+                fence=self.fence,
+            )
+        )
+
+    async def _retry(self, call: Callable[[], Awaitable[T]]) -> T:
+        warn = first_only(lambda error: _log.warning("reading %s will be retried: %s", self.partition, error))
+        return await retry(call, clock=self._clock, backoff=READ_BACKOFF, on_retry=warn)
+
+    def _deliver(self, batch: Batch) -> int:
+        """Deliver a batch. Returns the offset to read from next."""
+        for record, offset in zip(batch.records(), batch.offsets(), strict=True):
+            try:
+                entry = decode_entry(record.value)
+                user = (record.key or b"").decode()
+            except (Malformed, UnicodeDecodeError) as error:
+                MALFORMED_INBOX_RECORDS.add()
+                _log.warning("offset %d of %s is no inbox record: %s", offset, self.partition, error)
+                continue
+            item = Item(entry, offset, len(record.value) + 200)
+            self.tail.add(user, item, offset)
+            sessions = self._sessions.get(user)
+            if sessions is not None:
+                for session in list(sessions):
+                    if not (entry.copy and session.device == entry.device):
+                        session.deliver(item)
+        return batch.end

@@ -1,0 +1,157 @@
+"""The partitions that a messaging server owns: how they come, and how their clients go elsewhere when they move."""
+
+import asyncio
+import logging
+import random
+from collections.abc import Sequence
+
+from shardyard.groups import Directory, JoinRequest, Membership, MembershipListener, Node
+from shardyard.groups.protocol import Grant
+from shardyard.messaging.config import MessagingConfig
+from shardyard.messaging.owned import OwnedPartition
+from shardyard.model import Fenced, Partition, PartitionOutOfRange, ShardyardError, UnknownTopic
+from shardyard.runtime.metrics import CLIENTS_MOVED
+from shardyard.wire.close_codes import CloseCode
+from shardyard.wire.inbox import GROUP, TOPIC
+
+_log = logging.getLogger(__name__)
+
+STORING_SECONDS = 2.0
+"""How long the clients of a partition that moves may finish what they are sending."""
+OWNER_SECONDS = 3.0
+"""How long to wait until a partition that has moved has a new owner, before its clients are sent to the directory."""
+LOOK_SECONDS = 0.02
+CLIENTS_PER_TURN = 100
+"""That are sent elsewhere in one turn of the event loop."""
+
+
+class Ownership(MembershipListener):
+    """A server's membership of the group `messaging`, and its partitions."""
+
+    def __init__(
+        self,
+        node: Node,
+        directory: Directory,
+        config: MessagingConfig,
+        address: str,
+        partitions: Sequence[int] | None,
+    ) -> None:
+        """`partitions`: own these, and no others."""
+        self._node = node
+        self._clock = node.clock
+        self._directory = directory
+        self._config = config
+        manual = None if partitions is None else [Partition(TOPIC, index) for index in sorted(set(partitions))]
+        request = JoinRequest(
+            GROUP, node.name, [TOPIC], partitions=manual, session_timeout=config.session_timeout, address=address
+        )
+        self._membership = Membership(node, request, self)
+        self._owned: dict[Partition, OwnedPartition] = {}
+        self._serving: dict[OwnedPartition, asyncio.Task[None]] = {}
+        self._moving: set[asyncio.Task[None]] = set()
+        self._error: BaseException | None = None
+
+    async def join(self) -> None:
+        await self._membership.__aenter__()
+
+    async def leave(self) -> None:
+        """Leave the group, and return when all clients were sent to the next owners of their partitions."""
+        await self._membership.__aexit__(None, None, None)
+        while self._moving:
+            await asyncio.wait(self._moving)
+
+    def get(self, partition: Partition) -> OwnedPartition | None:
+        """The partition if it is served here now."""
+        owned = self._owned.get(partition)
+        return None if owned is None or owned.ended else owned
+
+    @property
+    def partitions(self) -> Sequence[OwnedPartition]:
+        """All that are served here."""
+        return [self._owned[partition] for partition in sorted(self._owned)]
+
+    def is_in_touch(self) -> bool:
+        """Whether nobody else can own these partitions yet."""
+        return self._clock.monotonic() - self._membership.last_contact < self._config.session_timeout
+
+    def check(self) -> None:
+        """Raise the error that has ended the membership, if one has."""
+        if self._error is not None:
+            raise self._error
+
+    # Events of the membership
+
+    def assigned(self, partition: Partition, grant: Grant) -> None:
+        owned = OwnedPartition(partition, grant, self._node.log, self._clock, self._config, self.is_in_touch)
+        self._owned[partition] = owned
+        self._serving[owned] = asyncio.create_task(self._serve(owned), name=f"serving {partition}")
+
+    def revoked(self, partition: Partition) -> None:
+        if (owned := self._owned.get(partition)) is not None and not owned.ended:
+            self._start_moving(owned, release=True)
+
+    def lost(self, partition: Partition) -> None:
+        if (owned := self._owned.pop(partition, None)) is not None and not owned.ended:
+            self._start_moving(owned, release=False)
+
+    def failed(self, error: BaseException) -> None:
+        _log.error("this server is no member of its group any more: %s", error)
+        self._error = error
+
+    async def _serve(self, owned: OwnedPartition) -> None:
+        try:
+            await owned.run()
+        except (Fenced, UnknownTopic, PartitionOutOfRange) as error:
+            _log.info("%s is not served here any more: %s", owned.partition, error)
+        except Exception:  # noqa: BLE001 nobody awaits this
+            _log.exception("%s could not be read, and will be taken again", owned.partition)
+        if self._owned.get(owned.partition) is owned and not owned.ended:
+            del self._owned[owned.partition]
+            self._membership.forget(owned.partition)  # if it still is ours, it is assigned again
+            self._start_moving(owned, release=False)
+
+    # Moving
+
+    def _start_moving(self, owned: OwnedPartition, *, release: bool) -> None:
+        owned.end()
+        task = asyncio.create_task(self._move(owned, release), name=f"moving {owned.partition}")
+        self._moving.add(task)
+        task.add_done_callback(self._moving.discard)
+
+    async def _move(self, owned: OwnedPartition, release: bool) -> None:
+        """Let others have the partition, and send its clients to its next owner."""
+        serving = self._serving.pop(owned, None)
+        if serving is not None and serving is not asyncio.current_task():
+            serving.cancel()
+            await asyncio.wait([serving])
+        if release:
+            deadline = self._clock.monotonic() + STORING_SECONDS
+            while self._clock.monotonic() < deadline and any(session.is_storing for session in owned.sessions()):
+                await self._clock.sleep(LOOK_SECONDS)
+            try:
+                await self._membership.release(owned.partition)
+            except ShardyardError as error:
+                _log.info("%s was not released: %s", owned.partition, error)
+            if self._owned.get(owned.partition) is owned:
+                del self._owned[owned.partition]
+        sessions = list(owned.sessions())
+        if not sessions:
+            return
+        address = await self._next_owner(owned)
+        seconds = len(sessions) / self._config.spread
+        _log.info("%s has moved to %s with %d clients", owned.partition, address or "nobody yet", len(sessions))
+        for number, session in enumerate(sessions):
+            if number % CLIENTS_PER_TURN == 0:
+                await asyncio.sleep(0)
+            CLIENTS_MOVED.add()
+            session.send_elsewhere(address, round(random.random() * seconds, 3), CloseCode.MOVED)
+
+    async def _next_owner(self, owned: OwnedPartition) -> str | None:
+        """The address of the next owner, as soon as there is one; None if that takes too long."""
+        deadline = self._clock.monotonic() + OWNER_SECONDS
+        while self._clock.monotonic() < deadline:
+            owner = self._directory.owner_of(owned.partition)
+            if owner is not None and owner.epoch > owned.epoch:
+                return owner.address
+            await self._clock.sleep(LOOK_SECONDS)
+        return None

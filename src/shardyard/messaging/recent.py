@@ -1,0 +1,35 @@
+"""What the users of this server sent lately, for their clients that connect before the history has it."""
+
+from collections import OrderedDict, deque
+
+from shardyard.messaging.items import Item
+from shardyard.wire.inbox import InboxEntry
+
+MOST = 50_000
+"""Entries that are remembered. The history has older ones."""
+
+
+class RecentlySent:
+    """The newest entries that this server stored for each sender. For `mirror = "local"`, where the log has no copies
+    for the sender's other clients."""
+
+    def __init__(self, most: int = MOST) -> None:
+        self._most = most
+        self._entries: OrderedDict[int, InboxEntry] = OrderedDict()
+        self._by_user: dict[str, deque[InboxEntry]] = {}
+
+    def add(self, entry: InboxEntry) -> None:
+        if entry.id in self._entries:
+            return
+        self._entries[entry.id] = entry
+        self._by_user.setdefault(entry.sender, deque()).append(entry)
+        if len(self._entries) > self._most:
+            _, oldest = self._entries.popitem(last=False)
+            mine = self._by_user[oldest.sender]
+            mine.popleft()
+            if not mine:
+                del self._by_user[oldest.sender]
+
+    def items(self, user: str, device: str) -> list[Item]:
+        """What other clients of the user sent."""
+        return [Item(entry, None, 0) for entry in self._by_user.get(user, ()) if entry.device != device]

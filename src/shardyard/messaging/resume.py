@@ -1,0 +1,196 @@
+"""What a client missed while it was not connected: from memory, from the log, or from the history."""
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import pyarrow.compute as pc
+
+from shardyard.groups import Node
+from shardyard.log.router import current_topic
+from shardyard.messaging.history.port import History
+from shardyard.messaging.items import Item
+from shardyard.messaging.owned import OwnedPartition
+from shardyard.messaging.snowflakes import id_at, ms_of
+from shardyard.model import Malformed, OffsetTrimmed, Partition, RetryLater
+from shardyard.wire.inbox import TOPIC, InboxEntry, decode_entry
+from shardyard.wire.messaging import Hello
+
+if TYPE_CHECKING:
+    from shardyard.log import Log
+
+_log = logging.getLogger(__name__)
+
+HISTORY_GROUP = "messaging.history"
+"""The group that stores the history."""
+SCAN_RECORDS = 20_000
+"""Records of one read of the log."""
+SCANS = 2
+"""Clients for which the log is read at a time."""
+MOST_MISSED = 10_000
+"""Entries that a client gets when it resumes. One that missed more loads the history."""
+CLOCKS_MS = 60_000
+"""By how much the clocks of servers may differ, for what is found by time."""
+CAUGHT_UP_SECONDS = 10.0
+"""How long to wait until the history has what was sent through other servers."""
+LOOK_SECONDS = 0.05
+
+How = Literal["new", "position", "id", "lost"]
+
+
+@dataclass(frozen=True, slots=True)
+class Missed:
+    """What a client missed, up to the memory of its partition or up to a later offset."""
+
+    how: How
+    items: list[Item]
+    gap: str | None = None
+    """Why something is missing, if it is."""
+
+
+class Resuming:
+    """Finds what clients missed."""
+
+    def __init__(self, node: Node, history: History | None) -> None:
+        self._node = node
+        self._log: Log = node.log
+        self._history = history
+        self._scans = asyncio.Semaphore(SCANS)
+        self._covered: dict[OwnedPartition, asyncio.Task[bool]] = {}
+
+    def from_memory(self, owned: OwnedPartition, user: str, device: str, hello: Hello) -> Missed | None:
+        """What the client missed, if memory has all of it."""
+        position = hello.position
+        if position is None:
+            return Missed("new", [])
+        if not _is_valid(owned, hello) or not owned.tail.first <= position.offset <= owned.tail.end:
+            return None
+        return Missed("position", _for_device(owned.tail.items(user, position.offset), device))
+
+    async def find(self, owned: OwnedPartition, user: str, device: str, hello: Hello) -> Missed:
+        """What the client missed up to the end of memory at the time of the call. The caller holds back what comes
+        after that. Raises `RetryLater` if log or history can't be read now."""
+        end = owned.tail.end
+        async with self._scans:
+            if _is_valid(owned, hello) and hello.position is not None and hello.position.offset <= end:
+                return await self._by_position(owned, user, device, hello.position.offset, end)
+            if hello.last is not None:
+                return await self._by_id(owned, user, device, int(hello.last), end)
+        return Missed("lost", [], "the position is not known any more")
+
+    async def _by_position(self, owned: OwnedPartition, user: str, device: str, offset: int, end: int) -> Missed:
+        items: list[Item] = []
+        first = (await self._log.span(owned.partition)).first
+        gap = None
+        if offset < first:
+            older = await self._from_history(owned, user, offset, first)
+            if older is None:
+                gap = "the log does not have all of it any more, and the history neither"
+            else:
+                items += older
+        items += await self._scan(owned.partition, owned.log_epoch, max(offset, first), end, user)
+        return _limited("position", _for_device(items, device), gap)
+
+    async def _by_id(self, owned: OwnedPartition, user: str, device: str, last: int, end: int) -> Missed:
+        """The partition is another one, or was created anew: continue after the entry that the client got last."""
+        start = await self._log.offset_at(owned.partition, ms_of(last) - CLOCKS_MS)
+        items = await self._scan(owned.partition, owned.log_epoch, start, end, user)
+        at = next((i for i, item in enumerate(items) if item.entry.id == last), None)
+        if at is not None:
+            return _limited("id", _for_device(items[at + 1 :], device), None)
+        return _limited("lost", _for_device(items, device), "the last entry is not in the log any more")
+
+    async def _from_history(self, owned: OwnedPartition, user: str, first: int, end: int) -> list[Item] | None:
+        """None if the history may not have all of it."""
+        history = self._history
+        if history is None:
+            return None
+        row = await self._node.transactions.read(lambda tx: tx.ownership(HISTORY_GROUP, owned.partition))
+        committed = None if row is None else row.committed
+        if committed is None or committed.epoch != owned.log_epoch or committed.offset < end:
+            return None
+        found = await history.addressed_to(user, owned.log_epoch, first, end, MOST_MISSED + 1)
+        return [Item(each.entry, each.offset, 0) for each in found]
+
+    async def _scan(self, partition: Partition, epoch: int, start: int, end: int, user: str) -> list[Item]:
+        """The user's entries with offsets from `start` up to `end`."""
+        items: list[Item] = []
+        key = user.encode()
+        while start < end:
+            try:
+                batch = await self._log.read(partition, start, epoch=epoch, max_records=SCAN_RECORDS)
+            except OffsetTrimmed:
+                raise RetryLater(f"{partition} was trimmed while it was read: try again") from None
+            if not len(batch):
+                break
+            offsets = batch.offsets()
+            for index in pc.indices_nonzero(pc.equal(batch.data.column("key"), key)).to_pylist():
+                if offsets[index] >= end:
+                    return items
+                entry = _decoded(batch.data.column("value")[index].as_py(), partition)
+                if entry is not None:
+                    items.append(Item(entry, int(offsets[index]), 0))
+            start = batch.end
+        return items
+
+    # What the user's other clients sent, where the log has no copies
+
+    async def sent(self, owned: OwnedPartition, user: str, device: str, after: int) -> tuple[list[Item], str | None]:
+        """What other clients of the user sent since an id, and why some of it may be missing, if so. What was sent
+        through this server since it owns the partition is known to the caller."""
+        covered = self._covered.get(owned)
+        if covered is None:
+            covered = self._covered[owned] = asyncio.create_task(self._wait_for_history())
+        gap = None if await asyncio.shield(covered) else "the history is behind: load it later"
+        if self._history is None:
+            return [], gap
+        found = await self._history.sent_by(user, id_at(ms_of(after) - CLOCKS_MS), MOST_MISSED + 1)
+        return [Item(each.entry, None, 0) for each in found if each.entry.device != device], gap
+
+    def forget(self, owned: OwnedPartition) -> None:
+        """The partition is not owned any more."""
+        if (task := self._covered.pop(owned, None)) is not None:
+            task.cancel()
+
+    async def _wait_for_history(self) -> bool:
+        """Wait until the history has everything that the log holds now; False if that takes too long."""
+        if self._history is None:
+            return False
+        clock = self._node.clock
+        deadline = clock.monotonic() + CAUGHT_UP_SECONDS
+        topic = await current_topic(self._log, TOPIC)
+        ends = {p: (await self._log.span(p)).end for p in topic}
+        while clock.monotonic() < deadline:
+            rows = await self._node.transactions.read(lambda tx: tx.ownerships(HISTORY_GROUP))
+            done = {row.partition: row.committed.offset for row in rows if row.committed is not None}
+            if all(done.get(p, 0) >= end for p, end in ends.items()):
+                return True
+            await clock.sleep(LOOK_SECONDS)
+        return False
+
+
+def _is_valid(owned: OwnedPartition, hello: Hello) -> bool:
+    """Whether the client's offset is one of this partition."""
+    position = hello.position
+    return position is not None and (position.partition, position.epoch) == (owned.partition.index, owned.log_epoch)
+
+
+def _for_device(items: Iterable[Item], device: str) -> list[Item]:
+    """Without what the client sent itself."""
+    return [item for item in items if not (item.entry.copy and item.entry.device == device)]
+
+
+def _limited(how: How, items: list[Item], gap: str | None) -> Missed:
+    if len(items) > MOST_MISSED:
+        return Missed("lost", items[-MOST_MISSED:], f"more than {MOST_MISSED} entries were missed")
+    return Missed(how, items, gap)
+
+
+def _decoded(value: bytes, partition: Partition) -> InboxEntry | None:
+    try:
+        return decode_entry(value)
+    except Malformed:
+        _log.debug("%s has a record that is no inbox record", partition)
+        return None

@@ -1,0 +1,395 @@
+"""`MessagingServer`: a member of the group `messaging`, which serves the users of the partitions that it owns."""
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import random
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import AsyncExitStack
+from types import TracebackType
+from typing import Any, Self
+
+from shardyard.groups import Directory, Node
+from shardyard.messaging.config import DEFAULT_CONFIG, MessagingConfig
+from shardyard.messaging.history.materialiser import Materialiser
+from shardyard.messaging.history.port import History
+from shardyard.messaging.inbox import DEFAULT_PARTITIONS, LOOK_SECONDS, Inbox
+from shardyard.messaging.mirror import run_mirror
+from shardyard.messaging.owned import OwnedPartition
+from shardyard.messaging.ownership import OWNER_SECONDS, Ownership
+from shardyard.messaging.peers import PeerAnswer, PeerCall, Peers
+from shardyard.messaging.presence import LOOK_SECONDS as PRESENCE_SECONDS
+from shardyard.messaging.presence import PresenceBoard
+from shardyard.messaging.recent import RecentlySent
+from shardyard.messaging.resume import Missed, Resuming
+from shardyard.messaging.session import Connection, Outgoing, Session, State
+from shardyard.messaging.snowflakes import LeasedSnowflakes
+from shardyard.messaging.tokens import LEEWAY_SECONDS, Tokens
+from shardyard.model import Fenced, RetryLater, ShardyardError, Stamp, Unsupported
+from shardyard.runtime.metrics import CLIENTS, CLIENTS_CUT, CLIENTS_MOVED, RESUMES
+from shardyard.wire import messaging as wire
+from shardyard.wire.close_codes import CloseCode
+from shardyard.wire.inbox import GROUP, TOPIC, InboxEntry, decode_entry
+
+_log = logging.getLogger(__name__)
+
+SWEEP_SECONDS = 1.0
+SWEEPS = 5
+"""The idle clients are looked for in so many parts, one per sweep."""
+RESTART_SECONDS = 1.0
+
+
+class MessagingServer:
+    """Serves users from entering the block to leaving it. It closes neither log nor registry nor history."""
+
+    def __init__(
+        self,
+        node: Node,
+        *,
+        address: str,
+        tokens: Tokens,
+        history: History | None = None,
+        config: MessagingConfig = DEFAULT_CONFIG,
+        partitions: Sequence[int] | None = None,
+        topic_partitions: int = DEFAULT_PARTITIONS,
+    ) -> None:
+        """`address`: where clients connect. `partitions`: own these, and no others. `topic_partitions`: of the topic,
+        if it does not exist yet."""
+        self.config = config
+        self.address = address
+        self.tokens = tokens
+        self.inbox = Inbox(node.log, node.clock)
+        self.directory = Directory(node, GROUP)
+        self.presence = PresenceBoard(self, node.clock)
+        self.peers = Peers(node.name, tokens)
+        self.paused: set[Session] = set()
+        """Sessions whose clients read too slowly."""
+        self.is_draining = False
+        self._node = node
+        self._clock = node.clock
+        self._history = history
+        self._topic_partitions = topic_partitions
+        self._ids = LeasedSnowflakes(node.transactions, node.name, node.clock)
+        self._resuming = Resuming(node, history)
+        self._recent = RecentlySent()
+        self._ownership = Ownership(node, self.directory, config, address, partitions)
+        self._sessions: set[Session] = set()
+        self._dirty: list[Session] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        await self.inbox.open(self._topic_partitions)
+        await self._ids.acquire()
+        self._stack.push_async_callback(self._ids.release)
+        await self._stack.enter_async_context(self.peers)
+        await self._stack.enter_async_context(self.directory)
+        self._stack.push_async_callback(self._end_tasks)
+        await self._ownership.join()
+        for name, work in (
+            ("ids", self._ids.run),
+            ("inbox", self._follow_topic),
+            ("idle clients", self._sweep),
+            ("presence", self._ask_for_presence),
+        ):
+            self.start(self._keep_running(name, work))
+        if self.config.mirror == "log":
+            self.start(self._keep_running("mirror", self._mirror))
+        if self._history is not None:
+            self.start(self._keep_running("history", self._materialise))
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            await self.drain()
+        finally:
+            await self._stack.aclose()
+
+    @property
+    def now(self) -> float:
+        """The monotonic clock."""
+        return self._clock.monotonic()
+
+    @property
+    def clients(self) -> int:
+        """How many are connected."""
+        return len(self._sessions)
+
+    @property
+    def partitions(self) -> Sequence[OwnedPartition]:
+        """Those that it serves."""
+        return self._ownership.partitions
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it is in touch with its group, and has loaded all partitions that it owns."""
+        return (
+            not self.is_draining
+            and self._ownership.is_in_touch()
+            and all(owned.ready.done() for owned in self._ownership.partitions)
+        )
+
+    async def settled(self) -> None:
+        """Wait until all partitions have owners and this server has loaded its own, up to a time."""
+        deadline = self.now + OWNER_SECONDS
+        while self.now < deadline:
+            if self.is_ready and all(self.directory.owner_of(p) is not None for p in self.inbox.topic):
+                return
+            await self._clock.sleep(0.02)
+
+    async def drain(self) -> None:
+        """Leave the group, and send all clients to the servers that own their partitions then."""
+        if self.is_draining:
+            return
+        self.is_draining = True
+        await self._ownership.leave()
+        for session in list(self._sessions):
+            session.send_elsewhere(None, 0.0, CloseCode.DRAINING)
+
+    # Connections
+
+    def connect(self, connection: Connection, format_: wire.Format) -> Session:
+        """A new connection."""
+        session = Session(self, connection, format_)
+        self._sessions.add(session)
+        CLIENTS.set(len(self._sessions))
+        return session
+
+    def leave(self, session: Session) -> None:
+        """A connection has ended."""
+        self._sessions.discard(session)
+        CLIENTS.set(len(self._sessions))
+        self.presence.forget(session)
+        if session.owned is not None:
+            session.owned.detach(session)
+            self.presence.changed(session.user, len(session.owned.sessions_of(session.user)))
+
+    def flush_later(self, session: Session) -> None:
+        """Flush a session at the end of this turn of the event loop."""
+        if not self._dirty:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._dirty.append(session)
+
+    def _flush(self) -> None:
+        dirty, self._dirty = self._dirty, []
+        for session in dirty:
+            session.flush()
+
+    def start(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run something in the background."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # Opening a session
+
+    def admit(self, session: Session, hello: wire.Hello) -> None:
+        """Attach a session whose client is known to its partition, or send it elsewhere."""
+        owned = self.owned_of(session.user)
+        if owned is None or not owned.ready.done():
+            self.start(self._admit_later(session, hello))
+            return
+        missed = self._resuming.from_memory(owned, session.user, session.device, hello)
+        if missed is None or (self.config.mirror == "local" and hello.sent is not None):
+            self.start(self._admit_slowly(session, hello, owned))
+        elif self._attach(session, owned):
+            self._welcome(session, owned, hello, missed)
+
+    async def _admit_later(self, session: Session, hello: wire.Hello) -> None:
+        """The user's partition is not served here: maybe not yet, or by another server."""
+        deadline = self.now + OWNER_SECONDS
+        while session.state is State.OPENING:
+            owned = self.owned_of(session.user)
+            if owned is not None and await owned.ready:
+                await self._admit_slowly(session, hello, owned)
+                return
+            address = self.address_of(session.user)
+            if address is not None or self.now > deadline:
+                CLIENTS_MOVED.add()
+                session.send_elsewhere(address, 0.0 if address else 1.0, CloseCode.NOT_HERE)
+                return
+            await self._clock.sleep(0.05)
+
+    async def _admit_slowly(self, session: Session, hello: wire.Hello, owned: OwnedPartition) -> None:
+        """Not all that the client missed is in memory."""
+        if session.state is not State.OPENING or not self._attach(session, owned):
+            return
+        try:
+            missed = self._resuming.from_memory(owned, session.user, session.device, hello)
+            if missed is None:
+                missed = await self._resuming.find(owned, session.user, session.device, hello)
+            if self.config.mirror == "local" and hello.sent is not None:
+                missed = await self._with_sent(session, owned, missed, int(hello.sent))
+        except RetryLater as error:
+            session.close(CloseCode.UNAVAILABLE, str(error))
+            return
+        except Exception:  # noqa: BLE001 nobody awaits this
+            _log.exception("what %s missed could not be found", session.user)
+            session.close(CloseCode.UNAVAILABLE, "what was missed could not be found")
+            return
+        if session.state is State.OPENING:
+            self._welcome(session, owned, hello, missed)
+
+    async def _with_sent(self, session: Session, owned: OwnedPartition, missed: Missed, after: int) -> Missed:
+        items, gap = await self._resuming.sent(owned, session.user, session.device, after)
+        recent = self._recent.items(session.user, session.device)
+        sent = {item.entry.id: item for item in (*items, *recent)}
+        return Missed(missed.how, [*missed.items, *(sent[id_] for id_ in sorted(sent))], missed.gap or gap)
+
+    def _attach(self, session: Session, owned: OwnedPartition) -> bool:
+        """From now on the session gets what arrives for its user. False if it was closed instead."""
+        others = owned.sessions_of(session.user)
+        for other in [each for each in others if each.device == session.device]:
+            other.close(CloseCode.REPLACED, "the same client has connected again")
+        if len(others) >= self.config.connections_per_user:
+            most = self.config.connections_per_user
+            session.close(CloseCode.TOO_MANY_CONNECTIONS, f"a user has at most {most} clients connected")
+            return False
+        session.owned = owned
+        owned.attach(session)
+        self.presence.changed(session.user, len(owned.sessions_of(session.user)))
+        return True
+
+    def _welcome(self, session: Session, owned: OwnedPartition, hello: wire.Hello, missed: Missed) -> None:
+        RESUMES.series(missed.how).add()
+        position = hello.position if missed.how == "position" and hello.position else owned.position(owned.tail.end)
+        welcome = wire.Welcome(session.user, position, self.config.mirror, missed.how)
+        session.open(welcome, missed.items, missed.gap)
+
+    # What clients ask
+
+    async def store(self, session: Session, outgoing: Outgoing) -> wire.Sent:
+        """Store what a client sends. Returns when it is durable. `Fenced` if the client's partition has moved."""
+        owned = session.owned
+        if owned is None or owned.ended:
+            raise Fenced(f"{session.user} is not served here any more")
+        entry = InboxEntry(
+            self._ids.next(),
+            session.user,
+            outgoing.recipient,
+            session.device,
+            outgoing.number,
+            int(self._clock.now() * 1000),
+            outgoing.content,
+        )
+        producer = f"{len(session.user)}:{session.user}/{session.device}"
+        appended = await self.inbox.append(
+            entry,
+            stamp=Stamp(producer, outgoing.number),
+            fence=owned.fence,
+            deadline=self.now + self.config.store_seconds,
+        )
+        if appended.duplicate:
+            batch = await self._node.log.read(appended.partition, appended.first.offset, max_records=1)
+            entry = decode_entry(batch.records()[0].value)
+        elif self.config.mirror == "local":
+            self._recent.add(entry)
+            owned.deliver_copy(entry)
+        return wire.Sent(outgoing.number, str(entry.id), entry.at, appended.duplicate)
+
+    async def look_up(self, user: str, frame: wire.GetHistory | wire.GetChats) -> wire.History | wire.Chats:
+        """A page of history, or the list of chats."""
+        if self._history is None:
+            raise Unsupported("history", "this server has no history")
+        before = None if frame.before is None else int(frame.before)
+        if isinstance(frame, wire.GetHistory):
+            page = await self._history.page(user, frame.peer, before=before, limit=frame.limit)
+            return wire.History(frame.number, list(page.messages), page.more)
+        found = await self._history.chats(user, before=before, limit=frame.limit)
+        return wire.Chats(frame.number, list(found.chats), found.more)
+
+    def typing(self, sender: str, recipient: str) -> None:
+        """Tell the recipient's clients, here or on another server."""
+        owned = self.owned_of(recipient)
+        if owned is not None:
+            for session in owned.sessions_of(recipient):
+                session.answer(wire.IsTyping(sender))
+        elif (address := self.address_of(recipient)) is not None:
+            self.peers.typing(address, sender, recipient)
+
+    def answer_peer(self, call: PeerCall) -> PeerAnswer:
+        """What another server tells and asks."""
+        for notice in call.typing:
+            owned = self.owned_of(notice.recipient)
+            for session in () if owned is None else owned.sessions_of(notice.recipient):
+                session.answer(wire.IsTyping(notice.sender))
+        return PeerAnswer([self.presence.local(user) for user in call.presence if self.owned_of(user) is not None])
+
+    # Where users are
+
+    def owned_of(self, user: str) -> OwnedPartition | None:
+        """The user's partition if it is served here."""
+        return self._ownership.get(self.inbox.partition_of(user))
+
+    def address_of(self, user: str) -> str | None:
+        """The address of the other server that serves the user, if there is one."""
+        owner = self.directory.owner_of(self.inbox.partition_of(user))
+        return None if owner is None or owner.member == self._node.name else owner.address
+
+    # In the background
+
+    async def _follow_topic(self) -> None:
+        """When users belong to other partitions than before, send their clients there."""
+        while True:
+            await self._clock.sleep(LOOK_SECONDS)
+            try:
+                changed = await self.inbox.refresh()
+            except ShardyardError as error:
+                _log.warning("the topic %s will be looked up again: %s", TOPIC, error)
+                continue
+            if changed:
+                for session in list(self._sessions):
+                    if session.owned and session.owned.partition != self.inbox.partition_of(session.user):
+                        CLIENTS_MOVED.add()
+                        session.send_elsewhere(self.address_of(session.user), random.random(), CloseCode.MOVED)
+
+    async def _sweep(self) -> None:
+        """Disconnect clients that do not read, that have gone silent, or whose token has expired."""
+        for part in itertools.cycle(range(SWEEPS)):
+            await self._clock.sleep(SWEEP_SECONDS)
+            now, config = self.now, self.config
+            for session in list(self.paused):
+                if now - session.paused_at > config.unread_seconds:
+                    CLIENTS_CUT.add()
+                    session.close(CloseCode.NOT_READING, f"nothing was read for {config.unread_seconds:g} s")
+            expired = self._clock.now() - LEEWAY_SECONDS
+            for session in [each for each in self._sessions if id(each) // 64 % SWEEPS == part]:
+                if session.state is State.NEW:
+                    if now - session.opened_at > config.hello_seconds:
+                        session.close(CloseCode.NO_HELLO, f"no hello came within {config.hello_seconds:g} s")
+                elif session.expires_at < expired:
+                    session.close(CloseCode.TOKEN_EXPIRED, "the access token has expired: get a new session")
+                elif now - session.seen_at > config.idle_seconds:
+                    session.close(CloseCode.IDLE, f"nothing came for {config.idle_seconds:g} s, not even a ping")
+
+    async def _ask_for_presence(self) -> None:
+        """Ask other servers for the presence of users that clients of this one watch."""
+        while True:
+            await self._clock.sleep(PRESENCE_SECONDS)
+            for address, users in self.presence.watched_elsewhere().items():
+                with contextlib.suppress(ConnectionError):
+                    self.presence.heard(await self.peers.presence(address, users))
+
+    async def _mirror(self) -> None:
+        await run_mirror(self._node, self.inbox, session_timeout=self.config.session_timeout)
+
+    async def _materialise(self) -> None:
+        if self._history is not None:
+            await Materialiser(self._node, self._history, session_timeout=self.config.session_timeout).run()
+
+    async def _keep_running(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
+        """Run `work` until cancelled. If it fails, that is logged, and it is started again."""
+        while True:
+            try:
+                await work()
+            except Exception:  # noqa: BLE001 whatever it is, users must not wait for a task that is gone
+                _log.exception("background task %r failed and will be started again", name)
+            await self._clock.sleep(RESTART_SECONDS)
+
+    async def _end_tasks(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)

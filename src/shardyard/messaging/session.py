@@ -1,0 +1,374 @@
+"""One connection of a user's client: what it sends, and what waits to be sent to it, over any transport."""
+
+import asyncio
+import logging
+from collections import deque
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TYPE_CHECKING, Protocol
+
+from shardyard.messaging.items import Deliver, Item
+from shardyard.messaging.tokens import TokenExpired
+from shardyard.model import Fenced, Malformed, RetryLater, ShardyardError, WrongToken
+from shardyard.runtime.metrics import CLIENTS_CUT, DELIVERED_ENTRIES, MESSAGES_SENT
+from shardyard.wire import messaging as wire
+from shardyard.wire.close_codes import CloseCode
+from shardyard.wire.errors import error_body
+from shardyard.wire.inbox import MAX_TEXT_BYTES, Mark
+
+if TYPE_CHECKING:
+    from shardyard.messaging.owned import OwnedPartition
+    from shardyard.messaging.server import MessagingServer
+
+_log = logging.getLogger(__name__)
+
+ENTRIES_PER_FRAME = 200
+REQUESTS = 4
+"""Requests for history and chats of one client at a time."""
+
+
+class Connection(Protocol):
+    """The transport of a session."""
+
+    def send(self, message: bytes) -> None: ...
+    def close(self, code: CloseCode, reason: str) -> None: ...
+    def pause_reading(self) -> None: ...
+    def resume_reading(self) -> None: ...
+
+
+class State(IntEnum):
+    """How far a session has come."""
+
+    NEW = 0
+    """Its `hello` has not come."""
+    OPENING = 1
+    """What it missed is being looked up. Meanwhile new entries wait."""
+    OPEN = 2
+    CLOSED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """What a client sends to another user."""
+
+    number: int
+    recipient: str
+    content: str | Mark
+
+
+class Session:
+    """The state of a connection, from its opening to its end.
+
+    What is for the client goes to a queue, gets its sequence number there, and is sent at the end of the event loop's
+    turn, all in one frame. While the client does not read, the queue grows up to a limit.
+    """
+
+    __slots__ = (
+        "_answers",
+        "_at",
+        "_connection",
+        "_format",
+        "_is_dirty",
+        "_lanes",
+        "_owes_caught_up",
+        "_queue",
+        "_requests",
+        "_server",
+        "_tokens",
+        "_unanswered",
+        "device",
+        "expires_at",
+        "is_paused",
+        "opened_at",
+        "owned",
+        "paused_at",
+        "seen_at",
+        "seq",
+        "state",
+        "user",
+        "watched",
+    )
+
+    def __init__(self, server: "MessagingServer", connection: Connection, format_: wire.Format) -> None:
+        self.user = ""
+        self.device = ""
+        self.owned: OwnedPartition | None = None
+        """The partition that it belongs to, once it is attached."""
+        self.state = State.NEW
+        self.seq = 0
+        """How many entries were queued."""
+        self.expires_at = 0.0
+        """Of its token, in seconds since 1970."""
+        self.opened_at = self.seen_at = server.now
+        """When something last came from the client, on the monotonic clock."""
+        self.is_paused = False
+        """The client does not read as fast as it is sent to."""
+        self.paused_at = 0.0
+        self.watched: frozenset[str] = frozenset()
+        """Users whose presence it watches."""
+        self._server = server
+        self._connection = connection
+        self._format = format_
+        self._queue: list[Item] | None = None
+        self._answers: list[object] | None = None
+        self._is_dirty = False
+        self._lanes: dict[str, deque[Outgoing]] | None = None
+        """What is being stored, by recipient: in order, one after the other."""
+        self._owes_caught_up = False
+        """It has not got everything yet that it had missed."""
+        self._unanswered = 0
+        self._requests = 0
+        self._tokens = float(server.config.burst)
+        self._at = self.seen_at
+        """When the rate's tokens were last counted."""
+
+    # What comes from the client
+
+    def receive(self, message: bytes) -> None:
+        """Process a WebSocket message."""
+        self.seen_at = self._server.now
+        try:
+            frames = wire.decode_from_client(message, self._format)
+        except Malformed as error:
+            self.close(CloseCode.MALFORMED, str(error))
+            return
+        for frame in frames:
+            if self.state is State.CLOSED:
+                return
+            self._handle(frame)
+        self._count(len(frames))
+
+    def alive(self) -> None:
+        """The client has sent a ping, or answered one."""
+        self.seen_at = self._server.now
+
+    def _handle(self, frame: wire.ClientFrame) -> None:
+        if isinstance(frame, wire.Hello):
+            self._hello(frame)
+        elif self.state is State.NEW:
+            self.close(CloseCode.NO_HELLO, "the first frame must be hello")
+        elif isinstance(frame, wire.Send):
+            if len(frame.text) > MAX_TEXT_BYTES or len(frame.text.encode()) > MAX_TEXT_BYTES:
+                text = f"a text has at most {MAX_TEXT_BYTES} bytes of UTF-8"
+                self.answer(wire.Refused(frame.number, "too_large", text))
+            else:
+                self._submit(Outgoing(frame.number, frame.recipient, frame.text))
+        elif isinstance(frame, wire.SetMark):
+            self._submit(Outgoing(frame.number, frame.recipient, Mark(frame.kind, int(frame.upto))))
+        elif isinstance(frame, wire.Typing):
+            self._server.typing(self.user, frame.recipient)
+        elif isinstance(frame, wire.Watch):
+            self._server.presence.watch(self, frozenset(frame.users))
+        elif isinstance(frame, wire.Ping):
+            self._pong()
+        else:
+            self._request(frame)
+
+    def _hello(self, frame: wire.Hello) -> None:
+        if self.state is not State.NEW:
+            self.close(CloseCode.NO_HELLO, "only the first frame is hello")
+            return
+        try:
+            self.user, self.expires_at = self._server.tokens.check(frame.token)
+        except TokenExpired as error:
+            self.close(CloseCode.TOKEN_EXPIRED, str(error))
+            return
+        except WrongToken:
+            self.close(CloseCode.WRONG_TOKEN, "the access token is not valid: get one from /v1/session")
+            return
+        self.device = frame.device
+        self.state = State.OPENING
+        self._server.admit(self, frame)
+
+    def _pong(self) -> None:
+        """Everything before the position was queued before this answer."""
+        if self.state is State.OPEN and self.owned is not None:
+            self.flush()
+            if not self._queue:
+                self.answer(wire.Pong(self.owned.position(self.owned.tail.end)))
+                return
+        self.answer(wire.Pong(None))
+
+    def _count(self, frames: int) -> None:
+        """Read more slowly from a client that sends more than its rate, or more than is stored."""
+        now, config = self._server.now, self._server.config
+        self._tokens = min(self._tokens + (now - self._at) * config.rate, config.burst) - frames
+        self._at = now
+        if self._tokens < 0 or self._unanswered >= config.unanswered:
+            self._connection.pause_reading()
+            asyncio.get_running_loop().call_later(max(-self._tokens / config.rate, 0.01), self._read_again)
+
+    def _read_again(self) -> None:
+        if self.state is State.CLOSED:
+            return
+        self._count(0)
+        if self._tokens >= 0 and self._unanswered < self._server.config.unanswered:
+            self._connection.resume_reading()
+
+    # Sending to others
+
+    def _submit(self, outgoing: Outgoing) -> None:
+        """Store it after everything that the client sent to the same recipient before."""
+        self._unanswered += 1
+        if self._lanes is None:
+            self._lanes = {}
+        lane = self._lanes.get(outgoing.recipient)
+        if lane is not None:
+            lane.append(outgoing)
+            return
+        self._lanes[outgoing.recipient] = deque([outgoing])
+        self._server.start(self._store(outgoing.recipient))
+
+    async def _store(self, recipient: str) -> None:
+        lanes = self._lanes
+        if lanes is None:
+            return
+        lane = lanes[recipient]
+        try:
+            while lane and self.state is not State.CLOSED:
+                self.answer(await self._server.store(self, lane[0]))
+                MESSAGES_SENT.add()
+                lane.popleft()
+                self._unanswered -= 1
+        except Fenced:
+            _log.debug("%s belongs to another server now", self.user)  # the client is told so, and sends again there
+        except RetryLater as error:
+            self.close(CloseCode.UNAVAILABLE, str(error))
+        except ShardyardError as error:
+            body = error_body(error)
+            self.answer(wire.Refused(lane.popleft().number, body.code, body.message))
+            self._unanswered -= 1
+            if lane:
+                self._server.start(self._store(recipient))
+                return
+        except Exception:  # noqa: BLE001 nobody awaits this
+            _log.exception("a message of %s could not be stored", self.user)
+            self.close(CloseCode.UNAVAILABLE, "the message could not be stored")
+        if not lane:
+            del lanes[recipient]
+
+    @property
+    def is_storing(self) -> bool:
+        return bool(self._lanes)
+
+    # Asking for history
+
+    def _request(self, frame: wire.GetHistory | wire.GetChats) -> None:
+        if self._requests >= REQUESTS:
+            text = f"at most {REQUESTS} requests at a time"
+            self.answer(wire.Refused(frame.number, "too_many_requests", text, retry=True))
+            return
+        self._requests += 1
+        self._server.start(self._answer_request(frame))
+
+    async def _answer_request(self, frame: wire.GetHistory | wire.GetChats) -> None:
+        try:
+            self.answer(await self._server.look_up(self.user, frame))
+        except ShardyardError as error:
+            body = error_body(error)
+            self.answer(wire.Refused(frame.number, body.code, body.message, retry=isinstance(error, RetryLater)))
+        except Exception:  # noqa: BLE001 nobody awaits this
+            _log.exception("a request of %s failed", self.user)
+            self.answer(wire.Refused(frame.number, "internal", "the request failed: see the server's log"))
+        finally:
+            self._requests -= 1
+
+    # What goes to the client
+
+    def deliver(self, item: Item) -> None:
+        """Put an entry on the queue."""
+        if self.state is State.CLOSED:
+            return
+        if self._queue is None:
+            self._queue = []
+        self._queue.append(item)
+        self.seq += 1
+        if len(self._queue) > self._server.config.queued and (self.is_paused or self.state is State.OPENING):
+            CLIENTS_CUT.add()
+            self.close(CloseCode.NOT_READING, f"{len(self._queue)} entries were waiting for this client")
+            return
+        self._mark_dirty()
+
+    def answer(self, frame: object) -> None:
+        """Send a frame at the end of the turn."""
+        if self.state is State.CLOSED:
+            return
+        if self._answers is None:
+            self._answers = []
+        self._answers.append(frame)
+        self._mark_dirty()
+
+    def _mark_dirty(self) -> None:
+        if not self._is_dirty:
+            self._is_dirty = True
+            self._server.flush_later(self)
+
+    def flush(self) -> None:
+        """Send what is waiting: answers first, then entries, as far as the client reads them."""
+        self._is_dirty = False
+        if self.state is State.CLOSED:
+            return
+        answers, self._answers = self._answers, None
+        if answers:
+            frames = answers[0] if len(answers) == 1 else answers
+            self._connection.send(wire.encode(frames, self._format))
+        while self._queue and self.state is State.OPEN and not self.is_paused and self.owned is not None:
+            items, rest = self._queue[:ENTRIES_PER_FRAME], self._queue[ENTRIES_PER_FRAME:]
+            entries = [item.encoded(self._format) for item in items]
+            frame = Deliver(self.seq - len(self._queue), self.owned.log_epoch, entries)
+            self._queue = rest or None
+            self._connection.send(wire.encode(frame, self._format))
+            DELIVERED_ENTRIES.add(len(entries))
+        if self._owes_caught_up and not self._queue and self.owned is not None:
+            self._owes_caught_up = False
+            self.answer(wire.CaughtUp(self.owned.position(self.owned.tail.end)))
+
+    def open(self, welcome: wire.Welcome, missed: list[Item], gap: str | None) -> None:
+        """Welcome the client, and send what it missed before what has come since."""
+        self.state = State.OPEN
+        since, self._queue = self._queue or [], None
+        self.answer(welcome)
+        if gap is not None:
+            self.answer(wire.Gap(gap))
+        self._queue = [*missed, *since] or None
+        self.seq += len(missed)
+        self._owes_caught_up = True
+        self.flush()
+
+    def pause_writing(self) -> None:
+        """The client does not read as fast as it is sent to."""
+        self.is_paused = True
+        self.paused_at = self._server.now
+        self._server.paused.add(self)
+
+    def resume_writing(self) -> None:
+        self.is_paused = False
+        self._server.paused.discard(self)
+        if self.state is not State.CLOSED:
+            self.flush()
+
+    # The end
+
+    def send_elsewhere(self, address: str | None, after: float, code: CloseCode) -> None:
+        """Tell the client which server is right, and close the connection."""
+        if self.state is not State.CLOSED:
+            self.answer(wire.Elsewhere(address, after))
+            self.flush()
+            self.close(code, address or "")
+
+    def close(self, code: CloseCode, reason: str) -> None:
+        """Close the connection."""
+        if self.state is not State.CLOSED:
+            if self._answers:
+                self.flush()
+            self._connection.close(code, reason)
+            self.closed()
+
+    def closed(self) -> None:
+        """The connection has ended."""
+        if self.state is State.CLOSED:
+            return
+        self.state = State.CLOSED
+        self._queue = self._answers = None
+        self._server.paused.discard(self)
+        self._server.leave(self)

@@ -1,0 +1,110 @@
+"""Ids of messages: snowflakes of 41 bits of milliseconds, 8 of generator and 14 of sequence."""
+
+import random
+from collections.abc import Callable
+
+from shardyard.model import RetryLater
+from shardyard.registry import TransactionBatcher
+from shardyard.registry.lease import acquire, release
+from shardyard.runtime.clock import Clock
+
+START_MS = 1_735_689_600_000
+"""2025-01-01 UTC, from which milliseconds count. They suffice until 2094."""
+GENERATORS = 256
+_SEQUENCES = 1 << 14
+
+LEASE_SECONDS = 30.0
+RENEW_SECONDS = 10.0
+
+
+def id_at(ms: int) -> int:
+    """The smallest id of this moment or a later one, in milliseconds since 1970."""
+    return max(ms - START_MS, 0) << 22
+
+
+def ms_of(id_: int) -> int:
+    """When an id was made, in milliseconds since 1970."""
+    return (id_ >> 22) + START_MS
+
+
+class Snowflakes:
+    """Makes ids that are unique among all generators with different numbers, and ascend."""
+
+    def __init__(self, generator: int, now_ms: Callable[[], int]) -> None:
+        self._generator = generator
+        self._now_ms = now_ms
+        self._ms = 0
+        self._sequence = 0
+
+    def next(self) -> int:
+        """The next id. If the clock goes back, or more are made in a millisecond than its sequence has, the ids run
+        ahead of the clock."""
+        ms = self._now_ms() - START_MS
+        if ms > self._ms:
+            self._ms, self._sequence = ms, 0
+        else:
+            self._sequence += 1
+            if self._sequence == _SEQUENCES:
+                self._ms, self._sequence = self._ms + 1, 0
+        return self._ms << 22 | self._generator << 14 | self._sequence
+
+
+class LeasedSnowflakes:
+    """Makes ids under a generator's number that no other process has at the same time: each number is a lease in the
+    registry. `run` renews it; while that fails for too long, no ids are made."""
+
+    def __init__(self, transactions: TransactionBatcher, holder: str, clock: Clock) -> None:
+        self._transactions = transactions
+        self._holder = holder
+        self._clock = clock
+        self._generator = -1
+        self._token = 0
+        self._until = 0.0
+        """When the lease ends at the earliest, on the monotonic clock."""
+        self._ids: Snowflakes | None = None
+
+    async def acquire(self) -> None:
+        """Take the first free number from a random one on. `RetryLater` if all are taken."""
+        started = self._clock.monotonic()
+        first = random.randrange(GENERATORS)
+        for number in range(first, first + GENERATORS):
+            generator = number % GENERATORS
+            token = await self._acquire(generator)
+            if token is not None:
+                self._generator, self._token, self._until = generator, token, started + LEASE_SECONDS
+                self._ids = Snowflakes(generator, lambda: int(self._clock.now() * 1000))
+                return
+        raise RetryLater(f"all {GENERATORS} numbers of id generators are taken: try again when a server has stopped")
+
+    async def run(self) -> None:
+        """Renew the lease until cancelled."""
+        while True:
+            await self._clock.sleep(RENEW_SECONDS)
+            started = self._clock.monotonic()
+            try:
+                token = await self._acquire(self._generator)
+                if token == self._token:
+                    self._until = started + LEASE_SECONDS
+                else:  # it had ended: ids of another process may have the number
+                    self._ids = None
+                    await self.acquire()
+            except RetryLater:
+                continue
+
+    async def release(self) -> None:
+        """Let others have the number."""
+        if self._generator >= 0:
+            await self._transactions.run(lambda tx: release(tx, _lease_name(self._generator), self._token))
+
+    def next(self) -> int:
+        """The next id. `RetryLater` while the number could be another process's."""
+        if self._ids is None or self._clock.monotonic() >= self._until:
+            raise RetryLater("this server has lost its number for making ids, and waits for the registry")
+        return self._ids.next()
+
+    async def _acquire(self, generator: int) -> int | None:
+        return await self._transactions.run(lambda tx: acquire(tx, _lease_name(generator), self._holder, LEASE_SECONDS))
+
+
+def _lease_name(generator: int) -> str:
+    return f"messaging.ids/{generator}"

@@ -1,0 +1,71 @@
+"""One port for two protocols: the first bytes of a connection tell whether it is a user's client or plain HTTP."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from shardyard.server.connections import Connection
+from shardyard.wire.messaging import PATH
+
+_CLIENT = f"GET {PATH}".encode()
+
+ClientProtocol = Callable[[], asyncio.BufferedProtocol]
+"""Makes the protocol of a client's connection."""
+
+
+class FirstBytes(asyncio.Protocol):
+    """Waits for the first bytes of a connection, and hands it over to the protocol that they belong to."""
+
+    def __init__(self, client: ClientProtocol, http: Callable[[], asyncio.Protocol], seconds: float) -> None:
+        """`seconds`: within which they must come."""
+        self._client = client
+        self._http = http
+        self._seconds = seconds
+        self._received = b""
+
+    def connection_made(self, transport: Any) -> None:
+        self._transport = transport
+        self._timer = asyncio.get_running_loop().call_later(self._seconds, transport.abort)
+
+    def data_received(self, data: bytes) -> None:
+        self._received += data
+        if len(self._received) < len(_CLIENT) and _CLIENT.startswith(self._received):
+            return
+        self._timer.cancel()
+        if self._received.startswith(_CLIENT):
+            _hand_over(self._transport, self._client(), self._received)
+            return
+        http = self._http()
+        self._transport.set_protocol(http)
+        http.connection_made(self._transport)
+        http.data_received(self._received)
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 as asyncio has it
+        self._timer.cancel()
+
+
+class HttpConnection(Connection):
+    """A connection for HTTP that a client may use for its WebSocket connection later."""
+
+    def __init__(self, *args: Any, client: ClientProtocol, **named: Any) -> None:
+        super().__init__(*args, **named)
+        self._client_protocol = client
+
+    def handle_websocket_upgrade(self) -> None:
+        self._upgraded = True
+        self._end()
+        head = [self.scope["method"].encode() + b" " + self.url + b" HTTP/1.1"]
+        head += [name + b": " + value for name, value in self.scope["headers"]]
+        _hand_over(self.transport, self._client_protocol(), b"\r\n".join([*head, b"", b""]))
+
+
+def _hand_over(transport: Any, protocol: asyncio.BufferedProtocol, received: bytes) -> None:
+    """Let the protocol have the connection, and what was received on it."""
+    protocol.connection_made(transport)
+    transport.set_protocol(protocol)
+    while received and not transport.is_closing():
+        buffer = memoryview(protocol.get_buffer(len(received)))
+        size = min(len(buffer), len(received))
+        buffer[:size] = received[:size]
+        received = received[size:]
+        protocol.buffer_updated(size)

@@ -1,0 +1,112 @@
+"""The HTTP routes of a messaging server: sessions, the directory, health, metrics, and the chat page."""
+
+from importlib import resources
+from typing import TYPE_CHECKING, Annotated
+
+from fastapi import APIRouter, Depends, Path, Request, Response
+
+from shardyard.messaging.peers import PeerCall
+from shardyard.messaging.server import MessagingServer
+from shardyard.messaging.tokens import Authenticator, Credentials
+from shardyard.model import RetryLater
+from shardyard.runtime import metrics
+from shardyard.server.auth import token_of
+from shardyard.server.http import read_body, request_body, respond
+from shardyard.wire import responses
+from shardyard.wire.inbox import MAX_USER_LENGTH
+from shardyard.wire.messaging import PATH, SessionGranted, Where
+
+if TYPE_CHECKING:
+    from shardyard.server.messaging.admin import AdminToken
+
+router = APIRouter(tags=["messaging"])
+User = Annotated[str, Path(min_length=1, max_length=MAX_USER_LENGTH)]
+
+
+def server_of(request: Request) -> MessagingServer:
+    server: MessagingServer = request.app.state.server
+    return server
+
+
+Server = Annotated[MessagingServer, Depends(server_of)]
+
+
+async def check_admin(request: Request) -> None:
+    """`WrongToken` unless the caller sent the token for administration, or the server has none."""
+    admin: AdminToken = request.app.state.admin
+    admin.check(token_of(request.headers))
+
+
+@router.post("/v1/session", openapi_extra=request_body(Credentials))
+async def open_session(request: Request, server: Server) -> Response:
+    """Exchange credentials for an access token, and the address of the user's server."""
+    authenticator: Authenticator = request.app.state.authenticator
+    user = await authenticator.authenticate(await read_body(request, Credentials))
+    token = server.tokens.issue(user)
+    address = server.address if server.owned_of(user) is not None else server.address_of(user)
+    return respond(SessionGranted(user, token.text, int(token.expires_at * 1000), address or server.address))
+
+
+@router.get("/v1/where/{user}")
+async def find_user(user: User, server: Server) -> Response:
+    """The partition that a user belongs to, and the server that owns it."""
+    partition = server.inbox.partition_of(user)
+    owner = server.directory.owner_of(partition)
+    if owner is None:
+        raise RetryLater(f"no messaging server owns {partition} now, to which {user!r} belongs: try again in a moment")
+    return respond(Where(user, str(partition), owner.address, owner.member, owner.epoch))
+
+
+@router.post("/v1/peer", include_in_schema=False)
+async def answer_peer(request: Request, server: Server) -> Response:
+    """What another messaging server tells and asks."""
+    server.tokens.check_peer(token_of(request.headers))
+    return respond(server.answer_peer(await read_body(request, PeerCall)))
+
+
+@router.post("/v1/drain", dependencies=[Depends(check_admin)])
+async def drain(server: Server) -> Response:
+    """Send all clients to other servers, and own nothing any more. The process stays until it is stopped."""
+    await server.drain()
+    return respond(responses.Liveness())
+
+
+@router.get("/healthz")
+async def check_alive() -> Response:
+    """Whether the process responds."""
+    return respond(responses.Liveness())
+
+
+@router.get("/readyz")
+async def check_ready(server: Server) -> Response:
+    """Whether the server serves the users of its partitions."""
+    if not server.is_ready:
+        raise RetryLater("this server is about to stop, or waits for its group: use another one")
+    return respond(responses.Liveness())
+
+
+@router.get("/metrics", dependencies=[Depends(check_admin)])
+async def export_metrics() -> Response:
+    """Metrics of this process, in the text format of Prometheus."""
+    return Response(metrics.render(), headers={"Content-Type": metrics.CONTENT_TYPE})
+
+
+@router.get(PATH, include_in_schema=False)
+async def refuse_without_upgrade() -> Response:
+    """A plain request where only WebSocket connections are taken."""
+    return Response(status_code=426, headers={"Connection": "Upgrade", "Upgrade": "websocket"})
+
+
+PAGES = {"/": ("chat.html", "text/html"), "/shardyard-messaging.js": ("shardyard-messaging.js", "text/javascript")}
+"""The chat page, and the JavaScript client that it uses."""
+
+
+def _serve(path: str, file: str, media_type: str) -> None:
+    @router.get(path, include_in_schema=False)
+    async def page() -> Response:
+        content = (resources.files("shardyard.server.messaging") / "pages" / file).read_bytes()
+        return Response(content, media_type=media_type, headers={"Cache-Control": "no-cache"})
+
+
+for _path, (_file, _media_type) in PAGES.items():
+    _serve(_path, _file, _media_type)
