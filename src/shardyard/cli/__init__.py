@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from shardyard import __version__
-from shardyard.cli import broker, check, compare, copy_stores, demo, pipeline, place, queues, tour
+from shardyard.cli import broker, check, compare, copy_stores, demo, messenger, pipeline, place, queues, tour
 from shardyard.cli.help import CommandGroup, Rows, apply_help_format
 from shardyard.cli.queues.session import DEFAULT_BROKER
 from shardyard.model import ShardyardError
@@ -38,6 +38,7 @@ class _Root(CommandGroup):
                     "SHARDYARD_TOKEN",
                     "The token that a broker requires of callers, and that other commands send.",
                 ),
+                ("SHARDYARD_SECRET", "The secret with which users sign in at messaging servers."),
             ],
             "Exit codes": [
                 ("0", "Success."),
@@ -51,6 +52,8 @@ class _Root(CommandGroup):
 app = typer.Typer(name="shardyard", cls=_Root, help=_HELP, rich_markup_mode="rich", pretty_exceptions_enable=False)
 app.command("broker", rich_help_panel=queues.PANEL)(broker.broker)
 queues.register(app)
+app.command("messenger", rich_help_panel="Messaging")(messenger.messenger)
+app.command("drain", rich_help_panel="Messaging")(messenger.drain)
 app.command("copy", rich_help_panel="Storage")(copy_stores.copy)
 app.command("place", rich_help_panel="Placement")(place.place)
 app.command("check", rich_help_panel="Placement")(check.check)

@@ -2,6 +2,7 @@
 
 # ruff: noqa: PLC0415 commands start quickly: what is slow to import is imported by those that need it
 
+import asyncio
 import contextlib
 import ipaddress
 import logging
@@ -9,7 +10,7 @@ import os
 import re
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
@@ -94,11 +95,11 @@ def messenger(
 ) -> None:
     """Run a messaging server, which serves users' clients over WebSocket until it is interrupted.
 
-    Several servers may share one log and registry: each owns a share of the partitions, and serves the users that belong
-    to them. Clients find their server by themselves. With SHARDYARD_SECRET set (32 characters or more), a session takes
-    that secret, or a token signed with it; without it, anyone who reaches the server may sign in as anyone, so it must
-    listen on this machine only. With SHARDYARD_TOKEN set, metrics and draining require that token. Open
-    http://127.0.0.1:7500 in a browser to chat.
+    Several servers may share one log and registry: each owns a share of the partitions, and serves the users that
+    belong to them. Clients find their server by themselves. With SHARDYARD_SECRET set (32 characters or more), a
+    session takes that secret, or a token signed with it; without it, anyone who reaches the server may sign in as
+    anyone, so it must listen on this machine only. With SHARDYARD_TOKEN set, metrics and draining require that token.
+    Open http://127.0.0.1:7500 in a browser to chat.
 
     Examples:
 
@@ -108,29 +109,12 @@ def messenger(
 
       shardyard messenger --log postgresql://yard@db/yard --host 0.0.0.0 --address wss://chat.example.com/v1/messaging
     """
-    from shardyard.messaging.config import MessagingConfig
-
-    if not 0 <= port < 65536:
-        raise InvalidValue("--port", port, "0 to 65535")
-    for name, value in (("--processes", processes), ("--partitions", topic_partitions), ("--max-clients", max_clients)):
-        if value < 1:
-            raise InvalidValue(name, value, "at least 1")
-    if not rate > 0:
-        raise InvalidValue("--rate", rate, "more than 0")
+    _check(port, processes, topic_partitions, max_clients, rate, mirror)
     if (certificate is None) != (key is None):
         raise InvalidValue("--tls-key", key, "a key and a certificate together")
-    if mirror not in ("log", "local"):
-        raise InvalidValue("--mirror", mirror, "log or local")
-    secret = _secret(host)
     own = None if partitions is None else _parse_partitions(partitions)
-    on_server = parse_url("log", log).engine == "postgresql"
-    if registry is None:
-        registry = log if on_server else "sqlite:///data/registry.db"
-    if history is None:
-        history = registry if parse_url("registry", registry).engine == "postgresql" else "sqlite:///data/history.db"
-    for option, url in (("--log", log), ("--registry", registry), ("--history", history)):
-        if url == "memory://":
-            raise InvalidValue(option, url, "storage that outlives the server, such as sqlite:///data/log")
+    secret = _secret(host)
+    stores = _stores(log, registry, history)
     if processes > 1:
         if own is not None or address is not None:
             raise InvalidValue("--processes", processes, "1 with --own or --address: start each server by itself")
@@ -139,8 +123,10 @@ def messenger(
     require("server", "the messaging server")
     import uvloop
 
+    from shardyard.messaging.config import MessagingConfig
     from shardyard.server.messaging.app import MessengerOptions
 
+    burst = max(200, int(4 * rate))
     options = MessengerOptions(
         address=address or "",
         secret=secret,
@@ -151,12 +137,45 @@ def messenger(
         clients=max_clients,
         tls_certificate=None if certificate is None else str(certificate),
         tls_key=None if key is None else str(key),
-        config=MessagingConfig(mirror="local" if mirror == "local" else "log", rate=rate, burst=max(200, int(4 * rate))),
+        config=MessagingConfig(mirror="local" if mirror == "local" else "log", rate=rate, burst=burst),
     )
     with without_packages("numba", "pandas"), Sigterm() as sigterm, logs_on_stderr():
         if secret is None:
             _log.warning("SHARDYARD_SECRET is not set: anyone on this machine may sign in as anyone")
-        uvloop.run(_serve(log, registry, history, host, port, options, sigterm))
+        uvloop.run(_serve(stores, host, port, options, sigterm))
+
+
+class _Stores(NamedTuple):
+    """URLs of what a server stores."""
+
+    log: str
+    registry: str
+    history: str
+
+
+def _check(port: int, processes: int, partitions: int, clients: int, rate: float, mirror: str) -> None:
+    if not 0 <= port < 65536:
+        raise InvalidValue("--port", port, "0 to 65535")
+    for name, value in (("--processes", processes), ("--partitions", partitions), ("--max-clients", clients)):
+        if value < 1:
+            raise InvalidValue(name, value, "at least 1")
+    if not rate > 0:
+        raise InvalidValue("--rate", rate, "more than 0")
+    if mirror not in ("log", "local"):
+        raise InvalidValue("--mirror", mirror, "log or local")
+
+
+def _stores(log: str, registry: str | None, history: str | None) -> _Stores:
+    """The given ones, and for those that are not given the same database, if the others are in one."""
+    if registry is None:
+        registry = log if parse_url("log", log).engine == "postgresql" else "sqlite:///data/registry.db"
+    if history is None:
+        history = registry if parse_url("registry", registry).engine == "postgresql" else "sqlite:///data/history.db"
+    stores = _Stores(log, registry, history)
+    for name, url in stores._asdict().items():
+        if url == "memory://":
+            raise InvalidValue(f"--{name}", url, f"storage that outlives the server, such as sqlite:///data/{name}")
+    return stores
 
 
 def _secret(host: str) -> str | None:
@@ -164,7 +183,7 @@ def _secret(host: str) -> str | None:
     if secret is not None:
         if len(secret.encode()) < MIN_SECRET_BYTES:
             raise ShardyardError(
-                f"SHARDYARD_SECRET is too short: use at least {MIN_SECRET_BYTES} characters, as of `openssl rand -hex 32`"
+                f"SHARDYARD_SECRET is too short: use {MIN_SECRET_BYTES} characters or more (`openssl rand -hex 32`)"
             )
         return secret
     is_local = host == "localhost"
@@ -189,9 +208,7 @@ def _parse_partitions(text: str) -> list[int]:
 
 
 async def _serve(
-    log_url: str,
-    registry_url: str,
-    history_url: str,
+    stores: _Stores,
     host: str,
     port: int,
     options: "MessengerOptions",
@@ -209,11 +226,11 @@ async def _serve(
     with (
         contextlib.ExitStack() as stack,
         listening_socket(host, port, BACKLOG) as listener,
-        open_registry(registry_url) as registry,
+        open_registry(stores.registry) as registry,
     ):
         async with (
-            open_log(log_url) as log,
-            open_history(history_url) as history,
+            open_log(stores.log) as log,
+            open_history(stores.history) as history,
             serving_messenger(log, registry, history, listener.getsockname(), options) as server,
         ):
             address, bound_port = listener.getsockname()[:2]
@@ -222,9 +239,7 @@ async def _serve(
             sys.stdout.flush()
             _log.info(
                 "log %s, registry %s, history %s",
-                absolute_url("log", log_url),
-                absolute_url("registry", registry_url),
-                absolute_url("history", history_url),
+                *(absolute_url(name, url) for name, url in stores._asdict().items()),
             )
             stack.callback(_log.info, "stopped")
             sigterm.stops(server)
@@ -244,7 +259,19 @@ def drain(
 
       shardyard drain http://127.0.0.1:7501
     """
-    from shardyard.client.http import post_empty
-
-    post_empty(f"{server.rstrip('/')}/v1/drain", os.environ.get("SHARDYARD_TOKEN") or None)
+    asyncio.run(_drain(server.rstrip("/"), os.environ.get("SHARDYARD_TOKEN") or None))
     sys.stdout.write(f"{server} is drained\n")
+
+
+async def _drain(server: str, token: str | None) -> None:
+    import aiohttp
+
+    from shardyard.client.carrier import response_body
+
+    headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+    async with aiohttp.ClientSession(headers=headers) as http:
+        try:
+            async with http.post(f"{server}/v1/drain") as response:
+                response_body(response.status, await response.read(), response.content_type)
+        except (aiohttp.ClientError, ConnectionError, OSError) as error:
+            raise ShardyardError(f"{server} can't be reached: {error}") from None

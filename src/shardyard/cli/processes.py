@@ -37,7 +37,9 @@ def run_processes(count: int, port: int) -> None:
         for i, process in enumerate(running):
             if process.poll() is None or stopping or time.monotonic() - started[i] < RESTART_SECONDS:
                 continue
-            sys.stderr.write(f"the server on port {port + i} has ended with {process.returncode}, and is started again\n")
+            sys.stderr.write(
+                f"the server on port {port + i} has ended with {process.returncode}, and is started again\n"
+            )
             running[i], started[i] = subprocess.Popen(commands[i]), time.monotonic()  # noqa: S603 likewise
     for process in running:
         process.wait()

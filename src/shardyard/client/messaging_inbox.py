@@ -64,11 +64,12 @@ class Inbox:
         """Take messages and marks. `Malformed` if one has an id that is none."""
         for entry in delivered.entries:
             point = self.received
-            if entry.offset is not None:
-                before = point.position
-                if before is not None and delivered.epoch == before.epoch and entry.offset < before.offset:
+            before = point.position
+            if entry.offset is not None and before is not None:
+                if delivered.epoch == before.epoch and entry.offset < before.offset:
                     continue
-                point = structs.replace(point, position=Position(delivered.epoch, entry.offset + 1), last=entry.id)
+                position = Position(before.partition, delivered.epoch, entry.offset + 1)
+                point = structs.replace(point, position=position, last=entry.id)
             if entry.sender == self._user:
                 point = structs.replace(point, sent=_newer(point.sent, entry.id))
             self._advance(point)

@@ -73,7 +73,7 @@ class Receiving:
                 if await self._put(frame):
                     self._inbox.adopt(frame.position)
             case wire.Pong():
-                if not self._skipping.is_set():
+                if frame.position is not None and not self._skipping.is_set():
                     self._inbox.adopt(frame.position)
             case wire.Elsewhere():
                 raise GoElsewhere(frame)

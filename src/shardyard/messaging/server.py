@@ -255,7 +255,9 @@ class MessagingServer:
 
     def _welcome(self, session: Session, owned: OwnedPartition, hello: wire.Hello, missed: Missed) -> None:
         RESUMES.series(missed.how).add()
-        position = hello.position if missed.how == "position" and hello.position else owned.position(owned.tail.end)
+        position = hello.position
+        if missed.how != "position" or position is None:
+            position = owned.position(session.first_offset(missed.items, owned.tail.end))
         welcome = wire.Welcome(session.user, position, self.config.mirror, missed.how)
         session.open(welcome, missed.items, missed.gap)
 

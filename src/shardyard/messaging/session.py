@@ -323,6 +323,11 @@ class Session:
             self._owes_caught_up = False
             self.answer(wire.CaughtUp(self.owned.position(self.owned.tail.end)))
 
+    def first_offset(self, missed: list[Item], end: int) -> int:
+        """The offset of the first entry that the client gets when it opens; `end` if there is none."""
+        offsets = (item.offset for item in (*missed, *(self._queue or ())) if item.offset is not None)
+        return next(offsets, end)
+
     def open(self, welcome: wire.Welcome, missed: list[Item], gap: str | None) -> None:
         """Welcome the client, and send what it missed before what has come since."""
         self.state = State.OPEN

@@ -297,8 +297,9 @@ class Where(Struct, frozen=True):
     """The answer to `GET /v1/where/{user}`."""
 
     user: str
-    partition: str
-    address: str | None
+    partition: int
+    """Its index in the topic `inbox`."""
+    address: str
     member: str
     epoch: int
     """Of the ownership."""

@@ -52,9 +52,9 @@ async def find_user(user: User, server: Server) -> Response:
     """The partition that a user belongs to, and the server that owns it."""
     partition = server.inbox.partition_of(user)
     owner = server.directory.owner_of(partition)
-    if owner is None:
+    if owner is None or owner.address is None:
         raise RetryLater(f"no messaging server owns {partition} now, to which {user!r} belongs: try again in a moment")
-    return respond(Where(user, str(partition), owner.address, owner.member, owner.epoch))
+    return respond(Where(user, partition.index, owner.address, owner.member, owner.epoch))
 
 
 @router.post("/v1/peer", include_in_schema=False)
