@@ -235,15 +235,15 @@ FAN_OUT = fastest("most deliveries to several clients of each recipient, deliver
 
 
 def raise_window(system: Loaded, name: str, sizes: Sizes, *arguments: object) -> float:
-    """Raise the window until the rate does not grow any more; the best rate."""
-    best = 0.0
+    """Raise the window until the rate has not grown twice; the best rate."""
+    best, has_grown = 0.0, True
     for window in WINDOWS:
         rates: list[float] = system.call("saturate", window, sizes.seconds / 2, *arguments)
         reached = sum(rates)
         print(f"  {name}, {window} of each sender in flight: {rate(reached)}/s", flush=True)
-        if reached < WORTH * best:
-            return max(best, reached)
-        best = reached
+        had_grown, has_grown, best = has_grown, reached > WORTH * best, max(best, reached)
+        if not had_grown and not has_grown:
+            break
     return best
 
 
@@ -262,7 +262,7 @@ def measure_fan_out(messenger: Messenger, folder: Path, sizes: Sizes, figures: F
         if system is None:
             return
         system.connect(recipients, sizes.devices, "r")
-        system.connect(recipients, 1, "s")
+        system.connect(sizes.users // 4, 1, "s")
         figures[FAN_OUT.title].append(raise_window(system, messenger.name, sizes, sizes.devices, "r"))
         system.print_refusals(messenger.name)
 

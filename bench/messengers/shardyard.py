@@ -142,7 +142,8 @@ async def sign_in(http: aiohttp.ClientSession, server: str, user: str) -> tuple[
 def serve(mirror: str, folder: Path, count: int) -> Iterator[Service]:
     """Run `count` messaging servers on the default log, which survives a power cut, each as a process of its own."""
     ports = [free_port() for _ in range(count)]
-    engines = ["--log", f"sqlite:///{folder}/log", "--registry", f"sqlite:///{folder}/registry.db"]
+    stores = {"--log": "log", "--registry": "registry.db", "--history": "history.db"}
+    engines = [word for option, name in stores.items() for word in (option, f"sqlite:///{folder}/{name}")]
     command = [sys.executable, "-m", "shardyard.cli", "messenger", *engines, "--mirror", mirror]
     servers = [Server([*command, "--port", str(port)], port, folder) for port in ports]
     with running(servers):

@@ -10,6 +10,9 @@ from picows import WSError, WSFrame, WSListener, WSMsgType, WSTransport, ws_conn
 READ_BUFFER_BYTES = 1024
 """So that thousands of clients fit into one process."""
 
+PING_SECONDS = 20.0
+"""Servers close connections on which nothing arrives."""
+
 
 class Listener(WSListener):
     """Hands messages to its client, as long as this is the client's connection."""
@@ -72,6 +75,9 @@ class WebSocketClient(Client):
                 extra_headers=self._headers(),
                 read_buffer_init_size=READ_BUFFER_BYTES,
                 websocket_handshake_timeout=None,  # the whole opening has a limit
+                enable_auto_ping=True,
+                auto_ping_idle_timeout=PING_SECONDS,
+                auto_ping_reply_timeout=PING_SECONDS,
             )
             await self._opening
         except WSError as error:
