@@ -20,8 +20,10 @@ TICK_SECONDS = 0.001
 CONNECTING_AT_ONCE = 100
 CONNECT_ATTEMPTS = 5
 """Of each client in the beginning."""
+CONNECT_PAUSE_SECONDS = 0.5
+"""After a failed attempt."""
 WARM_UP_SECONDS = 1.0
-SETTLE_SECONDS = 30.0
+SETTLE_SECONDS = 60.0
 """The longest wait for messages after the last one was sent."""
 QUIET_SECONDS = 3.0
 """Without a change, after which nothing more is expected."""
@@ -145,6 +147,7 @@ class Load:
                     if len(client.refusals) == CONNECT_ATTEMPTS:
                         raise
                     waiting.append(client)
+                    await asyncio.sleep(CONNECT_PAUSE_SECONDS)
                 else:
                     times.append(time.monotonic_ns())
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import aiohttp
 from bench.messengers.messenger import Messenger, Server, Service, running
 from bench.messengers.websocket import WebSocketClient
-from tests.servers import free_port
+from tests.servers import READY_SECONDS, free_port
 
 from shardyard.wire import messaging as wire
 from shardyard.wire.messaging import Format
@@ -20,6 +20,8 @@ SESSIONS_AT_ONCE = 16
 KNOWN_IDS = 2_000
 """Ids that a client remembers, to drop what it has got before."""
 RETRY_SECONDS = 0.1
+PROBES = 32
+"""Users by whom it is seen which servers own partitions."""
 
 
 class ShardyardClient(WebSocketClient):
@@ -146,8 +148,22 @@ def serve(mirror: str, folder: Path, count: int) -> Iterator[Service]:
     engines = [word for option, name in stores.items() for word in (option, f"sqlite:///{folder}/{name}")]
     command = [sys.executable, "-m", "shardyard.cli", "messenger", *engines, "--mirror", mirror]
     servers = [Server([*command, "--port", str(port)], port, folder) for port in ports]
+    addresses = [f"http://127.0.0.1:{port}" for port in ports]
     with running(servers):
-        yield Service(servers, [f"http://127.0.0.1:{port}" for port in ports], folder=folder)
+        asyncio.run(wait_until_shared(addresses))
+        yield Service(servers, addresses, folder=folder)
+
+
+async def wait_until_shared(addresses: Sequence[str]) -> None:
+    """Until each of the servers owns partitions."""
+    async with asyncio.timeout(READY_SECONDS), aiohttp.ClientSession() as http:
+        owners: set[str] = set()
+        while len(owners) < len(addresses):
+            await asyncio.sleep(0.1)
+            owners = set()
+            for i in range(PROBES):
+                with contextlib.suppress(ConnectionError):
+                    owners.add((await sign_in(http, addresses[0], f"probe-{i}"))[1])
 
 
 SHARDYARD_LOG = Messenger("Shardyard, mirror log", ShardyardClient, partial(serve, "log"), max_servers=3)

@@ -79,6 +79,9 @@ class WebSocketClient(Client):
                 auto_ping_idle_timeout=PING_SECONDS,
                 auto_ping_reply_timeout=PING_SECONDS,
             )
+            # picows returns as well when the connection is lost during the handshake.
+            if self._transport is None and not self._opening.done():
+                raise ConnectionError("the connection was closed during the handshake")
             await self._opening
         except WSError as error:
             raise ConnectionError(str(error)) from error
