@@ -1,5 +1,6 @@
 """The pipeline's commands, as a user runs them. tests/pipeline/test_cluster.py has `ingest` and `balance`."""
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -11,10 +12,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from shardyard.groups import protocol
+from shardyard.messaging.history.tables import HistoryTables
+from shardyard.model import Record
 from shardyard.pipeline.blocking import blocking
 from shardyard.registry import Transaction, open_registry
+from shardyard.wire.inbox import InboxEntry, encode_entry
 from tests.cli.invocation import invoke
-from tests.pipeline.logs import contents, create, fill, url
+from tests.pipeline.logs import append, contents, create, fill, url
 
 LOG = "sqlite:///log"
 pytestmark = pytest.mark.spark
@@ -99,6 +103,29 @@ def test_balance_and_plan_use_the_topics_own_numbers_and_print_titled_tables_and
     assert plan["worker_memory"]
 
 
+@pytest.mark.usefixtures("spark")
+def test_history_ingests_the_inbox_and_writes_tables_that_the_next_run_finds_up_to_date(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = url(tmp_path)
+    create(log, "inbox", 2)
+    value = encode_entry(InboxEntry(1, "alice", "bob", "phone", 1, 1000, "hello"))
+    append(log, "inbox", 0, [Record("1", b"bob", value), Record("x", b"bob", b"no entry")])
+    arguments = ("history", "--lake", str(tmp_path / "lake"), "--out", str(tmp_path / "tables"))
+    assert invoke(monkeypatch, "pipeline", *arguments, "--log", log, "--buckets", "2") == 0
+    printed = capsys.readouterr()
+    assert "record 1 of partition 0 is no message and was left out: " in printed.err
+    names, values = (line.split("\t") for line in printed.out.splitlines())
+    row = dict(zip(names, values, strict=True))
+    assert (row["version"], row["records"], row["messages"], row["malformed"]) == ("1", "2", "1", "1")
+
+    assert invoke(monkeypatch, "pipeline", *arguments, "--json") == 0
+    done = json.loads(capsys.readouterr().out)
+    assert (done["version"], done["records"], done["messages"], done["total"]) == (1, 0, 0, 1)
+    page = asyncio.run(HistoryTables(tmp_path / "tables").page("bob", "alice"))
+    assert [message.text for message in page.messages] == ["hello"]
+
+
 def test_plan_of_an_assumed_load_does_not_start_spark(tmp_path: Path) -> None:
     load = ("--assume-records", "1000", "--assume-bytes", "256000")
     plan = run_json(tmp_path, "plan", *load, "-p", "256", "--members", "16", "--report", "plan.html")
@@ -143,6 +170,12 @@ INVALID = [
     (["reshard", "orders", "--log", LOG, "--no-groups", "-p", "0"], "partitions is 0: expected a whole number"),
     (["reshard", "orders", "--log", LOG, "-p", "5"], "expected either --registry"),
     (["reshard", "refunds", "--log", LOG, "--no-groups", "-p", "5"], "topic 'refunds' does not exist"),
+    (
+        ["history", "--lake", "lake", "--out", "tables"],
+        "--topic is 'inbox': expected one that is ingested into the lake",
+    ),
+    (["history", "--lake", "lake", "--out", "tables", "--log", LOG], "topic 'inbox' does not exist"),
+    (["history", "--lake", "lake", "--out", "tables", "--buckets", "0"], "buckets is 0"),
     (["audit", "--log", LOG, "--sent", "orders"], "expected either --delivered or --parquet"),
     (["audit", "--log", LOG, "--sent", "orders", "--delivered", "refunds"], "topic 'refunds' does not exist"),
     (["audit", "--log", LOG, "--sent", "orders", "--delivered", "orders", "--until", "noon"], "--until is 'noon'"),

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -17,6 +17,13 @@ from tests.client.proxies import serving
 
 F = TypeVar("F")
 WAIT_SECONDS = 20.0
+START = Position(3, 1, 0)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(WAIT_SECONDS):
+        while not condition():  # noqa: ASYNC110 any condition
+            await asyncio.sleep(0.005)
 
 
 class Peer:
@@ -24,6 +31,9 @@ class Peer:
 
     def __init__(self, socket: web.WebSocketResponse) -> None:
         self.socket = socket
+        transport = socket._req.transport if socket._req is not None else None
+        assert isinstance(transport, asyncio.WriteTransport)
+        self._transport = transport
         self.format = Format(socket.ws_protocol)
         self.frames: asyncio.Queue[wire.ClientFrame] = asyncio.Queue()
         self.ended = asyncio.Event()
@@ -47,9 +57,11 @@ class Peer:
         else:
             await self.socket.send_bytes(message)
 
-    async def welcome(self, position: Position = Position(1, 0), **more: str) -> None:
+    async def welcome(self, position: Position = START, **more: str) -> None:
         fields = {"mirror": "log", "resume": "new"} | more
-        await self.send(msgspec.convert({"type": "welcome", "user": "alice", "position": position, **fields}, wire.Welcome))
+        await self.send(
+            msgspec.convert({"type": "welcome", "user": "alice", "position": position, **fields}, wire.Welcome)
+        )
 
     async def deliver(self, *entries: Message | wire.Marked, epoch: int = 1) -> None:
         await self.send(wire.Deliver(self.count, epoch, list(entries)))
@@ -60,9 +72,12 @@ class Peer:
 
     def abort(self) -> None:
         """End the connection without a word, as a killed server does."""
-        transport = self.socket._req.transport  # type: ignore[union-attr]
-        assert transport is not None
-        transport.abort()
+        self._transport.abort()
+
+    @property
+    def unsent_bytes(self) -> int:
+        """What waits for the client to read."""
+        return self._transport.get_write_buffer_size()
 
 
 class ScriptedServer:
@@ -70,7 +85,7 @@ class ScriptedServer:
 
     def __init__(self) -> None:
         self.url = ""
-        self.address: str | None = None
+        self.address = ""
         """Where sessions send clients: by default to this server."""
         self.sessions: list[dict[str, str]] = []
         """The bodies of the requests for them."""
@@ -115,7 +130,12 @@ class ScriptedServer:
             return _error(self.session_error)
         expires_at = self.now_ms() + round(self.session_seconds * 1000)
         return web.json_response(
-            {"token": f"token {len(self.sessions)}", "expires_at": expires_at, "address": self.address, "user": body["user"]}
+            {
+                "token": f"token {len(self.sessions)}",
+                "expires_at": expires_at,
+                "address": self.address,
+                "user": body["user"],
+            }
         )
 
     async def _where(self, request: web.Request) -> web.Response:

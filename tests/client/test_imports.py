@@ -61,7 +61,17 @@ def test_importing_the_client_loads_neither_a_server_nor_an_engine_nor_a_large_p
 
 
 @pytest.mark.parametrize(
-    "arguments", ["--help", "publish --help", "consume --help", "topics list --help", "broker --help", "place --help"]
+    "arguments",
+    [
+        "--help",
+        "publish --help",
+        "consume --help",
+        "topics list --help",
+        "broker --help",
+        "place --help",
+        "chat --help",
+        "where --help",
+    ],
 )
 def test_the_help_of_a_command_loads_no_large_package(arguments: str) -> None:
     loaded = loaded_by(

@@ -8,8 +8,9 @@ from rich.console import Console
 from rich.markup import escape
 
 from shardyard import __version__
-from shardyard.cli import broker, check, compare, copy_stores, demo, messenger, pipeline, place, queues, tour
+from shardyard.cli import broker, check, compare, copy_stores, demo, messaging, messenger, pipeline, place, queues, tour
 from shardyard.cli.help import CommandGroup, Rows, apply_help_format
+from shardyard.cli.messaging.options import DEFAULT_SERVER
 from shardyard.cli.queues.session import DEFAULT_BROKER
 from shardyard.model import ShardyardError
 from shardyard.wire.errors import exit_code_of
@@ -38,6 +39,7 @@ class _Root(CommandGroup):
                     "SHARDYARD_TOKEN",
                     "The token that a broker requires of callers, and that other commands send.",
                 ),
+                ("SHARDYARD_MESSENGER", f"Addresses of messaging servers, likewise. Default: {DEFAULT_SERVER}."),
                 ("SHARDYARD_SECRET", "The secret with which users sign in at messaging servers."),
             ],
             "Exit codes": [
@@ -54,6 +56,7 @@ app.command("broker", rich_help_panel=queues.PANEL)(broker.broker)
 queues.register(app)
 app.command("messenger", rich_help_panel="Messaging")(messenger.messenger)
 app.command("drain", rich_help_panel="Messaging")(messenger.drain)
+messaging.register(app)
 app.command("copy", rich_help_panel="Storage")(copy_stores.copy)
 app.command("place", rich_help_panel="Placement")(place.place)
 app.command("check", rich_help_panel="Placement")(check.check)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 DEFAULT_PORT = 7500
-DEFAULT_PARTITIONS = 32
+DEFAULT_PARTITIONS = 16
 MAX_CLIENTS = 50_000
 MIN_SECRET_BYTES = 32
 """As in `messaging.tokens`, which is not imported for --help."""
@@ -123,23 +123,23 @@ def messenger(
     require("server", "the messaging server")
     import uvloop
 
-    from shardyard.messaging.config import MessagingConfig
-    from shardyard.server.messaging.app import MessengerOptions
+    with without_packages("numba", "pandas"), Sigterm() as sigterm, logs_on_stderr():  # as in `broker`
+        from shardyard.messaging.config import MessagingConfig
+        from shardyard.server.messaging.app import MessengerOptions
 
-    burst = max(200, int(4 * rate))
-    options = MessengerOptions(
-        address=address or "",
-        secret=secret,
-        admin_token=os.environ.get("SHARDYARD_TOKEN") or None,
-        origins=tuple(origin or ()),
-        partitions=own,
-        topic_partitions=topic_partitions,
-        clients=max_clients,
-        tls_certificate=None if certificate is None else str(certificate),
-        tls_key=None if key is None else str(key),
-        config=MessagingConfig(mirror="local" if mirror == "local" else "log", rate=rate, burst=burst),
-    )
-    with without_packages("numba", "pandas"), Sigterm() as sigterm, logs_on_stderr():
+        burst = max(200, int(4 * rate))
+        options = MessengerOptions(
+            address=address or "",
+            secret=secret,
+            admin_token=os.environ.get("SHARDYARD_TOKEN") or None,
+            origins=tuple(origin or ()),
+            partitions=own,
+            topic_partitions=topic_partitions,
+            clients=max_clients,
+            tls_certificate=None if certificate is None else str(certificate),
+            tls_key=None if key is None else str(key),
+            config=MessagingConfig(mirror="local" if mirror == "local" else "log", rate=rate, burst=burst),
+        )
         if secret is None:
             _log.warning("SHARDYARD_SECRET is not set: anyone on this machine may sign in as anyone")
         uvloop.run(_serve(stores, host, port, options, sigterm))

@@ -14,7 +14,7 @@ from msgspec import structs
 
 from shardyard.client.brokers import server_address
 from shardyard.client.messaging_calls import Calls
-from shardyard.client.messaging_directory import Directory, FetchToken, Session
+from shardyard.client.messaging_directory import Directory, FetchToken
 from shardyard.client.messaging_inbox import Event, Inbox, ResumePoint
 from shardyard.client.messaging_link import Link
 from shardyard.client.messaging_marks import DeliveredMarks
@@ -49,6 +49,7 @@ from shardyard.wire.messaging import (
     Presence,
     Send,
     Sent,
+    SessionGranted,
     SetMark,
     Typing,
     Watch,
@@ -107,6 +108,7 @@ class MessagingClient:
         resume: str | None = None,
         format: Literal["msgpack", "json"] = "msgpack",  # noqa: A002 the word of the protocol
         timeout: float = 30.0,
+        connect_timeout: float | None = None,
         mark_delivered: bool = True,
         max_queued: int = 1000,
         clock: Clock | None = None,
@@ -115,8 +117,9 @@ class MessagingClient:
         `token` (or a function that gets one, if they expire): as the servers require. `device`: the name of this
         client, which no other client of the user has; by default the one of `resume`, or a new one. `resume`: what
         `position` was, maybe in another process; by default the client begins with what arrives from now on.
-        `timeout`: how long `send` and other calls are retried, in seconds. `mark_delivered`: tell senders that the
-        program has got their messages. `max_queued`: how many events wait for the program."""
+        `timeout`: how long `send` and other calls are retried, in seconds. `connect_timeout`: the same for the first
+        connection, if it is another time. `mark_delivered`: tell senders that the program has got their messages.
+        `max_queued`: how many events wait for the program."""
         self._urls = [
             server_address(url, "server", DEFAULT_PORT) for url in ([servers] if isinstance(servers, str) else servers)
         ]
@@ -131,6 +134,7 @@ class MessagingClient:
         self.device = device
         self._secret, self._token = secret, token
         self._timeout = timeout
+        self._connect_timeout = timeout if connect_timeout is None else connect_timeout
         self._format = Format.JSON if format == "json" else Format.MSGPACK
         start = ResumePoint(device, start.number, start.position, start.last, start.sent)
         self._inbox = Inbox(user, whole_number("max_queued", max_queued, at_least=1), start)
@@ -145,13 +149,13 @@ class MessagingClient:
     # Opening and closing
 
     async def __aenter__(self) -> Self:
-        """Connect. `Unreachable` if that fails for as long as the timeout."""
+        """Connect. `Unreachable` if that fails for as long as `connect_timeout`."""
         if self._http is not None:
             raise InvalidCall("a messaging client can be entered once: make a new one, with resume=client.position")
         self._http = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
         directory = Directory(self._http, self._urls)
 
-        async def new_session() -> Session:
+        async def new_session() -> SessionGranted:
             return await directory.session(self.user, self._secret, self._token)
 
         self._link = Link(self._http, new_session, self._inbox, self._calls, self._format, self._clock)
@@ -190,11 +194,11 @@ class MessagingClient:
     async def _wait_for_connection(self, link: Link, running: "asyncio.Task[None]") -> None:
         opened = asyncio.create_task(link.opened.wait())
         try:
-            async with timeout(self._clock, self._timeout):
+            async with timeout(self._clock, self._connect_timeout):
                 await asyncio.wait([opened, running], return_when=asyncio.FIRST_COMPLETED)
         except TimeoutError:
             names = [without_password(url) for url in self._urls]
-            raise Unreachable(names, self._timeout, str(link.failure or "no answer")) from None
+            raise Unreachable(names, self._connect_timeout, str(link.failure or "no answer")) from None
         finally:
             opened.cancel()
         if running.done():

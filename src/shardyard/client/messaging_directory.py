@@ -7,40 +7,22 @@ from typing import Any, TypeVar
 
 import aiohttp
 import msgspec
-from msgspec import Struct
 
 from shardyard.client.carrier import WrongAnswer, response_body
 from shardyard.client.http import reason
 from shardyard.client.paths import path
-from shardyard.model import InvalidCall, RetryLater
+from shardyard.model import InvalidCall, RetryLater, Unreachable
 from shardyard.model.url import without_password
+from shardyard.runtime.clock import SystemClock
+from shardyard.runtime.retry import Backoff, retry
+from shardyard.wire.messaging import SessionGranted, Where
 
 T = TypeVar("T")
 
+BACKOFF = Backoff(first=0.05, longest=0.5)
 RESPONSE_SECONDS = 5.0
 """For the response of one server."""
 FetchToken = Callable[[], Awaitable[str]]
-
-
-class Session(Struct, frozen=True):
-    """What a client shows to its server, and where that is."""
-
-    token: str
-    expires_at: int
-    """In milliseconds since 1970."""
-    address: str | None
-    """Of the WebSocket; None while no server serves the user."""
-    user: str
-
-
-class Place(Struct, frozen=True):
-    """The server that serves a user."""
-
-    user: str
-    partition: int
-    address: str
-    member: str
-    epoch: int
 
 
 class Directory:
@@ -52,7 +34,7 @@ class Directory:
         self._http = http
         self._at = random.randrange(len(urls))
 
-    async def session(self, user: str, secret: str | None, token: str | FetchToken | None) -> Session:
+    async def session(self, user: str, secret: str | None, token: str | FetchToken | None) -> SessionGranted:
         """A new session. `token`: a signed one instead of a secret, or a function that gets one."""
         credentials = {
             "user": user,
@@ -60,13 +42,13 @@ class Directory:
             "token": token if token is None or isinstance(token, str) else await token(),
         }
         body = {name: value for name, value in credentials.items() if value is not None}
-        session = await self._ask("POST", "/v1/session", Session, body)
+        session = await self._ask("POST", "/v1/session", SessionGranted, body)
         if session.user != user:
             raise InvalidCall(f"the token is one of user {session.user!r}: expected {user!r}")
         return session
 
-    async def where(self, user: str) -> Place:
-        return await self._ask("GET", path("where", user), Place)
+    async def where(self, user: str) -> Where:
+        return await self._ask("GET", path("where", user), Where)
 
     async def _ask(self, method: str, where: str, kind: type[T], body: Any = None) -> T:
         failure: Exception | None = None
@@ -96,3 +78,18 @@ class Directory:
             raise ConnectionError("it is not a messaging server: it answered something else") from None
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise ConnectionError(reason(error)) from error
+
+
+async def locate(urls: Sequence[str], user: str, seconds: float = 2.0) -> Where:
+    """The server that serves a user. `Unreachable` if none of the servers can be asked for so long."""
+    clock = SystemClock()
+    async with aiohttp.ClientSession() as http:
+        directory = Directory(http, urls)
+
+        async def ask() -> Where:
+            try:
+                return await directory.where(user)
+            except ConnectionError as error:
+                raise Unreachable([without_password(url) for url in urls], seconds, str(error)) from None
+
+        return await retry(ask, clock=clock, deadline=clock.monotonic() + seconds, backoff=BACKOFF)

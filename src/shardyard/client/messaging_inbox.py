@@ -7,7 +7,7 @@ import msgspec
 from msgspec import Struct, structs
 
 from shardyard.model import InvalidCall, InvalidValue, Malformed
-from shardyard.wire.messaging import CaughtUp, Deliver, Gap, IsTyping, Marked, Message, Position, Presence
+from shardyard.wire.messaging import CaughtUp, Deliver, Gap, IsTyping, Marked, Message, Position, Presence, Welcome
 
 Event = Message | Marked | IsTyping | Presence | CaughtUp | Gap
 """What a program gets: messages and marks, which are durable and come once; who is typing and who is online, which
@@ -57,37 +57,67 @@ class Inbox:
         self._changed = asyncio.Event()
         self._end: BaseException | None = None
         self._is_awaited = False
+        self._partition = 0
+        """Of the connection."""
+        self._delivered = start.position
+        """After the last message or mark of the partition."""
+        self._acknowledged: str | None = None
 
     # From the server
+
+    def welcome(self, welcome: Welcome) -> None:
+        """A connection was opened. The position of a client that resumes stays as it is until something is delivered:
+        what it missed comes after this."""
+        self._partition = welcome.position.partition
+        if self.received.position is None:
+            self._advance(structs.replace(self.received, position=welcome.position))
+        if self.received.sent is None and welcome.sent is not None:
+            self._advance(structs.replace(self.received, sent=welcome.sent))
+        if welcome.resume == "lost":
+            self.put(Gap("what was missed can't be found any more, or not all of it: load the history"))
 
     def deliver(self, delivered: Deliver) -> None:
         """Take messages and marks. `Malformed` if one has an id that is none."""
         for entry in delivered.entries:
             point = self.received
-            before = point.position
-            if entry.offset is not None and before is not None:
-                if delivered.epoch == before.epoch and entry.offset < before.offset:
+            if entry.offset is not None:
+                after = Position(self._partition, delivered.epoch, entry.offset + 1)
+                if self._is_behind(after):
                     continue
-                position = Position(before.partition, delivered.epoch, entry.offset + 1)
-                point = structs.replace(point, position=position, last=entry.id)
+                point = structs.replace(point, position=after, last=entry.id)
+                self._delivered = after
             if entry.sender == self._user:
                 point = structs.replace(point, sent=_newer(point.sent, entry.id))
-            self._advance(point)
-            if entry.id not in self._known:
+            if entry.id in self._known:
+                self._advance(point)
+            else:
                 self._remember(entry.id)
+                self.received = point
                 self.put(entry)
 
+    def _is_behind(self, position: Position) -> bool:
+        """Whether what ends there was delivered before."""
+        last = self._delivered
+        return (
+            last is not None
+            and (position.partition, position.epoch) == (last.partition, last.epoch)
+            and position.offset <= last.offset
+        )
+
     def put(self, event: Event) -> None:
+        """Queue an event that is the last of what was received."""
         self._queue.append((event, self.received))
         self._note_length()
 
     def adopt(self, position: Position) -> None:
-        """Everything before this position was received."""
-        self._advance(structs.replace(self.received, position=position))
+        """Everything before this position was received, and everything else that the server had for the client."""
+        sent = self.received.sent if self._acknowledged is None else _newer(self.received.sent, self._acknowledged)
+        self._advance(structs.replace(self.received, position=position, sent=sent))
 
     def note_sent(self, id_: str) -> None:
-        """The user has sent this."""
-        self._advance(structs.replace(self.received, sent=_newer(self.received.sent, id_)))
+        """This client has sent something. It counts as its user's newest message only once everything else that the
+        server had before it was received: acknowledgements overtake messages."""
+        self._acknowledged = _newer(self._acknowledged, id_)
 
     def end(self, error: BaseException | None) -> None:
         """Nothing more will come. The program gets the error after what is still in the queue."""

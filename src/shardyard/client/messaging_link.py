@@ -9,7 +9,6 @@ import aiohttp
 
 from shardyard.client.messaging_calls import Calls
 from shardyard.client.messaging_connection import Connection, connect
-from shardyard.client.messaging_directory import Session
 from shardyard.client.messaging_inbox import Inbox
 from shardyard.client.messaging_receiving import GoElsewhere, ReadAgain, Receiving
 from shardyard.model import InvalidCall, Malformed, RetryLater, WrongToken
@@ -40,7 +39,7 @@ class Link:
     def __init__(
         self,
         http: aiohttp.ClientSession,
-        new_session: Callable[[], Awaitable[Session]],
+        new_session: Callable[[], Awaitable[wire.SessionGranted]],
         inbox: Inbox,
         calls: Calls,
         format_: wire.Format,
@@ -53,7 +52,7 @@ class Link:
         self.watched: list[str] = []
         self._http = http
         self._new_session = new_session
-        self._session: Session | None = None
+        self._session: wire.SessionGranted | None = None
         self._address: str | None = None
         """Where to connect next; None: where a new session says."""
         self._inbox = inbox
@@ -133,8 +132,6 @@ class Link:
             session = self._session = await self._new_session()
             address = session.address
         self._address = None  # if it can't be reached, ask for another one
-        if address is None:
-            raise ConnectionError("no server serves this user now")
         connection = await connect(self._http, address, self._format)
         self._address = address
         point = self._inbox.received
@@ -143,11 +140,7 @@ class Link:
         return connection
 
     def _open(self, connection: Connection, welcome: wire.Welcome) -> None:
-        self._inbox.adopt(welcome.position)
-        if welcome.sent is not None and self._inbox.received.sent is None:
-            self._inbox.note_sent(welcome.sent)
-        if welcome.resume == "lost":
-            self._inbox.put(wire.Gap("the position and the last message are not known any more"))
+        self._inbox.welcome(welcome)
         self._connection = connection
         if self.watched:
             self.send(wire.Watch(self.watched))

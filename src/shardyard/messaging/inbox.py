@@ -7,7 +7,18 @@ from typing import TYPE_CHECKING
 
 from shardyard.log import Log
 from shardyard.log.router import PLACE_AGAIN, append_with_retry, current_topic
-from shardyard.model import Appended, Fence, Moved, Partition, ShardyardError, Stamp, Topic, TopicExists, UnknownTopic
+from shardyard.model import (
+    Appended,
+    Fence,
+    Moved,
+    Partition,
+    RetryLater,
+    ShardyardError,
+    Stamp,
+    Topic,
+    TopicExists,
+    UnknownTopic,
+)
 from shardyard.model.plain_batch import quick_record
 from shardyard.placement import partitioner_named
 from shardyard.runtime.clock import Clock
@@ -18,7 +29,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-DEFAULT_PARTITIONS = 32
+DEFAULT_PARTITIONS = 16
 MAX_CACHED = 100_000
 """Users whose partition is remembered."""
 LOOK_SECONDS = 1.0
@@ -82,6 +93,10 @@ class Inbox:
         while True:
             topic = self.topic
             try:
+                with contextlib.suppress(RetryLater):  # the usual way, without the cost of retrying
+                    return await self._log.append(
+                        self.partition_of(user), (record,), stamp=stamp, fence=fence, generation=topic.generation
+                    )
                 return await append_with_retry(
                     self._log,
                     self.partition_of(user),

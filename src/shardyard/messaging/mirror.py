@@ -3,32 +3,47 @@
 import asyncio
 import logging
 from collections import defaultdict
+from typing import Protocol
 
 from shardyard.groups import Node, Reader
 from shardyard.groups.partition_reader import OwnedBatch
 from shardyard.messaging.inbox import Inbox
-from shardyard.model import Fenced, Malformed, Partition, SequenceTooOld, Stamp
+from shardyard.model import Appended, Fence, Fenced, Malformed, Partition, SequenceTooOld, Stamp
 from shardyard.wire.inbox import TOPIC, InboxEntry, decode_entry
 
 _log = logging.getLogger(__name__)
 
 GROUP = "messaging.mirror"
+LINGER_SECONDS = 0.05
+"""After a batch of a partition was copied, for the next one to become larger."""
 STORE_SECONDS = 60.0
 """How long an append is retried. After that the batch is delivered again."""
 
 
-async def run_mirror(node: Node, inbox: Inbox, *, session_timeout: float) -> None:
+class Append(Protocol):
+    """Appends an entry to the partition of the user that it is addressed to."""
+
+    async def __call__(self, entry: InboxEntry, *, stamp: Stamp, fence: Fence, deadline: float) -> Appended: ...
+
+
+async def run_mirror(node: Node, inbox: Inbox, append: Append, *, session_timeout: float) -> None:
     """Copy the entries of the partitions that this member of the group owns, until cancelled."""
-    async with Reader(GROUP, [TOPIC], node=node, session_timeout=session_timeout) as reader:
+    reader = Reader(GROUP, [TOPIC], node=node, session_timeout=session_timeout)
+
+    async def work(batch: OwnedBatch) -> None:
+        try:
+            await _copy(batch, inbox, append, node)
+            await node.clock.sleep(LINGER_SECONDS)
+            await batch.commit()
+        except Fenced:
+            _log.debug("%s went to another member of %s", batch.partition, GROUP)
+
+    async with reader, asyncio.TaskGroup() as tasks:  # partitions side by side; each has one batch in flight
         async for batch in reader:
-            try:
-                await _copy(batch, inbox, node)
-                await batch.commit()
-            except Fenced:
-                _log.debug("%s went to another member of %s", batch.partition, GROUP)
+            tasks.create_task(work(batch), name=f"copying {batch.partition}")
 
 
-async def _copy(batch: OwnedBatch, inbox: Inbox, node: Node) -> None:
+async def _copy(batch: OwnedBatch, inbox: Inbox, append: Append, node: Node) -> None:
     """Append a copy of each entry to its sender's partition, those of one partition one after the other.
 
     The stamp of a copy is the entry's own place in the log, so that a copy that is made again is not stored again. One
@@ -53,7 +68,7 @@ async def _copy(batch: OwnedBatch, inbox: Inbox, node: Node) -> None:
             )
             stamp = Stamp(producer, offset)
             try:
-                await inbox.append(copied, stamp=stamp, fence=batch.fence, deadline=deadline)
+                await append(copied, stamp=stamp, fence=batch.fence, deadline=deadline)
             except SequenceTooOld:
                 continue
 

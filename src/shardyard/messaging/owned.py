@@ -1,6 +1,7 @@
 """A partition of `inbox` that this server owns: it is read as it grows, and delivered to the clients of its users."""
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Iterator
 from typing import TYPE_CHECKING, TypeVar
@@ -28,6 +29,10 @@ READ_SECONDS = 300.0
 """How long one read waits for records."""
 READ_RECORDS = 2_000
 READ_BYTES = 1024 * 1024
+LOOK_SECONDS = 0.25
+"""How long a partition is not read while this server keeps appending to it."""
+ENTRY_BYTES = 300
+"""What an entry takes in memory beside its text, about."""
 READ_BACKOFF = Backoff(first=0.02, longest=0.5)
 
 
@@ -60,6 +65,11 @@ class OwnedPartition:
         self._config = config
         self._is_in_touch = is_in_touch
         self._sessions: dict[str, list[Session]] = {}
+        self._appending = 0
+        """Appends of this server to the partition that are in flight."""
+        self._may_read = asyncio.Event()
+        """Not while all that comes is appended by this server, which then need not read it from the log."""
+        self._may_read.set()
 
     # Clients
 
@@ -97,6 +107,24 @@ class OwnedPartition:
             if session.device != entry.device:
                 session.deliver(item)
 
+    # What this server appends itself
+
+    def begin_append(self) -> None:
+        """This server appends to the partition: the next records are probably its own."""
+        self._appending += 1
+        self._may_read.clear()
+
+    def end_append(self, user: str, entry: InboxEntry, offset: int | None) -> None:
+        """The append has ended. If its record is the next one, it is delivered without reading it from the log.
+        `offset`: None if it failed, or was stored before."""
+        self._appending -= 1
+        if offset is not None and offset == self.tail.end and self.ready.done() and self._is_in_touch():
+            self._deliver_entry(user, entry, offset, ENTRY_BYTES)
+        elif offset is not None and offset >= self.tail.end:
+            self._may_read.set()  # records of others lie before it
+        if not self._appending:
+            self._may_read.set()
+
     # Reading
 
     async def run(self) -> None:
@@ -112,11 +140,12 @@ class OwnedPartition:
         if not self.ready.done():
             self.ready.set_result(True)
         while True:
-            batch = await self._read(offset, READ_SECONDS)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._may_read.wait(), LOOK_SECONDS)
+            batch = await self._read(self.tail.end, READ_SECONDS)
             while not self._is_in_touch():  # another server may serve these users by now
                 await self._clock.sleep(0.05)
-            offset = self._deliver(batch)
-            self.tail.end = offset
+            self.tail.end = max(self.tail.end, self._deliver(batch))
 
     def end(self) -> None:
         """Serve it no more."""
@@ -144,6 +173,8 @@ class OwnedPartition:
     def _deliver(self, batch: Batch) -> int:
         """Deliver a batch. Returns the offset to read from next."""
         for record, offset in zip(batch.records(), batch.offsets(), strict=True):
+            if offset < self.tail.end:  # it was delivered when it was appended
+                continue
             try:
                 entry = decode_entry(record.value)
                 user = (record.key or b"").decode()
@@ -151,11 +182,14 @@ class OwnedPartition:
                 MALFORMED_INBOX_RECORDS.add()
                 _log.warning("offset %d of %s is no inbox record: %s", offset, self.partition, error)
                 continue
-            item = Item(entry, offset, len(record.value) + 200)
-            self.tail.add(user, item, offset)
-            sessions = self._sessions.get(user)
-            if sessions is not None:
-                for session in list(sessions):
-                    if not (entry.copy and session.device == entry.device):
-                        session.deliver(item)
+            self._deliver_entry(user, entry, offset, len(record.value) + ENTRY_BYTES)
         return batch.end
+
+    def _deliver_entry(self, user: str, entry: InboxEntry, offset: int, size: int) -> None:
+        item = Item(entry, offset, size)
+        self.tail.add(user, item, offset)
+        sessions = self._sessions.get(user)
+        if sessions is not None:
+            for session in list(sessions):
+                if not (entry.copy and session.device == entry.device):
+                    session.deliver(item)

@@ -43,7 +43,13 @@ class Ownership(MembershipListener):
         self._config = config
         manual = None if partitions is None else [Partition(TOPIC, index) for index in sorted(set(partitions))]
         request = JoinRequest(
-            GROUP, node.name, [TOPIC], partitions=manual, session_timeout=config.session_timeout, address=address
+            GROUP,
+            node.name,
+            [TOPIC],
+            partitions=manual,
+            session_timeout=config.session_timeout,
+            address=address,
+            metadata={"mirror": config.mirror},
         )
         self._membership = Membership(node, request, self)
         self._owned: dict[Partition, OwnedPartition] = {}

@@ -66,9 +66,9 @@ class PresenceBoard:
         for user in users:
             self._watchers[user].add(session)
             if self._whereabouts.owned_of(user) is not None:
-                session.answer(self.local(user))
+                session.notify(self.local(user))
             elif (known := self._remote.get(user)) is not None:
-                session.answer(known)
+                session.notify(known)
 
     def forget(self, session: Session) -> None:
         """The client has gone."""
@@ -86,7 +86,7 @@ class PresenceBoard:
 
     def _tell(self, presence: wire.Presence) -> None:
         for session in self._watchers.get(presence.user, ()):
-            session.answer(presence)
+            session.notify(presence)
 
     # Users of other servers
 

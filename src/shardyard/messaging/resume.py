@@ -16,7 +16,7 @@ from shardyard.messaging.owned import OwnedPartition
 from shardyard.messaging.snowflakes import id_at, ms_of
 from shardyard.model import Malformed, OffsetTrimmed, Partition, RetryLater
 from shardyard.wire.inbox import TOPIC, InboxEntry, decode_entry
-from shardyard.wire.messaging import Hello
+from shardyard.wire.messaging import Hello, number_of
 
 if TYPE_CHECKING:
     from shardyard.log import Log
@@ -77,7 +77,7 @@ class Resuming:
             if _is_valid(owned, hello) and hello.position is not None and hello.position.offset <= end:
                 return await self._by_position(owned, user, device, hello.position.offset, end)
             if hello.last is not None:
-                return await self._by_id(owned, user, device, int(hello.last), end)
+                return await self._by_id(owned, user, device, number_of(hello.last), end)
         return Missed("lost", [], "the position is not known any more")
 
     async def _by_position(self, owned: OwnedPartition, user: str, device: str, offset: int, end: int) -> Missed:

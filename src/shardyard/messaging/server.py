@@ -24,9 +24,9 @@ from shardyard.messaging.presence import PresenceBoard
 from shardyard.messaging.recent import RecentlySent
 from shardyard.messaging.resume import Missed, Resuming
 from shardyard.messaging.session import Connection, Outgoing, Session, State
-from shardyard.messaging.snowflakes import LeasedSnowflakes
+from shardyard.messaging.snowflakes import LeasedSnowflakes, id_at
 from shardyard.messaging.tokens import LEEWAY_SECONDS, Tokens
-from shardyard.model import Fenced, RetryLater, ShardyardError, Stamp, Unsupported
+from shardyard.model import Appended, Fence, Fenced, InvalidCall, RetryLater, ShardyardError, Stamp, Unsupported
 from shardyard.runtime.metrics import CLIENTS, CLIENTS_CUT, CLIENTS_MOVED, RESUMES
 from shardyard.wire import messaging as wire
 from shardyard.wire.close_codes import CloseCode
@@ -86,6 +86,7 @@ class MessagingServer:
         await self._stack.enter_async_context(self.peers)
         await self._stack.enter_async_context(self.directory)
         self._stack.push_async_callback(self._end_tasks)
+        self._check_mirror()
         await self._ownership.join()
         for name, work in (
             ("ids", self._ids.run),
@@ -107,6 +108,13 @@ class MessagingServer:
             await self.drain()
         finally:
             await self._stack.aclose()
+
+    def _check_mirror(self) -> None:
+        """Clients would get copies twice, or not at all, if servers had different ways to make them."""
+        for member in self.directory.members().values():
+            if isinstance(member.metadata, dict) and member.metadata.get("mirror") != self.config.mirror:
+                other = member.metadata.get("mirror")
+                raise InvalidCall(f"the other servers have --mirror {other}: use the same, or stop all of them first")
 
     @property
     def now(self) -> float:
@@ -222,7 +230,7 @@ class MessagingServer:
             if missed is None:
                 missed = await self._resuming.find(owned, session.user, session.device, hello)
             if self.config.mirror == "local" and hello.sent is not None:
-                missed = await self._with_sent(session, owned, missed, int(hello.sent))
+                missed = await self._with_sent(session, owned, missed, wire.number_of(hello.sent))
         except RetryLater as error:
             session.close(CloseCode.UNAVAILABLE, str(error))
             return
@@ -258,7 +266,10 @@ class MessagingServer:
         position = hello.position
         if missed.how != "position" or position is None:
             position = owned.position(session.first_offset(missed.items, owned.tail.end))
-        welcome = wire.Welcome(session.user, position, self.config.mirror, missed.how)
+        sent = hello.sent
+        if sent is None and self.config.mirror == "local":
+            sent = str(id_at(int(self._clock.now() * 1000)))
+        welcome = wire.Welcome(session.user, position, self.config.mirror, missed.how, sent)
         session.open(welcome, missed.items, missed.gap)
 
     # What clients ask
@@ -278,12 +289,8 @@ class MessagingServer:
             outgoing.content,
         )
         producer = f"{len(session.user)}:{session.user}/{session.device}"
-        appended = await self.inbox.append(
-            entry,
-            stamp=Stamp(producer, outgoing.number),
-            fence=owned.fence,
-            deadline=self.now + self.config.store_seconds,
-        )
+        stamp, deadline = Stamp(producer, outgoing.number), self.now + self.config.store_seconds
+        appended = await self._append(entry, stamp=stamp, fence=owned.fence, deadline=deadline)
         if appended.duplicate:
             batch = await self._node.log.read(appended.partition, appended.first.offset, max_records=1)
             entry = decode_entry(batch.records()[0].value)
@@ -292,11 +299,27 @@ class MessagingServer:
             owned.deliver_copy(entry)
         return wire.Sent(outgoing.number, str(entry.id), entry.at, appended.duplicate)
 
+    async def _append(self, entry: InboxEntry, *, stamp: Stamp, fence: Fence, deadline: float) -> Appended:
+        """Append an entry, and deliver it if its user is served here."""
+        user = entry.sender if entry.copy else entry.recipient
+        owned = self.owned_of(user)
+        if owned is None:
+            return await self.inbox.append(entry, stamp=stamp, fence=fence, deadline=deadline)
+        offset = None
+        owned.begin_append()
+        try:
+            appended = await self.inbox.append(entry, stamp=stamp, fence=fence, deadline=deadline)
+            if not appended.duplicate and appended.partition == owned.partition:
+                offset = appended.first.offset
+            return appended
+        finally:
+            owned.end_append(user, entry, offset)
+
     async def look_up(self, user: str, frame: wire.GetHistory | wire.GetChats) -> wire.History | wire.Chats:
         """A page of history, or the list of chats."""
         if self._history is None:
             raise Unsupported("history", "this server has no history")
-        before = None if frame.before is None else int(frame.before)
+        before = None if frame.before is None else wire.number_of(frame.before)
         if isinstance(frame, wire.GetHistory):
             page = await self._history.page(user, frame.peer, before=before, limit=frame.limit)
             return wire.History(frame.number, list(page.messages), page.more)
@@ -308,7 +331,7 @@ class MessagingServer:
         owned = self.owned_of(recipient)
         if owned is not None:
             for session in owned.sessions_of(recipient):
-                session.answer(wire.IsTyping(sender))
+                session.notify(wire.IsTyping(sender))
         elif (address := self.address_of(recipient)) is not None:
             self.peers.typing(address, sender, recipient)
 
@@ -317,7 +340,7 @@ class MessagingServer:
         for notice in call.typing:
             owned = self.owned_of(notice.recipient)
             for session in () if owned is None else owned.sessions_of(notice.recipient):
-                session.answer(wire.IsTyping(notice.sender))
+                session.notify(wire.IsTyping(notice.sender))
         return PeerAnswer([self.presence.local(user) for user in call.presence if self.owned_of(user) is not None])
 
     # Where users are
@@ -376,7 +399,7 @@ class MessagingServer:
                     self.presence.heard(await self.peers.presence(address, users))
 
     async def _mirror(self) -> None:
-        await run_mirror(self._node, self.inbox, session_timeout=self.config.session_timeout)
+        await run_mirror(self._node, self.inbox, self._append, session_timeout=self.config.session_timeout)
 
     async def _materialise(self) -> None:
         if self._history is not None:

@@ -154,7 +154,7 @@ class Session:
             else:
                 self._submit(Outgoing(frame.number, frame.recipient, frame.text))
         elif isinstance(frame, wire.SetMark):
-            self._submit(Outgoing(frame.number, frame.recipient, Mark(frame.kind, int(frame.upto))))
+            self._submit(Outgoing(frame.number, frame.recipient, Mark(frame.kind, wire.number_of(frame.upto))))
         elif isinstance(frame, wire.Typing):
             self._server.typing(self.user, frame.recipient)
         elif isinstance(frame, wire.Watch):
@@ -199,7 +199,8 @@ class Session:
             asyncio.get_running_loop().call_later(max(-self._tokens / config.rate, 0.01), self._read_again)
 
     def _read_again(self) -> None:
-        if self.state is State.CLOSED:
+        """Read from the client again, unless it still sends too much, or does not read itself."""
+        if self.state is State.CLOSED or self.is_paused:
             return
         self._count(0)
         if self._tokens >= 0 and self._unanswered < self._server.config.unanswered:
@@ -298,6 +299,11 @@ class Session:
         self._answers.append(frame)
         self._mark_dirty()
 
+    def notify(self, frame: wire.IsTyping | wire.Presence) -> None:
+        """Send a frame that is only worth something now."""
+        if not self.is_paused:
+            self.answer(frame)
+
     def _mark_dirty(self) -> None:
         if not self._is_dirty:
             self._is_dirty = True
@@ -345,12 +351,16 @@ class Session:
         self.is_paused = True
         self.paused_at = self._server.now
         self._server.paused.add(self)
+        self._connection.pause_reading()  # or the answers to what it asks would pile up
 
     def resume_writing(self) -> None:
         self.is_paused = False
         self._server.paused.discard(self)
         if self.state is not State.CLOSED:
             self.flush()
+            self._read_again()
+            if self.watched:  # it was told of no changes meanwhile
+                self._server.presence.watch(self, self.watched)
 
     # The end
 

@@ -29,6 +29,7 @@ MAX_WATCHED = 200
 Number = Annotated[int, Meta(ge=0, le=2**53 - 1)]
 """A client's own number of what it sends or asks; an answer has the number of its call."""
 Id = Annotated[str, Meta(pattern=r"^[0-9]{1,19}$")]
+_MAX_ID = 2**63 - 1
 PageSize = Annotated[int, Meta(ge=1, le=MAX_PAGE)]
 
 
@@ -319,6 +320,11 @@ _from_server: dict[Format, _Decoder[ServerFrame]] = {
     Format.JSON: msgspec.json.Decoder(ServerFrame | list[ServerFrame]),
     Format.MSGPACK: msgspec.msgpack.Decoder(ServerFrame | list[ServerFrame]),
 }
+
+
+def number_of(id_: str) -> int:
+    """An id as a number. One that is larger than any is taken for the largest."""
+    return min(int(id_), _MAX_ID)
 
 
 def encode(frame: object, format_: Format) -> bytes:

@@ -2,11 +2,11 @@
 
 import typer
 
-from shardyard.cli.pipeline import audit, balance, demo, ingest, plan, reshard
+from shardyard.cli.pipeline import audit, balance, demo, history, ingest, plan, reshard
 
 app = typer.Typer(
     name="pipeline",
-    help="Run Spark jobs over whole topics: fill a lake, measure balance, plan, reshard, audit.",
+    help="Run Spark jobs over whole topics: fill a lake, measure balance, plan, reshard, audit, history.",
     rich_markup_mode="rich",
     no_args_is_help=True,
 )
@@ -15,4 +15,5 @@ app.command("balance")(balance.balance)
 app.command("plan")(plan.plan)
 app.command("reshard")(reshard.reshard)
 app.command("audit")(audit.audit)
+app.command("history")(history.history)
 app.command("demo")(demo.demo)

@@ -9,6 +9,6 @@ def check_storable(entry: InboxEntry) -> None:
     anything, because they are stored as bytes."""
     check_text("sender", entry.sender)
     check_text("recipient", entry.recipient)
-    check_int64("id", entry.id)
+    check_int64("id", entry.id, at_least=0)
     if isinstance(entry.content, Mark):
-        check_int64("upto", entry.content.upto)
+        check_int64("upto", entry.content.upto, at_least=0)

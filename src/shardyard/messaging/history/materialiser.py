@@ -19,6 +19,9 @@ GROUP = "messaging.history"
 _BACKOFF = Backoff(first=0.05, longest=2.0)
 """While the history or the registry is out of reach, in seconds."""
 
+LINGER_SECONDS = 0.25
+"""After a batch of a partition was stored, for the next one to become larger."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -68,6 +71,7 @@ class Materialiser:
         warn = first_only(lambda error: _log.warning("storing %r will be retried: %s", batch, error))
         try:
             await retry(lambda: self._history.store(entries), clock=self._clock, backoff=_BACKOFF, on_retry=retried)
+            await self._clock.sleep(LINGER_SECONDS)
             await retry(batch.commit, clock=self._clock, backoff=_BACKOFF, on_retry=retried)
         except (Fenced, RetryLater) as error:
             _log.info("%r is left to the next owner of its partition: %s", batch, error)

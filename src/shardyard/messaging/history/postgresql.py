@@ -1,16 +1,18 @@
 """A history in PostgreSQL, for any number of processes on any machines."""
 
 import time
-from collections.abc import Callable
-from typing import TypeVar, cast
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar, cast
 
 import psycopg
-from sqlalchemy import Connection, create_engine
+from sqlalchemy import Connection, Insert, create_engine
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import QueuePool
 
 from shardyard.messaging.history.schema import MIGRATIONS
 from shardyard.messaging.history.sql import CONNECTIONS
+from shardyard.messaging.history.writing import Values
 from shardyard.model import Busy, OutcomeUnknown
 from shardyard.model.url import EngineUrl
 from shardyard.runtime import postgresql
@@ -46,6 +48,8 @@ class PostgresqlDatabase:
             pool_pre_ping=True,
             use_native_hstore=False,
         )
+        self._compiled: dict[Insert, str] = {}
+        """The SQL of the statements of `run_each`."""
         try:
             self._migrate()
         except BaseException:
@@ -59,6 +63,20 @@ class PostgresqlDatabase:
         """`OutcomeUnknown` if the connection is lost during the commit."""
         return self._repeated("BEGIN ISOLATION LEVEL READ COMMITTED", work)
 
+    def run_each(
+        self, connection: Connection, statement: Insert, rows: Sequence[Values], /
+    ) -> list[tuple[Any, ...] | None]:
+        if not rows:
+            return []
+        if statement not in self._compiled:
+            self._compiled[statement] = str(statement.compile(dialect=connection.dialect))
+        with _driver(connection).cursor() as cursor:
+            cursor.executemany(self._compiled[statement].encode(), rows, returning=True)
+            returned = [cursor.fetchone()]
+            while cursor.nextset():
+                returned.append(cursor.fetchone())
+        return returned
+
     def close(self) -> None:
         self._engine.dispose()
 
@@ -66,7 +84,7 @@ class PostgresqlDatabase:
         def step(migration: Callable[[Connection], None]) -> postgresql.Migration:
             return lambda _driver_connection: migration(connection)
 
-        with self._engine.connect() as connection:
+        with self._translated_errors(), self._engine.connect() as connection:
             steps = [step(migration) for migration in MIGRATIONS]
             postgresql.migrate(_driver(connection), self._url, "history", steps)
 
@@ -77,13 +95,9 @@ class PostgresqlDatabase:
         while True:
             attempt += 1
             try:
-                return self._transact(begin, work)
-            except DBAPIError as error:
-                ours = translated(error.orig, self._url) if isinstance(error.orig, psycopg.Error) else None
-                if ours is None:
-                    raise
-                if not isinstance(ours, Aborted):
-                    raise ours from error
+                with self._translated_errors():
+                    return self._transact(begin, work)
+            except Aborted as error:
                 if time.monotonic() > deadline:
                     raise Busy(str(self._url), _BUSY_SECONDS) from error
             time.sleep(_BACKOFF.delay(attempt))
@@ -91,7 +105,12 @@ class PostgresqlDatabase:
     def _transact(self, begin: str, work: Callable[[Connection], T]) -> T:
         with self._engine.connect() as connection, connection.begin() as transaction:
             connection.exec_driver_sql(begin)
-            result = work(connection)
+            try:
+                result = work(connection)
+            except psycopg.Error:  # of `run_each`, which SQLAlchemy does not see
+                if _driver(connection).closed:
+                    connection.invalidate()
+                raise
             try:
                 transaction.commit()
             except DBAPIError as error:
@@ -99,6 +118,18 @@ class PostgresqlDatabase:
                     raise OutcomeUnknown(str(self._url), first_line(error.orig or error)) from error
                 raise
             return result
+
+    @contextmanager
+    def _translated_errors(self) -> Iterator[None]:
+        """Raise the database's errors as ours. Those that are the caller's stay as they are."""
+        try:
+            yield
+        except (DBAPIError, psycopg.Error) as error:
+            cause = error.orig if isinstance(error, DBAPIError) else error
+            ours = translated(cause, self._url) if isinstance(cause, psycopg.Error) else None
+            if ours is None:
+                raise
+            raise ours from error
 
 
 def _driver(connection: Connection) -> postgresql.Connection:

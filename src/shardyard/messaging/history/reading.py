@@ -6,7 +6,7 @@ from typing import Any, cast
 from sqlalchemy import Connection, Row, Select, select, union_all
 
 from shardyard.messaging.history.port import ChatList, Page, PlacedEntry
-from shardyard.messaging.history.schema import CHATS, ENTRIES, IS_MESSAGE, IS_ORIGINAL
+from shardyard.messaging.history.schema import CHATS, ENTRIES, IS_MESSAGE, IS_ORIGINAL, NONE
 from shardyard.model import Partition
 from shardyard.wire.inbox import decode_entry
 from shardyard.wire.messaging import Chat, Message
@@ -38,7 +38,7 @@ def chats(connection: Connection, user: str, before: int | None, limit: int) -> 
     wanted = (
         select(CHATS, ENTRIES.c.value)
         .join(ENTRIES, (ENTRIES.c.id == CHATS.c.last) & IS_ORIGINAL)
-        .where(CHATS.c.user_name == user, CHATS.c.last <= _upto(before))
+        .where(CHATS.c.user_name == user, CHATS.c.last > NONE, CHATS.c.last <= _upto(before))
         .order_by(CHATS.c.last.desc())
         .limit(limit + 1)
     )
@@ -91,8 +91,8 @@ def _chat(row: Row[Any]) -> Chat:
     )
 
 
-def _id(number: int | None) -> str | None:
-    return None if number is None else str(number)
+def _id(number: int) -> str | None:
+    return None if number == NONE else str(number)
 
 
 def _placed(rows: Iterable[Row[Any]]) -> list[PlacedEntry]:

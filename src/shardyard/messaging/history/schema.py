@@ -16,8 +16,12 @@ _TABLES = MetaData()
 _Name = Text().with_variant(Text(collation="C"), "postgresql")
 
 
-def _number(name: str, *, key: bool = False, nullable: bool = False) -> Column[Any]:
-    return Column(name, BigInteger, primary_key=key, autoincrement=False, nullable=nullable)
+NONE = -1
+"""In place of the id of a message: there is none. A null would not compare with ids."""
+
+
+def _number(name: str, *, key: bool = False) -> Column[Any]:
+    return Column(name, BigInteger, primary_key=key, autoincrement=False, nullable=False)
 
 
 ENTRIES = Table(
@@ -51,11 +55,11 @@ CHATS = Table(
     _TABLES,
     Column("user_name", _Name, primary_key=True),
     Column("peer", _Name, primary_key=True),
-    _number("last", nullable=True),  # none while only marks are known
+    _number("last"),  # none while only marks are known
     _number("unread"),
-    _number("seen", nullable=True),
-    _number("peer_delivered", nullable=True),
-    _number("peer_seen", nullable=True),
+    _number("seen"),
+    _number("peer_delivered"),
+    _number("peer_seen"),
     Index("history_chats_by_last", "user_name", "last"),
     sqlite_with_rowid=False,
 )

@@ -4,13 +4,14 @@ import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Insert
 
 from shardyard.messaging.history import reading, writing
 from shardyard.messaging.history.checks import check_storable
 from shardyard.messaging.history.port import ChatList, History, Page, PlacedEntry
+from shardyard.messaging.history.writing import Values
 from shardyard.model import Closed, whole_number
 from shardyard.model.checks import check_int64, check_text
 from shardyard.runtime.group_commit import GroupCommit
@@ -35,6 +36,17 @@ class Database(Protocol):
     def write(self, work: Callable[[Connection], T]) -> T:
         """The result of `work`, in a transaction that is durable on return. `work` may run twice, but is committed
         once."""
+        ...
+
+    def run_each(
+        self, connection: Connection, statement: Insert, rows: Sequence[Values], /
+    ) -> list[tuple[Any, ...] | None]:
+        """Run `statement`, which inserts one row and returns one or none, for each of the rows. Returns what it
+        returned for each.
+
+        Every entry takes three of them, so it is worth the shortest way to the driver: SQLAlchemy takes longer to pass
+        a row on than the database to store it.
+        """
         ...
 
     def close(self) -> None: ...
@@ -90,5 +102,5 @@ class SqlHistory(History):
 
     def _carry_out(self, stores: list[Sequence[PlacedEntry]]) -> list[None]:
         entries = [placed for store in stores for placed in store]
-        self._database.write(partial(writing.store, entries=entries))
+        self._database.write(partial(writing.store, entries=entries, run_each=self._database.run_each))
         return [None] * len(stores)

@@ -1,15 +1,16 @@
 """A history in SQLite: a file, for any number of processes on one machine, or in memory."""
 
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
-from sqlalchemy import Connection, create_engine
+from sqlalchemy import Connection, Insert, create_engine
 from sqlalchemy.pool import QueuePool
 
 from shardyard.messaging.history.schema import MIGRATIONS, VERSION_TABLE
 from shardyard.messaging.history.sql import CONNECTIONS
+from shardyard.messaging.history.writing import Values
 from shardyard.runtime.sqlite import SqliteFile, migrate
 
 T = TypeVar("T")
@@ -35,6 +36,8 @@ class SqliteDatabase:
             pool_size=1 if path is None else CONNECTIONS,  # a database in memory is that of one connection
             max_overflow=0,
         )
+        self._compiled: dict[Insert, tuple[str, Sequence[str]]] = {}
+        """The SQL of the statements of `run_each`, and the names of its parameters in their order."""
         try:
             self.write(lambda connection: migrate(connection, str(where), VERSION_TABLE, MIGRATIONS))
         except BaseException:
@@ -47,6 +50,16 @@ class SqliteDatabase:
     def write(self, work: Callable[[Connection], T]) -> T:
         return self._transact(_begin_writing, work)
 
+    def run_each(
+        self, connection: Connection, statement: Insert, rows: Sequence[Values], /
+    ) -> list[tuple[Any, ...] | None]:
+        if statement not in self._compiled:
+            compiled = statement.compile(dialect=connection.dialect)
+            self._compiled[statement] = str(compiled), compiled.positiontup or []
+        sql, names = self._compiled[statement]
+        execute = _driver(connection).execute
+        return [execute(sql, [row[name] for name in names]).fetchone() for row in rows]
+
     def close(self) -> None:
         self._engine.dispose()
 
@@ -57,10 +70,14 @@ class SqliteDatabase:
 
     def _transact(self, begin: Callable[[sqlite3.Connection], object], work: Callable[[Connection], T]) -> T:
         with self._file.translated_errors(), self._engine.connect() as connection:
-            driver = cast(sqlite3.Connection, connection.connection.driver_connection)
+            driver = _driver(connection)
             self._file.retry_while_locked(lambda: begin(driver))
             with connection.begin():
                 return work(connection)
+
+
+def _driver(connection: Connection) -> sqlite3.Connection:
+    return cast(sqlite3.Connection, connection.connection.driver_connection)
 
 
 def _begin_writing(connection: sqlite3.Connection) -> None:

@@ -88,6 +88,24 @@ class Lake:
         """Record which topics are ingested into the lake from now on."""
         write_json(self._own / "lake.json", self._load("lake.json") | {"topics": sorted(topics)})
 
+    def files(self, topic: str) -> list[Path]:
+        """The files that have the topic's rows of all published batches, each once. Merging may remove some of them."""
+        while True:
+            batch = self._published_batch()
+            files = self._files_up_to(topic, batch)
+            # What is published or merged while a folder is listed may be missing from the list, but not from the next.
+            if (self._published_batch(), self._files_up_to(topic, batch)) == (batch, files):
+                return files
+
+    def _files_up_to(self, topic: str, batch: int) -> list[Path]:
+        files = sorted((self.records / f"topic={topic}").glob("day=*/*.parquet"))
+        merge = self._load("merge.json", {})
+        replaced = {Path(path) for path in merge["remove"]} if merge and Path(merge["target"]) in files else set()
+        return [path for path in files if path not in replaced and _batch_number(path) <= batch]
+
+    def _published_batch(self) -> int:
+        return int(self._load("published.json", {"batch": -1})["batch"])
+
     # Batches
 
     def new_staging(self) -> Path:
@@ -95,7 +113,7 @@ class Lake:
         return self._own / "staging" / uuid.uuid4().hex
 
     def is_published(self, batch: int) -> bool:
-        return bool(self._load("published.json", {"batch": -1})["batch"] >= batch)
+        return self._published_batch() >= batch
 
     def is_complete(self, batch: int) -> bool:
         """Whether all files of the batch were written to the staging folder."""
@@ -197,6 +215,11 @@ class Lake:
 def count_rows(files: Iterable[Path]) -> int:
     """How many rows Parquet files have, from their footers."""
     return sum(pq.read_metadata(path).num_rows for path in files)
+
+
+def _batch_number(path: Path) -> int:
+    """The batch of a file. Only files of published batches are merged."""
+    return int(path.name.split("-")[1]) if path.name.startswith("batch-") else -1
 
 
 def _publish_file(staged: Path, target: Path) -> None:

@@ -3,8 +3,9 @@
 import asyncio
 import contextlib
 import functools
+import socket
 from collections.abc import AsyncIterator, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import uvicorn
@@ -70,10 +71,7 @@ async def running_messenger(
 
     `authenticator`: decides which user a client is, instead of the shared secret.
     """
-    config = uvicorn.Config(_not_built, host="127.0.0.1", port=0)
-    listening = config.bind_socket()
-    listening.listen(BACKLOG)
-    try:
+    with socket.create_server(("127.0.0.1", 0), backlog=BACKLOG) as listening:
         async with serving_messenger(
             log, registry, history, listening.getsockname(), options, authenticator=authenticator, clock=clock
         ) as server:
@@ -85,8 +83,6 @@ async def running_messenger(
             finally:
                 embedded.should_exit = True
                 await task
-    finally:
-        listening.close()
 
 
 @contextlib.asynccontextmanager
@@ -120,8 +116,8 @@ async def serving_messenger(
         app.state.authenticator = authenticator
         app.state.admin = AdminToken(options.admin_token)
         add_routes(app, (routes.router,))
-        connections = ClientConnections(server, origins=options.origins, most=options.clients)
-        limits = limits.within_open_files()
+        limits = replace(limits, connections=options.clients).within_open_files()
+        connections = ClientConnections(server, origins=options.origins, most=limits.connections)
 
         def protocol(**given: Any) -> FirstBytes:
             """For a new connection, of which nothing is known yet."""
@@ -149,7 +145,3 @@ async def serving_messenger(
 def _address(listening: tuple[Any, ...], *, is_secure: bool) -> str:
     host, port = listening[:2]
     return f"{'wss' if is_secure else 'ws'}://{f'[{host}]' if ':' in host else host}:{port}{PATH}"
-
-
-async def _not_built(*_: object) -> None:
-    raise RuntimeError("this configuration only binds a socket")

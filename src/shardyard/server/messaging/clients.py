@@ -19,6 +19,8 @@ from shardyard.wire.messaging import MAX_FRAME_BYTES, PATH, Format
 _log = logging.getLogger(__name__)
 _picows_log = logging.getLogger(f"{__name__}.picows")
 _picows_log.setLevel(logging.ERROR)  # every client that breaks the protocol would be a warning
+_picows_adapter = logging.LoggerAdapter(_picows_log, {})
+"""picows would make a logger for each connection out of a plain one, which takes memory."""
 
 READ_BUFFER_BYTES = 1024
 """To begin with. Most frames are small, and memory per client counts."""
@@ -34,6 +36,8 @@ _FORMATS = {format_.value: format_ for format_ in Format}
 class ClientConnection(WSListener):
     """The transport of a session."""
 
+    __slots__ = ("_format", "_parts", "_server", "_session", "_transport", "_type")
+
     def __init__(self, server: MessagingServer, format_: Format) -> None:
         super().__init__()
         self._server = server
@@ -48,6 +52,8 @@ class ClientConnection(WSListener):
 
     def on_ws_connected(self, transport: WSTransport) -> None:
         self._transport = transport
+        transport.request.headers.clear()  # these would stay in memory as long as the connection
+        transport.response.headers.clear()
         transport.underlying_transport.set_write_buffer_limits(WRITE_BUFFER_BYTES)
         self._session = self._server.connect(self, self._format)
 
@@ -137,7 +143,7 @@ class ClientConnections:
             None,  # path
             False,  # is a client
             self._upgrade,
-            _picows_log,
+            _picows_adapter,
             True,  # disconnects on an exception
             10.0,  # seconds for the handshake
             False,  # pings by itself: the server looks for idle clients

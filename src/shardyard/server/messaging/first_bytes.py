@@ -16,32 +16,42 @@ ClientProtocol = Callable[[], asyncio.BufferedProtocol]
 class FirstBytes(asyncio.Protocol):
     """Waits for the first bytes of a connection, and hands it over to the protocol that they belong to."""
 
+    __slots__ = ("_client", "_http", "_received", "_seconds", "_timer", "_transport")
+
     def __init__(self, client: ClientProtocol, http: Callable[[], asyncio.Protocol], seconds: float) -> None:
         """`seconds`: within which they must come."""
         self._client = client
-        self._http = http
+        self._http: Callable[[], asyncio.Protocol] | None = http
         self._seconds = seconds
         self._received = b""
 
     def connection_made(self, transport: Any) -> None:
         self._transport = transport
-        self._timer = asyncio.get_running_loop().call_later(self._seconds, transport.abort)
+        self._timer: asyncio.TimerHandle | None = asyncio.get_running_loop().call_later(self._seconds, transport.abort)
 
     def data_received(self, data: bytes) -> None:
         self._received += data
         if len(self._received) < len(_CLIENT) and _CLIENT.startswith(self._received):
             return
-        self._timer.cancel()
-        if self._received.startswith(_CLIENT):
-            _hand_over(self._transport, self._client(), self._received)
-            return
-        http = self._http()
-        self._transport.set_protocol(http)
-        http.connection_made(self._transport)
-        http.data_received(self._received)
+        received, transport, http = self._received, self._transport, self._http
+        self._forget()
+        if received.startswith(_CLIENT):
+            _hand_over(transport, self._client(), received)
+        elif http is not None:
+            protocol = http()
+            transport.set_protocol(protocol)
+            protocol.connection_made(transport)
+            protocol.data_received(received)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 as asyncio has it
-        self._timer.cancel()
+        self._forget()
+
+    def _forget(self) -> None:
+        """Keep nothing in memory: uvloop keeps this object as long as the connection."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._transport = self._http = None
+        self._received = b""
 
 
 class HttpConnection(Connection):
