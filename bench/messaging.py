@@ -16,13 +16,13 @@ from pathlib import Path
 from bench.figures import filesystem, pin_to_cores, sync_seconds, table
 from bench.messaging_load import TEXT_BYTES
 from bench.messaging_rows import ROWS, Figures, Line, Row, Sizes, load_average
-from bench.messengers.ejabberd import EJABBERD
+from bench.messengers.ejabberd import EJABBERD, EJABBERD_POSTGRESQL
 from bench.messengers.messenger import Messenger
 from bench.messengers.shardyard import SHARDYARD_LOCAL, SHARDYARD_LOG
 from bench.messengers.socketio import SOCKETIO
 from bench.messengers.starlette import STARLETTE
 
-MESSENGERS = (SHARDYARD_LOG, SHARDYARD_LOCAL, STARLETTE, SOCKETIO, EJABBERD)
+MESSENGERS = (SHARDYARD_LOG, SHARDYARD_LOCAL, STARLETTE, SOCKETIO, EJABBERD, EJABBERD_POSTGRESQL)
 SPARE_FILES = 1_500
 """Open files of a server beside its connections."""
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from bench.figures import milliseconds, percentile, rate
 from bench.messaging_load import Audit, Exchanged, Moved, run_load, user_names
-from bench.messengers.messenger import Messenger, Service, process_tree
+from bench.messengers.messenger import Messenger, Service
 from bench.messengers.shardyard import SHARDYARD_LOCAL, SHARDYARD_LOG
 from bench.queue_workers import Worker
 
@@ -340,23 +340,16 @@ def measure_mirror(messenger: Messenger, folder: Path, sizes: Sizes, figures: Fi
         if system is None:
             return
         system.connect(sizes.users // 2, 2)
-        before = written_bytes(system.service)
+        before = system.service.written_bytes()
         per_second = sizes.per_second / 4
         results: list[Exchanged] = system.call("exchange", system.share(per_second), sizes.seconds)
         sent = per_second * sizes.seconds
-        figures[WRITTEN.title].append((written_bytes(system.service) - before) / sent)
+        figures[WRITTEN.title].append((system.service.written_bytes() - before) / sent)
         for result in results:
             figures[COPIED.title] += result.copied
             print_refusals(messenger.name, result.refusals)
     if messenger in OURS:
         figures[APPENDED.title].append(asyncio.run(inbox_bytes(folder)) / sent)
-
-
-def written_bytes(service: Service) -> int:
-    """What the processes of the servers have written to disk."""
-    pids = [pid for server in service.servers for pid in process_tree(server.pid)]
-    lines = [line for pid in pids for line in Path(f"/proc/{pid}/io").read_text().splitlines()]
-    return sum(int(line.split()[1]) for line in lines if line.startswith("write_bytes"))
 
 
 async def inbox_bytes(folder: Path) -> int:

@@ -226,8 +226,15 @@ class Service:
 
     def memory_bytes(self) -> int:
         """The resident sets of all processes."""
+        return sum(map(resident_bytes, self._pids()))
+
+    def written_bytes(self) -> int:
+        """What all processes have written to disk."""
+        return sum(map(written_bytes, self._pids()))
+
+    def _pids(self) -> list[int]:
         roots = [*(server.pid for server in self.servers), *self.helpers]
-        return sum(resident_bytes(pid) for root in roots for pid in process_tree(root))
+        return [pid for root in roots for pid in process_tree(root)]
 
 
 @contextlib.contextmanager
@@ -266,4 +273,11 @@ def resident_bytes(pid: int) -> int:
     with contextlib.suppress(OSError):
         pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE")
+    return 0
+
+
+def written_bytes(pid: int) -> int:
+    with contextlib.suppress(OSError):
+        counts = dict(line.split(": ") for line in Path(f"/proc/{pid}/io").read_text().splitlines())
+        return int(counts["write_bytes"])
     return 0
