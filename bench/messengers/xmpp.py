@@ -139,7 +139,12 @@ class XmppClient(Client):
         self._acknowledged = 0
         """Stanzas that the server has acknowledged on the stream."""
         self._archived = ""
-        """The last archived id that is known."""
+        """Everything up to this archived id was received."""
+        self._newest = ""
+        """The last archived id that was received; there may be a gap before it."""
+        self._has_begun = False
+        self._is_behind = False
+        """Something may have been missed, and was not read from the archive yet."""
         self._known: dict[str, None] = {}
 
     async def _open(self) -> None:
@@ -156,6 +161,8 @@ class XmppClient(Client):
         await connection.open_stream()
         if not (self._resumption and await self._resume(connection)):
             await self._begin(connection)
+        if self._is_behind:
+            await self._catch_up(connection)
 
     async def _resume(self, connection: Connection) -> bool:
         """Whether the server still knows the stream. What it did not get is sent again by the caller."""
@@ -170,7 +177,8 @@ class XmppClient(Client):
     async def _begin(self, connection: Connection) -> None:
         """A new session."""
         iq = name(CLIENT, "iq")
-        has_missed = bool(self._resumption)
+        self._is_behind = self._has_begun
+        self._has_begun = True
         await connection.call(
             f"<iq type='set' id='b'><bind xmlns='{BIND}'><resource>{self.device}</resource></bind></iq>", iq
         )
@@ -183,8 +191,6 @@ class XmppClient(Client):
         await self._ask(connection, f"<iq type='set' id='c'><enable xmlns='{CARBONS}'/></iq>")
         self._sent.append(None)
         connection.send("<presence/>")
-        if has_missed:
-            await self._catch_up(connection)
 
     async def _ask(self, connection: Connection, text: str) -> Element:
         self._sent.append(None)
@@ -193,14 +199,21 @@ class XmppClient(Client):
         return answer
 
     async def _catch_up(self, connection: Connection) -> None:
-        """Read the archive from the last known id on; its results arrive as messages."""
-        is_complete = False
+        """Read the archive from where nothing is missing; its results arrive as messages."""
+        position, is_complete = self._archived, False
         while not is_complete:
-            after = f"<after>{self._archived}</after>" if self._archived else ""
+            after = f"<after>{position}</after>" if position else ""
             page = f"<set xmlns='{RESULT_SET}'><max>{ARCHIVE_PAGE}</max>{after}</set>"
             query = f"<iq type='set' id='m'><query xmlns='{ARCHIVE}'>{page}</query></iq>"
-            end = find(await self._ask(connection, query), name(ARCHIVE, "fin"))
-            is_complete = end is None or end.get("complete") == "true"
+            answer = await self._ask(connection, query)
+            end = find(answer, name(ARCHIVE, "fin"))
+            if end is None:
+                raise ConnectionError(f"the archive was not read: {answer.get('type')}")
+            last = find(end, name(RESULT_SET, "set"), name(RESULT_SET, "last"))
+            position = position if last is None else last.text or position
+            is_complete = end.get("complete") == "true" or last is None
+        self._is_behind = False
+        self._archived = self._newest
 
     def _disconnect(self) -> None:
         if self._connection is not None:
@@ -245,7 +258,8 @@ class XmppClient(Client):
         archived = find(stanza, name(ARCHIVE, "result"))
         stanza_id = find(message, name(STANZA_ID, "stanza-id")) if archived is None else archived
         if stanza_id is not None:
-            self._archived = max(self._archived, stanza_id.get("id", ""))
+            self._newest = max(self._newest, stanza_id.get("id", ""))
+            self._archived = self._archived if self._is_behind else self._newest
         body = find(message, name(CLIENT, "body"))
         if stanza.get("type") == "error":
             self.refusals.append("a message was returned as an error")
