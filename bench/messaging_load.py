@@ -42,6 +42,8 @@ class Exchanged:
     """Seconds until its sender knew that the server had it."""
     copied: list[float]
     """Seconds until another client of its sender had it."""
+    per_second: float
+    """Texts that were received during the time of the load."""
     refusals: list[str]
 
 
@@ -161,11 +163,14 @@ class Load:
         self._seen = Seen()
         sent = await self._send_at_rate(per_second, seconds)
         await self._settle(lambda: len(self._seen.received) >= len(sent) and not self._unacknowledged())
-        start = min(sent.values(), default=(0, 0))[0] + WARM_UP_SECONDS * 1e9
+        first = min(due_at for due_at, _ in sent.values())
+        start, end = first + WARM_UP_SECONDS * 1e9, first + seconds * 1e9
+        meanwhile = sum(start <= at < end for *_, at in self._seen.received)
         return Exchanged(
             [(at - due_at) / 1e9 for due_at, *_, at in self._seen.received if due_at >= start],
             [(at - due_at) / 1e9 for due_at, *_, at in self._seen.acknowledged if due_at >= start],
             [(at - due_at) / 1e9 for due_at, at in self._seen.copied if due_at >= start],
+            meanwhile / (seconds - WARM_UP_SECONDS),
             self._refusals(),
         )
 

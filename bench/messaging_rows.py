@@ -217,15 +217,12 @@ def measure_latency(messenger: Messenger, folder: Path, sizes: Sizes, figures: F
         if system is None:
             return
         system.connect(sizes.users)
-        start = time.perf_counter()
         results: list[Exchanged] = system.call("exchange", system.share(sizes.per_second), sizes.seconds)
-        duration = time.perf_counter() - start
         for result in results:
             figures[RECEIVED.title] += result.received
             figures[ACKNOWLEDGED.title] += result.acknowledged
             print_refusals(messenger.name, result.refusals)
-        # The warm-up is not counted.
-        figures[DELIVERED.title].append(sum(len(result.received) for result in results) / (duration - 1))
+        figures[DELIVERED.title].append(sum(result.per_second for result in results))
 
 
 # Throughput
