@@ -50,7 +50,7 @@ const DELIVERED_MS = 1_000;
 /** Messages and marks that a server takes from a client before it has acknowledged the first of them. */
 const MAX_UNANSWERED = 32;
 /** The log remembers so many numbers of a client; see `#sendMore`. */
-const SEQUENCE_WINDOW = 1_000;
+const SEQUENCE_WINDOW = 64;
 const MAX_UNSENT = 1_000;
 const MAX_TEXT_BYTES = 16 * 1024;
 const MAX_FRAME_BYTES = 64 * 1024;
@@ -144,8 +144,9 @@ export class MessagingClient {
   #delivered = new Map();
   #isMarking = false;
   #marksDelivered;
-  #running = null;
-  #isClosed = false;
+  #connected = null;
+  /** An object as long as the client is not closed; another one after each `connect`. */
+  #run = null;
   #wake = null;
   #wakeUp = () => this.#lookAgain();
 
@@ -184,22 +185,22 @@ export class MessagingClient {
    * as for a wrong secret. Also to go on after another window has replaced this client.
    */
   connect() {
-    if (this.#running) return this.#running;
-    this.#isClosed = false;
+    if (this.#run) return this.#connected;
     this.error = null;
     this.#number = Math.max(this.#number, firstNumber());
     globalThis.addEventListener?.("online", this.#wakeUp);
     globalThis.document?.addEventListener("visibilitychange", this.#wakeUp);
-    this.#running = new Promise((resolve, reject) => {
+    this.#connected = new Promise((resolve, reject) => {
       const stop = this.on("state", ({ state }) => {
         if (state !== "connected" && state !== "closed") return;
         stop();
         state === "connected" ? resolve() : reject(this.error ?? new MessagingError("closed", "the client was closed"));
       });
     });
-    this.#running.catch(() => {});
-    this.#stayConnected();
-    return this.#running;
+    this.#connected.catch(() => {});
+    this.#run = {};
+    this.#stayConnected(this.#run);
+    return this.#connected;
   }
 
   /** Close the connection. What is not sent yet stays stored, for the next client of this user in this window. */
@@ -273,17 +274,18 @@ export class MessagingClient {
 
   // The connection
 
-  async #stayConnected() {
+  async #stayConnected(run) {
     let failures = 0;
-    while (!this.#isClosed) {
+    while (this.#run === run) {
       const started = Date.now();
       let delay;
       try {
         this.#setState("connecting");
-        await this.#serve(await this.#findServer());
+        const address = await this.#findServer();
+        if (this.#run !== run) return;
+        await this.#serve(address);
       } catch (error) {
-        this.#isOpen = false;
-        if (this.#isClosed) return;
+        if (this.#run !== run) return;
         if (!(error instanceof Disconnected)) return this.#end(error);
         failures = Date.now() - started >= STABLE_MS ? 1 : failures + 1;
         this.#address = error.address;
@@ -373,8 +375,11 @@ export class MessagingClient {
         try {
           for (const frame of [JSON.parse(data)].flat()) {
             if (this.#socket !== socket) return;
-            if (frame.type === "welcome") timers.push(...this.#welcomed(frame, timers));
-            else this.#handle(frame);
+            if (frame.type === "welcome") {
+              timers.splice(0).forEach(clearTimeout);
+              timers.push(setInterval(() => this.#ping(), PING_MS));
+            }
+            this.#handle(frame);
           }
         } catch (error) {
           end(error instanceof Disconnected ? error : new Disconnected(`a frame is wrong: ${error.message}`));
@@ -401,8 +406,7 @@ export class MessagingClient {
     return new Disconnected(message, { address: advice(code) === "elsewhere" ? null : address });
   }
 
-  #welcomed(welcome, timers) {
-    timers.forEach(clearTimeout);
+  #welcomed(welcome) {
     this.#isTokenNew = false;
     this.#position = welcome.position;
     this.#sent ??= welcome.sent;
@@ -414,7 +418,6 @@ export class MessagingClient {
     this.#sendMore();
     this.#setState("connected");
     if (welcome.resume === "lost") this.#emit("gap", { reason: "the position is not known any more" });
-    return [setInterval(() => this.#ping(), PING_MS)];
   }
 
   #ping() {
@@ -440,10 +443,9 @@ export class MessagingClient {
   }
 
   #end(error) {
-    if (this.#isClosed) return;
-    this.#isClosed = true;
+    if (!this.#run) return;
+    this.#run = null;
     this.error = error;
-    this.#running = null;
     globalThis.removeEventListener?.("online", this.#wakeUp);
     globalThis.document?.removeEventListener("visibilitychange", this.#wakeUp);
     if (this.#socket) this.#disconnect(new Disconnected("closed"));
@@ -475,6 +477,8 @@ export class MessagingClient {
 
   #handle(frame) {
     switch (frame.type) {
+      case "welcome":
+        return this.#welcomed(frame);
       case "deliver":
         return this.#deliver(frame);
       case "sent":
@@ -745,7 +749,7 @@ function checkedUser(user) {
 
 /** Without halves of characters, which can't be encoded. */
 function wellFormed(text) {
-  return new TextDecoder().decode(new TextEncoder().encode(text));
+  return new TextDecoder("utf-8", { ignoreBOM: true }).decode(new TextEncoder().encode(text));
 }
 
 function encodedSize(text) {
