@@ -23,6 +23,7 @@ let presence = new Map();
 /** The timers that end it, by user. */
 let typing = new Map();
 let typingSentAt = 0;
+let isListLoaded = false;
 
 // Signing in and out
 
@@ -31,6 +32,7 @@ async function signIn(user, secret) {
   chats = new Map();
   presence = new Map();
   openPeer = null;
+  isListLoaded = false;
   signing.on("state", ({ state, reason }) => signing === client && showConnection(state, reason));
   signing.on("message", (message) => receive(message));
   signing.on("sent", ({ key, message }) => acknowledged(key, message));
@@ -83,7 +85,6 @@ byId("sign-in-form").addEventListener("submit", async (event) => {
   byId("secret").value = "";
   remember();
   showApp();
-  await loadChats();
 });
 
 byId("sign-out").addEventListener("click", () => {
@@ -104,6 +105,8 @@ function showConnection(state, reason = "") {
   shown.textContent = CONNECTION[state];
   shown.dataset.state = state;
   shown.title = reason;
+  if (state === "waiting") showError("sign-in-error", `Trying again: ${reason}.`);
+  if (state === "connected") load();
   if (state !== "closed" || !client?.error) return;
   if (client.error.code === "replaced") {
     byId("closed-reason").textContent = "This chat is open in another window.";
@@ -125,14 +128,14 @@ byId("reconnect").addEventListener("click", () => {
 
 /**
  * @returns {{peer: string, messages: Array, unsent: Array, unread: number, seen: string, peerDelivered: string,
- *   peerSeen: string, hasMore: boolean, isLoaded: boolean, isLoading: boolean}} `messages`: by id; together with what
+ *   peerSeen: string, hasMore: boolean, oldestLoaded: ?string, isLoaded: boolean, isLoading: boolean}} `messages`: by id; together with what
  *   is loaded of the history there are no gaps between them.
  */
 function chatWith(peer) {
   if (!chats.has(peer)) {
     chats.set(peer, {
       peer, messages: [], unsent: [], unread: 0, seen: "0", peerDelivered: "0", peerSeen: "0",
-      hasMore: true, isLoaded: false, isLoading: false,
+      hasMore: true, oldestLoaded: null, isLoaded: false, isLoading: false,
     });
   }
   return chats.get(peer);
@@ -218,6 +221,12 @@ function watchChats() {
 
 // The history
 
+/** Load what was not loaded yet. */
+async function load() {
+  const chat = chats.get(openPeer);
+  await Promise.all([isListLoaded || loadChats(), chat && !chat.isLoaded && loadOlder(chat)]);
+}
+
 async function loadChats() {
   const asked = client;
   try {
@@ -232,6 +241,7 @@ async function loadChats() {
       chat.unread = (compareIds(chat.seen, seen ?? "0") > 0 ? 0 : unread) + since.length;
       addKnown(last);
     }
+    isListLoaded = true;
   } catch (error) {
     console.warn("the list of chats was not loaded:", error.message);
   }
@@ -245,7 +255,7 @@ async function loadOlder(chat) {
   chat.isLoading = true;
   const asked = client;
   try {
-    const page = await asked.history(chat.peer, { before: chat.oldestLoaded ?? null, limit: PAGE_SIZE });
+    const page = await asked.history(chat.peer, { before: chat.oldestLoaded, limit: PAGE_SIZE });
     if (asked !== client) return;
     page.messages.forEach(addKnown);
     chat.oldestLoaded = page.messages.at(-1)?.id ?? chat.oldestLoaded;
@@ -269,8 +279,8 @@ function loadOlderIfNeeded() {
 /** Something was missed that will not be delivered any more. */
 async function loadAgain() {
   for (const chat of chats.values()) Object.assign(chat, { isLoaded: false, hasMore: true, oldestLoaded: null });
-  await loadChats();
-  if (openPeer !== null) await loadOlder(chatWith(openPeer));
+  isListLoaded = false;
+  await load();
 }
 
 // Choosing a chat
@@ -590,7 +600,7 @@ const remembered = JSON.parse(sessionStorage.getItem(STORAGE_KEY) ?? "null");
 if (remembered === null) {
   showSignIn();
 } else {
-  signIn(remembered.user).then(loadChats, () => {}); // an error is shown with the state of the connection
+  signIn(remembered.user).catch(() => {}); // it is shown with the state of the connection
   showApp();
   if (remembered.openPeer !== null) open(remembered.openPeer);
 }
