@@ -10,6 +10,8 @@ const TYPING_SENT_MS = 2_500;
 /** Closer to the end than this, new messages are scrolled into view. */
 const NEAR_END_PX = 80;
 const LOAD_OLDER_PX = 200;
+/** The history may be moments behind. What was sent just before this page was opened is looked for again after so long. */
+const LOAD_AGAIN_MS = [1_000, 3_000, 10_000];
 const CONNECTION = { connecting: "connecting …", connected: "connected", waiting: "no connection, trying again …", closed: "not connected" };
 
 const byId = (id) => document.getElementById(id);
@@ -43,11 +45,12 @@ async function signIn(user, secret) {
     presence.set(who, { online, since });
     render();
   });
-  signing.on("gap", loadAgain);
+  signing.on("gap", () => loadAgain());
   client = signing;
   signing.recent.forEach(addKnown);
   signing.unsent.forEach(({ key, to, text }) => chatWith(to).unsent.push({ key, text, at: Date.now() }));
   await signing.connect();
+  for (const delay of LOAD_AGAIN_MS) setTimeout(() => signing === client && loadAgain(), delay);
 }
 
 function showSignIn(message = "") {
@@ -128,14 +131,15 @@ byId("reconnect").addEventListener("click", () => {
 
 /**
  * @returns {{peer: string, messages: Array, unsent: Array, unread: number, seen: string, peerDelivered: string,
- *   peerSeen: string, hasMore: boolean, oldestLoaded: ?string, isLoaded: boolean, isLoading: boolean}} `messages`: by id; together with what
- *   is loaded of the history there are no gaps between them.
+ *   peerSeen: string, hasMore: boolean, oldestLoaded: ?string, newestLoaded: string, isCurrent: boolean,
+ *   isLoading: boolean}} `messages`: by id. The history is loaded from `oldestLoaded` to `newestLoaded`; `hasMore`: there
+ *   are older messages; `isCurrent`: newer ones have been delivered.
  */
 function chatWith(peer) {
   if (!chats.has(peer)) {
     chats.set(peer, {
       peer, messages: [], unsent: [], unread: 0, seen: "0", peerDelivered: "0", peerSeen: "0",
-      hasMore: true, oldestLoaded: null, isLoaded: false, isLoading: false,
+      hasMore: true, oldestLoaded: null, newestLoaded: "0", isCurrent: false, isLoading: false,
     });
   }
   return chats.get(peer);
@@ -223,8 +227,14 @@ function watchChats() {
 
 /** Load what was not loaded yet. */
 async function load() {
-  const chat = chats.get(openPeer);
-  await Promise.all([isListLoaded || loadChats(), chat && !chat.isLoaded && loadOlder(chat)]);
+  await Promise.all([isListLoaded || loadChats(), openPeer !== null && loadNewest(chatWith(openPeer))]);
+}
+
+/** Something may be missing that will not be delivered any more. */
+async function loadAgain() {
+  isListLoaded = false;
+  for (const chat of chats.values()) chat.isCurrent = false;
+  await load();
 }
 
 async function loadChats() {
@@ -250,17 +260,40 @@ async function loadChats() {
   markSeen();
 }
 
+/** Load the newest page, and those before it up to what was loaded earlier. */
+async function loadNewest(chat) {
+  if (chat.isCurrent) return;
+  await loading(chat, async () => {
+    const upto = chat.newestLoaded;
+    let page = await loadPage(chat, null);
+    while (upto !== "0" && page.more && compareIds(page.messages.at(-1).id, upto) > 0) {
+      page = await loadPage(chat, page.messages.at(-1).id);
+    }
+    if (upto === "0") Object.assign(chat, { oldestLoaded: page.messages.at(-1)?.id ?? null, hasMore: page.more });
+    chat.isCurrent = true;
+  });
+}
+
 async function loadOlder(chat) {
-  if (chat.isLoading || !chat.hasMore) return;
+  await loading(chat, async () => {
+    const page = await loadPage(chat, chat.oldestLoaded);
+    Object.assign(chat, { oldestLoaded: page.messages.at(-1)?.id ?? chat.oldestLoaded, hasMore: page.more });
+  });
+}
+
+async function loadPage(chat, before) {
+  const page = await client.history(chat.peer, { before, limit: PAGE_SIZE });
+  page.messages.forEach(addKnown);
+  if (page.messages.length) chat.newestLoaded = newer(chat.newestLoaded, page.messages[0].id);
+  return page;
+}
+
+/** One at a time for each chat. */
+async function loading(chat, work) {
+  if (chat.isLoading) return;
   chat.isLoading = true;
-  const asked = client;
   try {
-    const page = await asked.history(chat.peer, { before: chat.oldestLoaded, limit: PAGE_SIZE });
-    if (asked !== client) return;
-    page.messages.forEach(addKnown);
-    chat.oldestLoaded = page.messages.at(-1)?.id ?? chat.oldestLoaded;
-    chat.hasMore = page.more;
-    chat.isLoaded = true;
+    await work();
   } catch (error) {
     console.warn("the history was not loaded:", error.message);
   } finally {
@@ -268,19 +301,11 @@ async function loadOlder(chat) {
   }
   render();
   markSeen();
-  loadOlderIfNeeded();
 }
 
 function loadOlderIfNeeded() {
   const chat = chats.get(openPeer);
-  if (chat?.isLoaded && chat.hasMore && byId("messages").scrollTop < LOAD_OLDER_PX) loadOlder(chat);
-}
-
-/** Something was missed that will not be delivered any more. */
-async function loadAgain() {
-  for (const chat of chats.values()) Object.assign(chat, { isLoaded: false, hasMore: true, oldestLoaded: null });
-  isListLoaded = false;
-  await load();
+  if (chat?.oldestLoaded && chat.hasMore && byId("messages").scrollTop < LOAD_OLDER_PX) loadOlder(chat);
 }
 
 // Choosing a chat
@@ -294,7 +319,7 @@ function open(peer) {
   showError("send-error", "");
   render();
   scrollToEnd();
-  if (!chat.isLoaded) loadOlder(chat);
+  loadNewest(chat);
   markSeen();
   byId("text").focus();
 }
@@ -459,7 +484,9 @@ function renderMessages(chat) {
 
   const items = [];
   let before = null;
-  for (const message of [...chat.messages, ...chat.unsent]) {
+  // Between older messages that are known by chance and those that are loaded, some may be missing.
+  const first = chat.hasMore && chat.oldestLoaded !== null ? chat.oldestLoaded : "0";
+  for (const message of [...chat.messages.filter(({ id }) => compareIds(id, first) >= 0), ...chat.unsent]) {
     const day = new Date(message.at).toDateString();
     if (day !== before?.day) items.push({ key: `day ${day}`, day: message.at });
     const isMine = message.from !== chat.peer;
