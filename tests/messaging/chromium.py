@@ -94,8 +94,9 @@ class Window:
         for kind in ("keyDown", "keyUp"):
             await self.call("Input.dispatchKeyEvent", type=kind, key=key, text=text, windowsVirtualKeyCode=code)
 
-    async def screenshot(self, file: Path) -> None:
-        file.write_bytes(base64.b64decode((await self.call("Page.captureScreenshot"))["data"]))
+    async def screenshot(self) -> bytes:
+        """What the window shows, as PNG."""
+        return base64.b64decode((await self.call("Page.captureScreenshot"))["data"])
 
 
 class DevToolsError(Exception):
@@ -179,9 +180,13 @@ async def _address(file: Path, process: asyncio.subprocess.Process) -> str:
     """What Chromium writes to this file once it listens: a port and a path."""
     deadline = time.monotonic() + START_SECONDS
     while True:
-        lines = file.read_text().split() if file.exists() else []
+        lines = _lines(file)
         if len(lines) == 2:
             return f"ws://127.0.0.1:{lines[0]}{lines[1]}"
         assert process.returncode is None, f"Chromium ended with {process.returncode}"
         assert time.monotonic() < deadline, "Chromium does not start"
         await asyncio.sleep(0.02)
+
+
+def _lines(file: Path) -> list[str]:
+    return file.read_text().split() if file.exists() else []

@@ -21,7 +21,7 @@ from tests.messaging.chromium import Window, chromium, find_chromium
 pytestmark = [pytest.mark.server, pytest.mark.processes, pytest.mark.timeout(120)]
 
 SECRET = "a secret of at least 32 characters"
-MISCHIEF = "<img src=x onerror=\"window.isHarmed = true\"><script>window.isHarmed = true</script>"
+MISCHIEF = '<img src=x onerror="window.isHarmed = true"><script>window.isHarmed = true</script>'
 TEXTS = "[...document.querySelectorAll('.message .text')].map((text) => text.textContent)"
 
 
