@@ -43,6 +43,8 @@ class Inbox:
     def __init__(self, log: Log, clock: Clock) -> None:
         self._log = log
         self._clock = clock
+        self.placements = 0
+        """It rises when the topic places users differently than before."""
         self._topic: Topic | None = None
         self._place: Callable[[bytes], int] = lambda _: 0
         self._places: dict[str, Partition] = {}
@@ -61,19 +63,19 @@ class Inbox:
             await self._log.create_topic(TOPIC, partitions)
         await self.refresh()
 
-    async def refresh(self) -> bool:
-        """Look the topic up. Returns whether it places users differently now."""
+    async def refresh(self) -> None:
+        """Look the topic up."""
         async with self._lookup:
             version = await self._log.catalog_version()
             if version == self._version:
-                return False
+                return
             topic = await current_topic(self._log, TOPIC if self._topic is None else self._topic.name)
             before, self._topic, self._version = self._topic, topic, version
             if before is not None and _placement(before) == _placement(topic):
-                return False
+                return
             self._place = partitioner_named(topic.partitioner, topic.receiving, topic.hash).place
             self._places = {}
-            return True
+            self.placements += 1
 
     def partition_of(self, user: str) -> Partition:
         """The partition that a user belongs to."""

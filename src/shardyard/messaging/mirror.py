@@ -55,7 +55,7 @@ async def _copy(batch: OwnedBatch, inbox: Inbox, append: Append, node: Node) -> 
             entry = decode_entry(record.value)
         except Malformed:
             continue  # the owner of the partition has counted it
-        if not entry.copy:
+        if not entry.copy and entry.sender != entry.recipient:  # one's own message has reached all of one's clients
             lanes[inbox.partition_of(entry.sender)].append((offset, entry))
     deadline = node.clock.monotonic() + STORE_SECONDS
     epoch = batch.position(batch.first).epoch

@@ -98,9 +98,9 @@ class OwnedPartition:
         return Position(self.partition.index, self.log_epoch, offset)
 
     def deliver_copy(self, entry: InboxEntry) -> None:
-        """Hand an entry to the other clients of its sender."""
+        """Hand an entry to the other clients of its sender. One to the sender itself reaches them without that."""
         sessions = self._sessions.get(entry.sender)
-        if sessions is None or len(sessions) == 1:
+        if sessions is None or len(sessions) == 1 or entry.sender == entry.recipient:
             return
         item = Item(entry, None, 0)
         for session in list(sessions):
@@ -119,7 +119,8 @@ class OwnedPartition:
         `offset`: None if it failed, or was stored before."""
         self._appending -= 1
         if offset is not None and offset == self.tail.end and self.ready.done() and self._is_in_touch():
-            self._deliver_entry(user, entry, offset, ENTRY_BYTES)
+            size = len(entry.content) if isinstance(entry.content, str) else 0
+            self._deliver_entry(user, entry, offset, size + ENTRY_BYTES)
         elif offset is not None and offset >= self.tail.end:
             self._may_read.set()  # records of others lie before it
         if not self._appending:

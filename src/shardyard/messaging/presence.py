@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from shardyard.messaging.owned import OwnedPartition
 
 REMEMBERED = 100_000
-"""Users of whom it is remembered since when they are on- or offline."""
+"""Users whose presence is remembered, and so since when they are on- or offline."""
 LOOK_SECONDS = 2.0
 """How often other servers are asked for the presence of watched users."""
 
@@ -34,7 +34,7 @@ class PresenceBoard:
     def __init__(self, whereabouts: Whereabouts, clock: Clock) -> None:
         self._whereabouts = whereabouts
         self._clock = clock
-        self._since: OrderedDict[str, int] = OrderedDict()
+        self._last: OrderedDict[str, wire.Presence] = OrderedDict()
         self._watchers: defaultdict[str, set[Session]] = defaultdict(set)
         self._remote: dict[str, wire.Presence] = {}
         """What other servers said last, of users that are watched here."""
@@ -43,18 +43,23 @@ class PresenceBoard:
 
     def changed(self, user: str, clients: int) -> None:
         """A client of the user has connected or disconnected."""
-        if clients == 0 or user not in self._since or clients == 1:
-            self._since[user] = int(self._clock.now() * 1000)
-            self._since.move_to_end(user)
-            if len(self._since) > REMEMBERED:
-                self._since.popitem(last=False)
-        self._tell(wire.Presence(user, clients, self._since.get(user, 0)))
+        last = self._last.get(user)
+        if last is not None and last.online == clients:
+            return
+        is_same = last is not None and (last.online > 0) == (clients > 0)
+        since = last.since if last is not None and is_same else int(self._clock.now() * 1000)
+        presence = self._last[user] = wire.Presence(user, clients, since)
+        self._last.move_to_end(user)
+        if len(self._last) > REMEMBERED:
+            self._last.popitem(last=False)
+        self._tell(presence)
 
     def local(self, user: str) -> wire.Presence:
         """The presence of a user of this server."""
         owned = self._whereabouts.owned_of(user)
         clients = 0 if owned is None else len(owned.sessions_of(user))
-        return wire.Presence(user, clients, self._since.get(user, 0))
+        last = self._last.get(user)
+        return wire.Presence(user, clients, 0 if last is None else last.since)
 
     # Those who watch
 

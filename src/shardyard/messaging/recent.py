@@ -30,6 +30,11 @@ class RecentlySent:
             if not mine:
                 del self._by_user[oldest.sender]
 
-    def items(self, user: str, device: str) -> list[Item]:
-        """What other clients of the user sent."""
-        return [Item(entry, None, 0) for entry in self._by_user.get(user, ()) if entry.device != device]
+    def items(self, user: str, device: str, after: int) -> list[Item]:
+        """What other clients of the user sent, with ids above `after`. What the user sent to itself is none of it:
+        its partition has that for all of its clients."""
+        return [
+            Item(entry, None, 0)
+            for entry in self._by_user.get(user, ())
+            if entry.id > after and entry.device != device and entry.recipient != user
+        ]

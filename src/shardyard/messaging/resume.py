@@ -5,6 +5,7 @@ import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
+from weakref import WeakKeyDictionary
 
 import pyarrow.compute as pc
 
@@ -13,7 +14,8 @@ from shardyard.log.router import current_topic
 from shardyard.messaging.history.port import History
 from shardyard.messaging.items import Item
 from shardyard.messaging.owned import OwnedPartition
-from shardyard.messaging.snowflakes import id_at, ms_of
+from shardyard.messaging.session import MOST_MISSED
+from shardyard.messaging.snowflakes import ms_of
 from shardyard.model import Malformed, OffsetTrimmed, Partition, RetryLater
 from shardyard.wire.inbox import TOPIC, InboxEntry, decode_entry
 from shardyard.wire.messaging import Hello, number_of
@@ -29,8 +31,6 @@ SCAN_RECORDS = 20_000
 """Records of one read of the log."""
 SCANS = 2
 """Clients for which the log is read at a time."""
-MOST_MISSED = 10_000
-"""Entries that a client gets when it resumes. One that missed more loads the history."""
 CLOCKS_MS = 60_000
 """By how much the clocks of servers may differ, for what is found by time."""
 CAUGHT_UP_SECONDS = 10.0
@@ -58,7 +58,8 @@ class Resuming:
         self._log: Log = node.log
         self._history = history
         self._scans = asyncio.Semaphore(SCANS)
-        self._covered: dict[OwnedPartition, asyncio.Task[bool]] = {}
+        self._covered: WeakKeyDictionary[OwnedPartition, asyncio.Task[bool]] = WeakKeyDictionary()
+        """Whether the history has what was sent before this server owned the partition."""
 
     def from_memory(self, owned: OwnedPartition, user: str, device: str, hello: Hello) -> Missed | None:
         """What the client missed, if memory has all of it."""
@@ -138,21 +139,32 @@ class Resuming:
     # What the user's other clients sent, where the log has no copies
 
     async def sent(self, owned: OwnedPartition, user: str, device: str, after: int) -> tuple[list[Item], str | None]:
-        """What other clients of the user sent since an id, and why some of it may be missing, if so. What was sent
-        through this server since it owns the partition is known to the caller."""
+        """What other clients of the user sent to others with ids above `after`, and why some of it may be missing, if
+        so. What was sent through this server since it owns the partition is known to the caller."""
         covered = self._covered.get(owned)
         if covered is None:
             covered = self._covered[owned] = asyncio.create_task(self._wait_for_history())
+            covered.add_done_callback(lambda _: self._look_again_unless_covered(owned))
         gap = None if await asyncio.shield(covered) else "the history is behind: load it later"
         if self._history is None:
             return [], gap
-        found = await self._history.sent_by(user, id_at(ms_of(after) - CLOCKS_MS), MOST_MISSED + 1)
-        return [Item(each.entry, None, 0) for each in found if each.entry.device != device], gap
+        found = await self._history.sent_by(user, after, MOST_MISSED + 1)
+        if len(found) > MOST_MISSED:
+            gap = f"more than {MOST_MISSED} entries were sent by other clients"
+        wanted = (each.entry for each in found if each.entry.device != device and each.entry.recipient != user)
+        return [Item(entry, None, 0) for entry in wanted], gap
 
-    def forget(self, owned: OwnedPartition) -> None:
-        """The partition is not owned any more."""
-        if (task := self._covered.pop(owned, None)) is not None:
+    def _look_again_unless_covered(self, owned: OwnedPartition) -> None:
+        task = self._covered[owned]
+        if task.cancelled() or task.exception() is not None or not task.result():
+            del self._covered[owned]
+
+    async def close(self) -> None:
+        """Look for nothing any more."""
+        tasks = list(self._covered.values())
+        for task in tasks:
             task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _wait_for_history(self) -> bool:
         """Wait until the history has everything that the log holds now; False if that takes too long."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import heapq
 import itertools
 import logging
 import random
@@ -22,9 +23,9 @@ from shardyard.messaging.peers import PeerAnswer, PeerCall, Peers
 from shardyard.messaging.presence import LOOK_SECONDS as PRESENCE_SECONDS
 from shardyard.messaging.presence import PresenceBoard
 from shardyard.messaging.recent import RecentlySent
-from shardyard.messaging.resume import Missed, Resuming
+from shardyard.messaging.resume import CLOCKS_MS, Missed, Resuming
 from shardyard.messaging.session import Connection, Outgoing, Session, State
-from shardyard.messaging.snowflakes import LeasedSnowflakes, id_at
+from shardyard.messaging.snowflakes import LeasedSnowflakes, id_at, ms_of
 from shardyard.messaging.tokens import LEEWAY_SECONDS, Tokens
 from shardyard.model import Appended, Fence, Fenced, InvalidCall, RetryLater, ShardyardError, Stamp, Unsupported
 from shardyard.runtime.metrics import CLIENTS, CLIENTS_CUT, CLIENTS_MOVED, RESUMES
@@ -85,6 +86,7 @@ class MessagingServer:
         self._stack.push_async_callback(self._ids.release)
         await self._stack.enter_async_context(self.peers)
         await self._stack.enter_async_context(self.directory)
+        self._stack.push_async_callback(self._resuming.close)
         self._stack.push_async_callback(self._end_tasks)
         self._check_mirror()
         await self._ownership.join()
@@ -242,22 +244,29 @@ class MessagingServer:
             self._welcome(session, owned, hello, missed)
 
     async def _with_sent(self, session: Session, owned: OwnedPartition, missed: Missed, after: int) -> Missed:
+        """Add what other clients of the user sent since an id. The clocks of servers may differ, so the client may know
+        some of it."""
+        after = id_at(ms_of(after) - CLOCKS_MS)
         items, gap = await self._resuming.sent(owned, session.user, session.device, after)
-        recent = self._recent.items(session.user, session.device)
+        recent = self._recent.items(session.user, session.device, after)
         sent = {item.entry.id: item for item in (*items, *recent)}
-        return Missed(missed.how, [*missed.items, *(sent[id_] for id_ in sorted(sent))], missed.gap or gap)
+        for id_ in session.waiting_copies():
+            sent.pop(id_, None)
+        in_order = heapq.merge(missed.items, (sent[id_] for id_ in sorted(sent)), key=lambda item: item.entry.id)
+        return Missed(missed.how, list(in_order), missed.gap or gap)
 
     def _attach(self, session: Session, owned: OwnedPartition) -> bool:
         """From now on the session gets what arrives for its user. False if it was closed instead."""
         others = owned.sessions_of(session.user)
-        for other in [each for each in others if each.device == session.device]:
-            other.close(CloseCode.REPLACED, "the same client has connected again")
-        if len(others) >= self.config.connections_per_user:
+        replaced = [each for each in others if each.device == session.device]
+        if len(others) - len(replaced) >= self.config.connections_per_user:
             most = self.config.connections_per_user
             session.close(CloseCode.TOO_MANY_CONNECTIONS, f"a user has at most {most} clients connected")
             return False
         session.owned = owned
         owned.attach(session)
+        for other in replaced:
+            other.close(CloseCode.REPLACED, "the same client has connected again")
         self.presence.changed(session.user, len(owned.sessions_of(session.user)))
         return True
 
@@ -358,14 +367,16 @@ class MessagingServer:
 
     async def _follow_topic(self) -> None:
         """When users belong to other partitions than before, send their clients there."""
+        placements = self.inbox.placements
         while True:
             await self._clock.sleep(LOOK_SECONDS)
             try:
-                changed = await self.inbox.refresh()
+                await self.inbox.refresh()
             except ShardyardError as error:
                 _log.warning("the topic %s will be looked up again: %s", TOPIC, error)
                 continue
-            if changed:
+            if placements != self.inbox.placements:
+                placements = self.inbox.placements
                 for session in list(self._sessions):
                     if session.owned and session.owned.partition != self.inbox.partition_of(session.user):
                         CLIENTS_MOVED.add()

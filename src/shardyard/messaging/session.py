@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 ENTRIES_PER_FRAME = 200
+MOST_MISSED = 10_000
+"""Entries that a client gets when it resumes. One that missed more loads the history."""
 REQUESTS = 4
 """Requests for history and chats of one client at a time."""
 
@@ -141,6 +143,7 @@ class Session:
     def alive(self) -> None:
         """The client has sent a ping, or answered one."""
         self.seen_at = self._server.now
+        self._count(1)
 
     def _handle(self, frame: wire.ClientFrame) -> None:
         if isinstance(frame, wire.Hello):
@@ -218,7 +221,8 @@ class Session:
             lane.append(outgoing)
             return
         self._lanes[outgoing.recipient] = deque([outgoing])
-        self._server.start(self._store(outgoing.recipient))
+        if self.state is State.OPEN:  # else `open` starts it
+            self._server.start(self._store(outgoing.recipient))
 
     async def _store(self, recipient: str) -> None:
         lanes = self._lanes
@@ -232,7 +236,8 @@ class Session:
                 lane.popleft()
                 self._unanswered -= 1
         except Fenced:
-            _log.debug("%s belongs to another server now", self.user)  # the client is told so, and sends again there
+            _log.debug("%s belongs to another server now", self.user)
+            lane.clear()  # the client is told so, and sends again there
         except RetryLater as error:
             self.close(CloseCode.UNAVAILABLE, str(error))
         except ShardyardError as error:
@@ -284,7 +289,10 @@ class Session:
             self._queue = []
         self._queue.append(item)
         self.seq += 1
-        if len(self._queue) > self._server.config.queued and (self.is_paused or self.state is State.OPENING):
+        most = self._server.config.queued
+        if self._owes_caught_up:  # what it missed is waiting, too
+            most += MOST_MISSED
+        if len(self._queue) > most and (self.is_paused or self.state is State.OPENING):
             CLIENTS_CUT.add()
             self.close(CloseCode.NOT_READING, f"{len(self._queue)} entries were waiting for this client")
             return
@@ -329,6 +337,10 @@ class Session:
             self._owes_caught_up = False
             self.answer(wire.CaughtUp(self.owned.position(self.owned.tail.end)))
 
+    def waiting_copies(self) -> set[int]:
+        """The ids of copies that were handed over while it was opening."""
+        return {item.entry.id for item in self._queue or () if item.offset is None}
+
     def first_offset(self, missed: list[Item], end: int) -> int:
         """The offset of the first entry that the client gets when it opens; `end` if there is none."""
         offsets = (item.offset for item in (*missed, *(self._queue or ())) if item.offset is not None)
@@ -345,6 +357,8 @@ class Session:
         self.seq += len(missed)
         self._owes_caught_up = True
         self.flush()
+        for recipient in list(self._lanes or ()):
+            self._server.start(self._store(recipient))
 
     def pause_writing(self) -> None:
         """The client does not read as fast as it is sent to."""

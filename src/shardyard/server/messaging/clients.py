@@ -2,8 +2,6 @@
 
 import asyncio
 import logging
-from collections.abc import Collection
-from urllib.parse import urlsplit
 
 from picows import WSFrame, WSListener, WSMsgType, WSTransport, WSUpgradeRequest, WSUpgradeResponse
 from picows import WSUpgradeResponseWithListener as Upgrade
@@ -13,6 +11,7 @@ from shardyard.messaging.server import MessagingServer
 from shardyard.messaging.session import Session
 from shardyard.model import Denied, InvalidValue, Overloaded, ShardyardError
 from shardyard.server.http import error_response
+from shardyard.server.messaging.origins import Origins
 from shardyard.wire.close_codes import CloseCode
 from shardyard.wire.messaging import MAX_FRAME_BYTES, PATH, Format
 
@@ -45,7 +44,7 @@ class ClientConnection(WSListener):
         self._type = WSMsgType.TEXT if format_ is Format.JSON else WSMsgType.BINARY
         self._transport: WSTransport | None = None
         self._session: Session | None = None
-        self._parts: list[bytes] | None = None
+        self._parts: bytearray | None = None
         """Of a message in fragments."""
 
     # Called by picows
@@ -70,21 +69,26 @@ class ClientConnection(WSListener):
             session.alive()
             if kind == WSMsgType.PING:
                 transport.send_pong(frame.get_payload_as_bytes())
-        elif kind == WSMsgType.CONTINUATION or not frame.fin:
-            self._fragment(session, frame)
+        elif kind == WSMsgType.CONTINUATION:
+            self._continue(session, frame)
+        elif self._parts is not None:
+            session.close(CloseCode.MALFORMED, "a message began before the end of another one")
         elif kind != self._type:
             session.close(CloseCode.MALFORMED, f"this subprotocol has {self._type.name.lower()} messages")
-        else:
+        elif frame.fin:
             session.receive(frame.get_payload_as_bytes())
+        else:
+            self._parts = bytearray(frame.get_payload_as_bytes())
 
-    def _fragment(self, session: Session, frame: WSFrame) -> None:
+    def _continue(self, session: Session, frame: WSFrame) -> None:
         if self._parts is None:
-            self._parts = []
-        self._parts.append(frame.get_payload_as_bytes())
-        if sum(map(len, self._parts)) > MAX_FRAME_BYTES:
+            session.close(CloseCode.MALFORMED, "a message did not begin before it went on")
+            return
+        self._parts += frame.get_payload_as_bytes()
+        if len(self._parts) > MAX_FRAME_BYTES:
             session.close(CloseCode.MALFORMED, f"a message has at most {MAX_FRAME_BYTES} bytes")
         elif frame.fin:
-            message, self._parts = b"".join(self._parts), None
+            message, self._parts = bytes(self._parts), None
             session.receive(message)
 
     def on_ws_disconnected(self, transport: WSTransport) -> None:  # noqa: ARG002 as picows has it
@@ -129,11 +133,10 @@ class ClientConnection(WSListener):
 class ClientConnections:
     """Takes the connections of clients."""
 
-    def __init__(self, server: MessagingServer, *, origins: Collection[str], most: int) -> None:
-        """`origins`: of pages that may connect, beside those that this server serves itself; `*` admits all. `most`:
-        how many connections there can be."""
+    def __init__(self, server: MessagingServer, *, origins: Origins, most: int) -> None:
+        """`origins`: of pages that may connect. `most`: how many connections there can be."""
         self._server = server
-        self._origins = frozenset(origins)
+        self._origins = origins
         self._most = most
 
     def protocol(self) -> WSProtocol:
@@ -173,7 +176,7 @@ class ClientConnections:
         if path != PATH:
             raise InvalidValue("path", path, PATH)
         origin = request.headers.get("Origin")
-        if origin is not None and not self._admits(origin, request.headers.get("Host", "")):
+        if origin is not None and not self._origins.admit(origin, request.headers.get("Host", "")):
             raise Denied(f"pages of {origin} may not connect: start the server with --origin {origin}")
         if self._server.clients >= self._most:
             raise Overloaded("connections", self._most)
@@ -182,7 +185,3 @@ class ClientConnections:
             if (format_ := _FORMATS.get(name.strip())) is not None:
                 return format_
         raise InvalidValue("sec-websocket-protocol", offered, "one of " + ", ".join(_FORMATS))
-
-    def _admits(self, origin: str, host: str) -> bool:
-        """A browser lets every page connect to every server, so the server has to say which pages may."""
-        return "*" in self._origins or origin in self._origins or urlsplit(origin).netloc == host
