@@ -23,8 +23,8 @@ MAX_SESSIONS = 100
 
 
 def configuration(port: int, api_port: int, database: Mapping[str, object] | None) -> str:
-    """The defaults, but without TLS, shapers and the limit on sessions. The archive is in Mnesia, which is the default,
-    or in this database. YAML includes JSON."""
+    """The defaults, but without TLS, shapers and the limit on sessions. Archive and offline messages are in Mnesia,
+    which is the default, or in this database. YAML includes JSON."""
     loopback = "127.0.0.1"
     return json.dumps(
         {
@@ -53,12 +53,13 @@ def configuration(port: int, api_port: int, database: Mapping[str, object] | Non
                 "mod_carboncopy": {},
                 "mod_disco": {},
                 "mod_http_api": {},
-                "mod_mam": {"default": "always", "db_type": "sql" if database else "mnesia"},
+                "mod_mam": {"default": "always"},
                 "mod_offline": {},
                 "mod_ping": {},
                 "mod_roster": {},
                 "mod_stream_mgmt": {"resend_on_timeout": True},
             },
+            "default_db": "sql" if database else "mnesia",
             **(database or {}),
         },
         indent=1,
@@ -113,7 +114,7 @@ def find_ejabberd() -> Path | None:
 
 @contextlib.contextmanager
 def serve_with_postgresql(folder: Path, count: int) -> Iterator[Service | None]:
-    """The same with the archive in PostgreSQL, which syncs every commit."""
+    """The same with archive and offline messages in PostgreSQL, which syncs every commit."""
     if find_ejabberd() is None or not has_postgresql():
         yield None
         return

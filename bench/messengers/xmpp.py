@@ -1,13 +1,15 @@
 """A minimal XMPP client over TCP: stream management (XEP-0198), message carbons (XEP-0280), archive (XEP-0313).
 
-A client whose stream can't be resumed reads what it missed from the archive, from the last archived id that it knows,
-and drops what it has got before, by sender and message id.
+A client whose stream can't be resumed reads what it missed from the archive, from some time before it lost its
+connection, and drops what it has got before, by sender and message id.
 """
 
 import asyncio
 import base64
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 from typing import cast
 from xml.etree.ElementTree import Element, TreeBuilder
 from xml.parsers import expat
@@ -20,11 +22,13 @@ PASSWORD = "bench"
 """Of all users."""
 KNOWN_IDS = 2_000
 ARCHIVE_PAGE = 200
+OVERLAP_SECONDS = 10
+"""What was archived so long before the connection was lost may have been missed."""
 
 CLIENT, STREAM = "jabber:client", "http://etherx.jabber.org/streams"
 SASL, BIND = "urn:ietf:params:xml:ns:xmpp-sasl", "urn:ietf:params:xml:ns:xmpp-bind"
 MANAGEMENT, CARBONS, FORWARD = "urn:xmpp:sm:3", "urn:xmpp:carbons:2", "urn:xmpp:forward:0"
-ARCHIVE, STANZA_ID, RESULT_SET = "urn:xmpp:mam:2", "urn:xmpp:sid:0", "http://jabber.org/protocol/rsm"
+ARCHIVE, RESULT_SET = "urn:xmpp:mam:2", "http://jabber.org/protocol/rsm"
 
 HEADER = f"<stream:stream xmlns='{CLIENT}' xmlns:stream='{STREAM}' to='{HOST}' version='1.0'>"
 
@@ -138,13 +142,10 @@ class XmppClient(Client):
         """The numbers of the texts that the server has not acknowledged; None for other stanzas."""
         self._acknowledged = 0
         """Stanzas that the server has acknowledged on the stream."""
-        self._archived = ""
-        """Everything up to this archived id was received."""
-        self._newest = ""
-        """The last archived id that was received; there may be a gap before it."""
-        self._has_begun = False
+        self._missing_since: float | None = None
+        """Something may have been missed since then, in seconds since 1970."""
         self._is_behind = False
-        """Something may have been missed, and was not read from the archive yet."""
+        """What was missed must be read from the archive."""
         self._known: dict[str, None] = {}
 
     async def _open(self) -> None:
@@ -161,8 +162,9 @@ class XmppClient(Client):
         await connection.open_stream()
         if not (self._resumption and await self._resume(connection)):
             await self._begin(connection)
-        if self._is_behind:
-            await self._catch_up(connection)
+        if self._is_behind and self._missing_since is not None:
+            await self._catch_up(connection, self._missing_since)
+        self._missing_since, self._is_behind = None, False
 
     async def _resume(self, connection: Connection) -> bool:
         """Whether the server still knows the stream. What it did not get is sent again by the caller."""
@@ -177,8 +179,7 @@ class XmppClient(Client):
     async def _begin(self, connection: Connection) -> None:
         """A new session."""
         iq = name(CLIENT, "iq")
-        self._is_behind = self._has_begun
-        self._has_begun = True
+        self._is_behind = self._missing_since is not None
         await connection.call(
             f"<iq type='set' id='b'><bind xmlns='{BIND}'><resource>{self.device}</resource></bind></iq>", iq
         )
@@ -198,22 +199,32 @@ class XmppClient(Client):
         self._handled += 1
         return answer
 
-    async def _catch_up(self, connection: Connection) -> None:
-        """Read the archive from where nothing is missing; its results arrive as messages."""
-        position, is_complete = self._archived, False
+    async def _catch_up(self, connection: Connection, since: float) -> None:
+        """Read the archive from that time on; its results arrive as messages.
+
+        It is not read from the last known id: ids are given before messages are delivered, and not in the same order.
+        """
+        start = datetime.fromtimestamp(since, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        form = (
+            f"<x xmlns='jabber:x:data' type='submit'><field var='FORM_TYPE'><value>{ARCHIVE}</value></field>"
+            f"<field var='start'><value>{start}</value></field></x>"
+        )
+        after, is_complete = "", False
         while not is_complete:
-            after = f"<after>{position}</after>" if position else ""
             page = f"<set xmlns='{RESULT_SET}'><max>{ARCHIVE_PAGE}</max>{after}</set>"
-            query = f"<iq type='set' id='m'><query xmlns='{ARCHIVE}'>{page}</query></iq>"
+            query = f"<iq type='set' id='m'><query xmlns='{ARCHIVE}'>{form}{page}</query></iq>"
             answer = await self._ask(connection, query)
             end = find(answer, name(ARCHIVE, "fin"))
             if end is None:
                 raise ConnectionError(f"the archive was not read: {answer.get('type')}")
             last = find(end, name(RESULT_SET, "set"), name(RESULT_SET, "last"))
-            position = position if last is None else last.text or position
+            after = "" if last is None else f"<after>{last.text}</after>"
             is_complete = end.get("complete") == "true" or last is None
-        self._is_behind = False
-        self._archived = self._newest
+
+    def _lose(self) -> None:
+        if self._missing_since is None:
+            self._missing_since = time.time() - OVERLAP_SECONDS
+        super()._lose()
 
     def _disconnect(self) -> None:
         if self._connection is not None:
@@ -255,11 +266,6 @@ class XmppClient(Client):
         for wrapper in WRAPPERS:
             wrapped = find(stanza, wrapper, name(FORWARD, "forwarded"), name(CLIENT, "message"))
             message = message if wrapped is None else wrapped
-        archived = find(stanza, name(ARCHIVE, "result"))
-        stanza_id = find(message, name(STANZA_ID, "stanza-id")) if archived is None else archived
-        if stanza_id is not None:
-            self._newest = max(self._newest, stanza_id.get("id", ""))
-            self._archived = self._archived if self._is_behind else self._newest
         body = find(message, name(CLIENT, "body"))
         if stanza.get("type") == "error":
             self.refusals.append("a message was returned as an error")
