@@ -74,7 +74,7 @@ class Window:
         deadline = time.monotonic() + seconds
         while True:
             with contextlib.suppress(DevToolsError):  # the page is being replaced
-                if await self.evaluate(expression):
+                if await self.evaluate(f"Boolean({expression})"):
                     return
             if time.monotonic() > deadline:
                 shown = await self.evaluate("document.body.innerText")

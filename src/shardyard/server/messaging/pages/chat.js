@@ -321,7 +321,7 @@ function open(peer) {
   scrollToEnd();
   loadNewest(chat);
   markSeen();
-  byId("text").focus();
+  queueMicrotask(() => byId("text").focus()); // once it is shown
 }
 
 function leave() {
@@ -329,7 +329,7 @@ function leave() {
   openPeer = null;
   remember();
   render();
-  (button ?? byId("new-peer")).focus();
+  queueMicrotask(() => (button ?? byId("new-peer")).focus());
 }
 
 byId("back").addEventListener("click", leave);
