@@ -269,6 +269,9 @@ class MessagingServer:
 
     def _attach(self, session: Session, owned: OwnedPartition) -> bool:
         """From now on the session gets what arrives for its user. False if it was closed instead."""
+        if owned.ended:  # while the session waited for it
+            session.send_elsewhere(self.address_of(session.user), 0.0, CloseCode.MOVED)
+            return False
         others = owned.sessions_of(session.user)
         replaced = [each for each in others if each.device == session.device]
         if len(others) - len(replaced) >= self.config.connections_per_user:
