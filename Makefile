@@ -61,6 +61,7 @@ bench: $(VENV)/.bench ## measure the figures in bench/README.md, next to compara
 	@$(BIN)/python -m bench.log_growth
 	@$(BIN)/python -m bench.groups
 	@$(BIN)/python -m bench.queues
+	@$(BIN)/python -m bench.messaging
 	@$(BIN)/python -m bench.pipeline
 	@$(BIN)/python -m bench.balance
 

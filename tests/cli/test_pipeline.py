@@ -104,6 +104,7 @@ def test_balance_and_plan_use_the_topics_own_numbers_and_print_titled_tables_and
 
 
 @pytest.mark.usefixtures("spark")
+@pytest.mark.timeout(300)  # on a busy machine, the start of Spark and its first jobs take long
 def test_history_ingests_the_inbox_and_writes_tables_that_the_next_run_finds_up_to_date(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,8 +1,8 @@
-"""history: its tables give the pages that a plain model of the conversations gives."""
+"""history: its tables give the same pages as the database of messaging servers."""
 
 import asyncio
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -10,10 +10,10 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
+from shardyard.messaging.history import Page, PlacedEntry, open_history
 from shardyard.messaging.history.manifest import Manifest, MessagesFile, load_manifest
-from shardyard.messaging.history.port import Page
 from shardyard.messaging.history.tables import HistoryTables
-from shardyard.model import Busy, Damaged, InvalidValue, NotOurs, WrongSchemaVersion
+from shardyard.model import Busy, Damaged, InvalidValue, NotOurs, Partition, WrongSchemaVersion
 from shardyard.pipeline.atomic_files import write_json
 from shardyard.pipeline.history import files as files_module
 from shardyard.pipeline.history import history as history_module
@@ -87,16 +87,6 @@ def texts(page: Page) -> list[str]:
     return [one.text for one in page.messages]
 
 
-def model_page(entries: Iterable[InboxEntry], user: str, peer: str, before: int | None, limit: int) -> Page:
-    known = {
-        one.id: Message(str(one.id), one.sender, one.recipient, one.content, one.at)
-        for one in entries
-        if isinstance(one.content, str) and not one.copy and {one.sender, one.recipient} == {user, peer}
-    }
-    ids = sorted((id_ for id_ in known if before is None or id_ < before), reverse=True)
-    return Page([known[id_] for id_ in ids[:limit]], len(ids) > limit)
-
-
 def random_entries(rng: random.Random, first: int, count: int) -> list[InboxEntry]:
     """Messages and some marks, with the copies of both, some of them twice, in any order."""
     found: list[InboxEntry] = []
@@ -110,7 +100,8 @@ def random_entries(rng: random.Random, first: int, count: int) -> list[InboxEntr
     return found
 
 
-def test_pages_are_those_of_the_model_after_one_run_and_after_the_next_and_a_repeated_run_changes_nothing(
+@pytest.mark.timeout(300)  # on a busy machine, Spark's start and its first jobs take long
+def test_pages_are_those_of_the_database_after_one_run_and_after_the_next_and_a_repeated_run_changes_nothing(
     spark: SparkSession, inbox: Inbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(history_module, "ROW_GROUP_BYTES", 1024)
@@ -140,20 +131,24 @@ def test_pages_are_those_of_the_model_after_one_run_and_after_the_next_and_a_rep
 
 
 def check_pages(inbox: Inbox, stored: Sequence[InboxEntry], rng: random.Random) -> None:
+    """Compare the tables with a database that has stored the same entries."""
     tables = HistoryTables(inbox.tables)
 
     async def check() -> None:
-        for user in USERS:
-            for peer in USERS:
-                limit, before = rng.choice((1, 7, 50, 200)), rng.choice((None, rng.randrange(3500)))
-                expected = model_page(stored, user, peer, before, limit)
-                assert await tables.page(user, peer, before=before, limit=limit) == expected
-        walked: list[Message] = []
-        page = await tables.page("alice", "bob", limit=7)
+        async with open_history("memory://") as database:
+            await database.store([PlacedEntry(Partition("inbox", 0), 1, n, one) for n, one in enumerate(stored)])
+            for user in USERS:
+                for peer in USERS:
+                    limit, before = rng.choice((1, 7, 50, 200)), rng.choice((None, rng.randrange(3500), 10**19))
+                    expected = await database.page(user, peer, before=before, limit=limit)
+                    assert await tables.page(user, peer, before=before, limit=limit) == expected
+            everything = await database.page("alice", "bob", limit=10_000)
+        page, walked = await tables.page("alice", "bob", limit=7), list[Message]()
         while page.more:
             walked += page.messages
             page = await tables.page("bob", "alice", before=int(page.messages[-1].id), limit=7)
-        assert [*walked, *page.messages] == model_page(stored, "alice", "bob", None, 10_000).messages
+        assert [*walked, *page.messages] == everything.messages
+        assert len(walked) > 50
 
     asyncio.run(check())
 
@@ -171,10 +166,8 @@ def test_the_highest_mark_of_each_reader_peer_and_kind_is_kept_and_malformed_rec
     assert (done.messages, done.marks, done.copies, done.malformed) == (1, 3, 1, 5)
     assert done.examples[0] == MalformedRecord(PARTITIONS, 0, done.examples[0].problem)
     assert [one.offset for one in done.examples] == [0, 1, 2, 3, 4]
-    assert [one.problem.split(":", 1)[1] for one in done.examples[1:3]] == [
-        " the name of a user has a NUL character",
-        " an id or a time is out of range",
-    ]
+    assert "expected a string without NUL characters" in done.examples[1].problem
+    assert "expected at most 2**63 - 1" in done.examples[2].problem
 
     inbox.add(mark(9, "bob", "alice", "seen", 3), mark(10, "bob", "alice", "delivered", 2), message(11))
     assert inbox.run(spark).malformed == 0
@@ -280,6 +273,8 @@ def test_tables_keep_their_number_of_buckets_and_are_written_by_one_run_at_a_tim
     with pytest.raises(InvalidValue, match="expected 5"):
         files.check(6)
     assert asyncio.run(HistoryTables(tmp_path / "tables").page("alice", "bob")) == Page([], more=False)
+    with pytest.raises(InvalidValue, match="NUL"):
+        asyncio.run(HistoryTables(tmp_path / "tables").page("alice", "b\0b"))
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"schema_version": 1}'])
@@ -293,6 +288,18 @@ def test_tables_of_another_version_are_refused(tmp_path: Path) -> None:
     write_json(tmp_path / "manifest.json", {"schema_version": 2})
     with pytest.raises(WrongSchemaVersion):
         HistoryTables(tmp_path)
+
+
+def test_a_damaged_file_is_reported(tmp_path: Path) -> None:
+    files = HistoryFiles(tmp_path)
+    with files.exclusive(1) as manifest:
+        path = files.new_folder("messages") / "bucket=0" / "part.parquet"
+        path.parent.mkdir(parents=True)
+        path.write_bytes(b"PAR1 and nothing else")
+        file = MessagesFile(str(path.relative_to(tmp_path)), 0, 1, 1, 1)
+        files.publish(manifest, Manifest(buckets=1, messages=(file,)))
+    with pytest.raises(Damaged):
+        asyncio.run(HistoryTables(tmp_path).page("alice", "bob"))
 
 
 def test_a_missing_file_is_reported_and_not_taken_for_an_end(tmp_path: Path) -> None:

@@ -129,6 +129,24 @@ def test_files_are_merged_up_to_a_size(tmp_path: Path) -> None:
     assert lake.plan_merges(100, 5) == []
 
 
+def test_the_files_of_a_topic_are_those_of_published_batches_and_a_merged_file_instead_of_what_it_replaces(
+    tmp_path: Path,
+) -> None:
+    lake = Lake(tmp_path / "lake")
+    folder = lake.records / "topic=orders" / "day=2026-01-31"
+    with lake.exclusive():
+        assert lake.files("orders") == []
+        folder.mkdir(parents=True)
+        for name in ("batch-00000001-a", "batch-00000002-a", "batch-00000003-a", "merged-b"):
+            (folder / f"{name}.parquet").touch()
+        own = tmp_path / "lake" / "_shardyard"
+        (own / "published.json").write_text('{"batch": 2}')
+        assert [path.stem for path in lake.files("orders")] == ["batch-00000001-a", "batch-00000002-a", "merged-b"]
+        merge = {"staged": "", "target": str(folder / "merged-b.parquet"), "remove": [str(lake.files("orders")[0])]}
+        (own / "merge.json").write_text(json.dumps(merge))
+        assert [path.stem for path in lake.files("orders")] == ["batch-00000002-a", "merged-b"]
+
+
 # Interruptions
 
 

@@ -24,6 +24,9 @@ from shardyard.model.extras import require
 from shardyard.model.url import parse_url
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from shardyard.messaging.history import History
     from shardyard.server.messaging.app import MessengerOptions
 
 _log = logging.getLogger(__name__)
@@ -44,6 +47,14 @@ def messenger(
             "--history",
             metavar="URL",
             help="Where conversations are stored. Default: sqlite:///data/history.db, or the database of the registry.",
+        ),
+    ] = None,
+    tables: Annotated[
+        Path | None,
+        value_option(
+            "--history-tables",
+            metavar="FOLDER",
+            help="Tables of `shardyard pipeline history`, for messages that the history does not have any more.",
         ),
     ] = None,
     host: Annotated[str, typer.Option("--host", metavar="HOST", help="The address to listen on.")] = "127.0.0.1",
@@ -142,7 +153,7 @@ def messenger(
         )
         if secret is None:
             _log.warning("SHARDYARD_SECRET is not set: anyone on this machine may sign in as anyone")
-        uvloop.run(_serve(stores, host, port, options, sigterm))
+        uvloop.run(_serve(stores, tables, host, port, options, sigterm))
 
 
 class _Stores(NamedTuple):
@@ -209,13 +220,13 @@ def _parse_partitions(text: str) -> list[int]:
 
 async def _serve(
     stores: _Stores,
+    tables: Path | None,
     host: str,
     port: int,
     options: "MessengerOptions",
     sigterm: Sigterm,
 ) -> None:
     from shardyard.log import open_log
-    from shardyard.messaging.history import open_history
     from shardyard.registry import open_registry
     from shardyard.server.app import BACKLOG
     from shardyard.server.limits import raise_open_files
@@ -230,7 +241,7 @@ async def _serve(
     ):
         async with (
             open_log(stores.log) as log,
-            open_history(stores.history) as history,
+            _open_history(stores.history, tables) as history,
             serving_messenger(log, registry, history, listener.getsockname(), options) as server,
         ):
             address, bound_port = listener.getsockname()[:2]
@@ -244,6 +255,20 @@ async def _serve(
             stack.callback(_log.info, "stopped")
             sigterm.stops(server)
             await server.serve([listener])
+
+
+@contextlib.asynccontextmanager
+async def _open_history(url: str, tables: Path | None) -> "AsyncIterator[History]":
+    from shardyard.messaging.history import open_history
+
+    async with open_history(url) as database:
+        if tables is None:
+            yield database
+            return
+        from shardyard.messaging.history.layered import LayeredHistory
+        from shardyard.messaging.history.tables import HistoryTables
+
+        yield LayeredHistory(database, HistoryTables(tables))
 
 
 def drain(

@@ -1,7 +1,6 @@
 """A partition of `inbox` that this server owns: it is read as it grows, and delivered to the clients of its users."""
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Iterator
 from typing import TYPE_CHECKING, TypeVar
@@ -13,7 +12,7 @@ from shardyard.messaging.config import MessagingConfig
 from shardyard.messaging.items import Item, Tail
 from shardyard.model import Fence, Malformed, Partition
 from shardyard.model.batch import Batch
-from shardyard.runtime.clock import Clock
+from shardyard.runtime.clock import Clock, wait_until_set
 from shardyard.runtime.metrics import MALFORMED_INBOX_RECORDS
 from shardyard.runtime.retry import Backoff, first_only, retry
 from shardyard.wire.inbox import GROUP, InboxEntry, decode_entry
@@ -58,6 +57,8 @@ class OwnedPartition:
         self.tail = Tail(0, most=config.tail_records, most_bytes=config.tail_bytes)
         self.ready: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         """Whether it can be served: False if the ownership ended before."""
+        self.history_end = 0
+        """The history has everything before this offset."""
         self.ended = False
         """It is not served any more."""
         self._log = log
@@ -141,8 +142,7 @@ class OwnedPartition:
         if not self.ready.done():
             self.ready.set_result(True)
         while True:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._may_read.wait(), LOOK_SECONDS)
+            await wait_until_set(self._may_read, LOOK_SECONDS, self._clock)
             batch = await self._read(self.tail.end, READ_SECONDS)
             while not self._is_in_touch():  # another server may serve these users by now
                 await self._clock.sleep(0.05)

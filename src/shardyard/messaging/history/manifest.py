@@ -20,9 +20,9 @@ from shardyard.placement import partitioner_named
 SCHEMA_VERSION = 1
 FILE_NAME = "manifest.json"
 SEPARATOR = "\0"
-"""Between the users of a conversation, where it is hashed. `BUCKET_HASH` of that, modulo the number of buckets, is the
-conversation's bucket."""
+"""Between the users of a conversation, where it is hashed. No name of a user has this character."""
 BUCKET_HASH = "fnv1a32"
+"""Its remainder by the number of buckets is the bucket of a conversation."""
 
 
 class MessagesFile(Struct, frozen=True):
@@ -85,5 +85,4 @@ def conversation(user: str, peer: str) -> tuple[str, str]:
 
 def bucket_of(user: str, peer: str, buckets: int) -> int:
     """The bucket of the conversation of two users."""
-    key = SEPARATOR.join(conversation(user, peer)).encode(errors="surrogatepass")
-    return partitioner_named("modulus", buckets, BUCKET_HASH).place(key)
+    return partitioner_named("modulus", buckets, BUCKET_HASH).place(SEPARATOR.join(conversation(user, peer)))

@@ -5,12 +5,14 @@ are kept in memory, so that a page costs little more than reading that row group
 """
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
@@ -23,10 +25,12 @@ from shardyard.messaging.history.manifest import (
 )
 from shardyard.messaging.history.port import Page
 from shardyard.model import Damaged, whole_number
+from shardyard.model.checks import check_text
 from shardyard.wire.messaging import Message
 
-CACHED_FOOTERS = 512
-"""Files whose footers are kept in memory."""
+FOOTER_BYTES = 64 * 1024 * 1024
+"""Footers of files, as stored, that are kept in memory. They take a few times that."""
+_MAX_ID = 2**63 - 1
 _COLUMNS = ["user_a", "user_b", "id", "sender", "recipient", "text", "at"]
 
 
@@ -37,11 +41,15 @@ class HistoryTables:
         """Raises `NotOurs` if there are no tables in the folder."""
         self._root = Path(root).absolute()
         self._version = _Version.load(self._root)
-        self._footer = lru_cache(CACHED_FOOTERS)(_Footer.read)
+        self._footers = _Footers()
 
     async def page(self, user: str, peer: str, *, before: int | None = None, limit: int = 50) -> Page:
         """The newest messages between two users, with ids below `before`: the same as `History.page`."""
+        check_text("user", user)
+        check_text("peer", peer)
         whole_number("limit", limit, at_least=1)
+        if before is not None and before > _MAX_ID:
+            before = None
         return await asyncio.to_thread(self._page, user, peer, before, limit)
 
     def _page(self, user: str, peer: str, before: int | None, limit: int) -> Page:
@@ -53,6 +61,8 @@ class HistoryTables:
                 if self._current() is version:
                     raise Damaged(str(self._root), f"{error.filename or error} is missing") from None
                 continue  # the version was replaced twice meanwhile
+            except pa.ArrowException as error:
+                raise Damaged(str(self._root), str(error)) from None
             return Page([_message(row) for row in rows[:limit]], more=len(rows) > limit)
 
     def _current(self) -> "_Version":
@@ -78,7 +88,7 @@ class HistoryTables:
         self, file: MessagesFile, user_a: str, user_b: str, before: int | None, count: int
     ) -> list[dict[str, Any]]:
         path = str(self._root / file.path)
-        footer = self._footer(path)
+        footer = self._footers.get(path)
         wanted = footer.row_groups(user_a, user_b, before)
         rows: list[dict[str, Any]] = []
         if wanted:
@@ -148,6 +158,30 @@ class _Footer:
             if of_conversation and (before is None or ids is None or ids[0] < before):
                 found.append(number)
         return found
+
+
+class _Footers:
+    """The footers that were used last. Files do not change, so a footer stays true. Threads share it."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._kept: OrderedDict[str, _Footer] = OrderedDict()
+        self._bytes = 0
+
+    def get(self, path: str) -> _Footer:
+        with self._lock:
+            if path in self._kept:
+                self._kept.move_to_end(path)
+                return self._kept[path]
+        footer = _Footer.read(path)
+        with self._lock:
+            if path not in self._kept:
+                self._kept[path] = footer
+                self._bytes += footer.metadata.serialized_size
+            while self._bytes > FOOTER_BYTES:
+                _, oldest = self._kept.popitem(last=False)
+                self._bytes -= oldest.metadata.serialized_size
+        return footer
 
 
 def _bounds(column: pq.ColumnChunkMetaData) -> "_Bounds":

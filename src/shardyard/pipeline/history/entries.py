@@ -7,8 +7,10 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 as everybody calls it
 
+from shardyard.messaging.history.checks import check_storable
 from shardyard.messaging.history.manifest import BUCKET_HASH, SEPARATOR
-from shardyard.model import Malformed
+from shardyard.model import InvalidValue, Malformed
+from shardyard.model.checks import check_int64
 from shardyard.pipeline.partitioning import placement_column
 from shardyard.wire.inbox import Mark, decode_entry
 
@@ -27,7 +29,8 @@ MESSAGES = (
 MARKS = "reader string, peer string, kind string, upto long"
 """The reader has got (`delivered`) or read (`seen`) the peer's messages up to an id."""
 
-_MAX_LONG = 2**63 - 1
+PROBLEM_LENGTH = 200
+"""Characters of what is wrong with a record: it may quote a name of any length."""
 
 
 def entries(records: DataFrame) -> DataFrame:
@@ -96,16 +99,13 @@ def _row(value: bytes | None) -> _Row:
     """The columns `_DECODED` of a record."""
     try:
         entry = decode_entry(value or b"")
-    except Malformed as error:
-        return "malformed", None, None, None, None, None, None, str(error)
-    content = entry.content
-    upto = content.upto if isinstance(content, Mark) else 0
-    if not all(-_MAX_LONG <= number <= _MAX_LONG for number in (entry.id, entry.at, upto)):
-        return "malformed", None, None, None, None, None, None, "inbox record: an id or a time is out of range"
-    if SEPARATOR in entry.sender or SEPARATOR in entry.recipient:
-        return "malformed", None, None, None, None, None, None, "inbox record: the name of a user has a NUL character"
+        check_storable(entry)
+        check_int64("at", entry.at)
+    except (Malformed, InvalidValue) as error:
+        return "malformed", None, None, None, None, None, None, str(error)[:PROBLEM_LENGTH]
     if entry.copy:
         return "copy", entry.id, entry.sender, entry.recipient, None, entry.at, None, None
-    if isinstance(content, Mark):
-        return content.kind, entry.id, entry.sender, entry.recipient, None, entry.at, upto, None
-    return "message", entry.id, entry.sender, entry.recipient, content, entry.at, None, None
+    if isinstance(entry.content, Mark):
+        mark = entry.content
+        return mark.kind, entry.id, entry.sender, entry.recipient, None, entry.at, mark.upto, None
+    return "message", entry.id, entry.sender, entry.recipient, entry.content, entry.at, None, None

@@ -22,6 +22,8 @@ MERGE_BELOW_ROWS = 10_000
 """Files smaller than this are always merged."""
 
 _LOCK = "lock"
+_FIRST = {_LOCK, "manifest.tmp"}
+"""What a run that was killed while it created the tables may have left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,7 @@ class HistoryFiles:
             stored = load_manifest(self.root).buckets
             if buckets is not None and buckets != stored:
                 raise InvalidValue("buckets", buckets, f"{stored}, as the tables in {self.root} have")
-        elif self.root.exists() and (not self.root.is_dir() or any(p.name != _LOCK for p in self.root.iterdir())):
+        elif self.root.exists() and (not self.root.is_dir() or {path.name for path in self.root.iterdir()} - _FIRST):
             raise NotOurs(str(self.root), "a folder of the job `history`, nor an empty one")
 
     @contextlib.contextmanager

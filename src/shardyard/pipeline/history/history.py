@@ -8,6 +8,7 @@ leaves the tables as they were.
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 
 import msgspec
@@ -167,16 +168,17 @@ class _Run:
         fresh = found.transform(messages).transform(with_bucket, self._manifest.buckets)
         merged, compared = self._plan(_rows_by_bucket(fresh))
         self._on_step(f"writing messages, merged with {len(merged)} files")
-        rows = unique(
-            self._stored(merged).withColumns({"stored": F.lit(True), "written": F.lit(True)}),
-            self._stored(compared).withColumns({"stored": F.lit(True), "written": F.lit(False)}),
-            fresh.withColumns({"stored": F.lit(False), "written": F.lit(True)}),
-        )
+        rows = [fresh.withColumns({"stored": F.lit(False), "written": F.lit(True)})]
+        if merged:
+            rows.append(self._stored(merged).withColumns({"stored": F.lit(True), "written": F.lit(True)}))
+        if compared:
+            without_text = self._stored(compared).withColumn("text", F.lit(None).cast("string"))
+            rows.append(without_text.withColumns({"stored": F.lit(True), "written": F.lit(False)}))
         folder = self._target.new_folder("messages")
-        _parquet(rows.write.partitionBy("bucket"), folder)
-        written = describe(self._target.root, self._target.written(folder))
+        _parquet(unique(rows).write.partitionBy("bucket"), folder)
+        new = describe(self._target.root, self._target.written(folder))
         kept = [file for file in self._manifest.messages if file not in set(merged)]
-        return (*kept, *written)
+        return (*kept, *new)
 
     def _plan(self, new: Mapping[int, NewRows]) -> tuple[list[MessagesFile], list[MessagesFile]]:
         """The files that new rows are merged with, and others that may have some of these rows already."""
@@ -188,10 +190,7 @@ class _Run:
         return merged, [file for file in overlapping if file not in set(merged)]
 
     def _stored(self, files: Sequence[MessagesFile]) -> DataFrame:
-        if not files:
-            rows = self._spark.createDataFrame([], MESSAGES)
-        else:
-            rows = self._spark.read.schema(MESSAGES).parquet(*(str(self._target.root / file.path) for file in files))
+        rows = self._spark.read.schema(MESSAGES).parquet(*(str(self._target.root / file.path) for file in files))
         return rows.transform(with_bucket, self._manifest.buckets)
 
     def _write_marks(self, found: DataFrame) -> tuple[str, ...]:
@@ -224,12 +223,10 @@ class _Run:
         )
 
 
-def unique(*rows: DataFrame) -> DataFrame:
+def unique(rows: Sequence[DataFrame]) -> DataFrame:
     """The rows to write, each message once, by bucket and sorted: `MESSAGES` with the columns `bucket`, `stored` (it is
     in the tables already, and takes precedence) and `written` (it is to be written, if it does)."""
-    merged = rows[0]
-    for more in rows[1:]:
-        merged = merged.unionByName(more)
+    merged = reduce(lambda some, more: some.unionByName(more), rows)
     same = Window.partitionBy("bucket", *_ORDER).orderBy(F.desc("stored"), "epoch", "offset")
     return (
         merged.repartition("bucket")  # the window and the files need no other shuffle than this

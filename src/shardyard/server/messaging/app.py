@@ -30,6 +30,7 @@ from shardyard.server.messaging import routes
 from shardyard.server.messaging.admin import AdminToken
 from shardyard.server.messaging.clients import ClientConnections
 from shardyard.server.messaging.first_bytes import FirstBytes, HttpConnection
+from shardyard.server.messaging.origins import Origins, share_answers
 from shardyard.wire.messaging import PATH
 
 
@@ -117,7 +118,8 @@ async def serving_messenger(
         app.state.admin = AdminToken(options.admin_token)
         add_routes(app, (routes.router,))
         limits = replace(limits, connections=options.clients).within_open_files()
-        connections = ClientConnections(server, origins=options.origins, most=limits.connections)
+        origins = Origins(server, options.origins)
+        connections = ClientConnections(server, origins=origins, most=limits.connections)
 
         def protocol(**given: Any) -> FirstBytes:
             """For a new connection, of which nothing is known yet."""
@@ -126,7 +128,7 @@ async def serving_messenger(
 
         drain = Drain()
         config = uvicorn.Config(
-            limit_bodies(measure(app), Bodies(limits)),
+            limit_bodies(measure(share_answers(app, origins)), Bodies(limits)),
             http=protocol,  # type: ignore[arg-type]  # it is only called
             ws=HttpConnection,  # uvicorn only asks whether there is one: see `handle_websocket_upgrade`
             access_log=False,

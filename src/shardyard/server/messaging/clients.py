@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-from collections.abc import Collection
 
 from picows import WSFrame, WSListener, WSMsgType, WSTransport, WSUpgradeRequest, WSUpgradeResponse
 from picows import WSUpgradeResponseWithListener as Upgrade
@@ -12,6 +11,7 @@ from shardyard.messaging.server import MessagingServer
 from shardyard.messaging.session import Session
 from shardyard.model import Denied, InvalidValue, Overloaded, ShardyardError
 from shardyard.server.http import error_response
+from shardyard.server.messaging.origins import Origins
 from shardyard.wire.close_codes import CloseCode
 from shardyard.wire.messaging import MAX_FRAME_BYTES, PATH, Format
 
@@ -136,11 +136,10 @@ class ClientConnection(WSListener):
 class ClientConnections:
     """Takes the connections of clients."""
 
-    def __init__(self, server: MessagingServer, *, origins: Collection[str], most: int) -> None:
-        """`origins`: of pages that may connect, beside those that this server serves itself; `*` admits all. `most`:
-        how many connections there can be."""
+    def __init__(self, server: MessagingServer, *, origins: Origins, most: int) -> None:
+        """`origins`: of pages that may connect. `most`: how many connections there can be."""
         self._server = server
-        self._origins = frozenset(origins)
+        self._origins = origins
         self._most = most
 
     def protocol(self) -> WSProtocol:
@@ -180,7 +179,7 @@ class ClientConnections:
         if path != PATH:
             raise InvalidValue("path", path, PATH)
         origin = request.headers.get("Origin")
-        if origin is not None and not self._admits(origin, request.headers.get("Host", "")):
+        if origin is not None and not self._origins.admit(origin, request.headers.get("Host", "")):
             raise Denied(f"pages of {origin} may not connect: start the server with --origin {origin}")
         if self._server.clients >= self._most:
             raise Overloaded("connections", self._most)
@@ -189,7 +188,3 @@ class ClientConnections:
             if (format_ := _FORMATS.get(name.strip())) is not None:
                 return format_
         raise InvalidValue("sec-websocket-protocol", offered, "one of " + ", ".join(_FORMATS))
-
-    def _admits(self, origin: str, host: str) -> bool:
-        """A browser lets every page connect to every server, so the server has to say which pages may."""
-        return "*" in self._origins or origin in self._origins or origin in (f"http://{host}", f"https://{host}")
