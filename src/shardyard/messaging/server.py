@@ -20,6 +20,7 @@ from shardyard.messaging.items import Item
 from shardyard.messaging.mirror import run_mirror
 from shardyard.messaging.owned import OwnedPartition
 from shardyard.messaging.ownership import OWNER_SECONDS, Ownership
+from shardyard.messaging.pacing import Pacer
 from shardyard.messaging.peers import PeerAnswer, PeerCall, Peers
 from shardyard.messaging.presence import LOOK_SECONDS as PRESENCE_SECONDS
 from shardyard.messaging.presence import PresenceBoard
@@ -57,9 +58,11 @@ class MessagingServer:
         config: MessagingConfig = DEFAULT_CONFIG,
         partitions: Sequence[int] | None = None,
         topic_partitions: int = DEFAULT_PARTITIONS,
+        stores_history: bool = True,
     ) -> None:
         """`address`: where clients connect. `partitions`: own these, and no others. `topic_partitions`: of the topic,
-        if it does not exist yet."""
+        if it does not exist yet. `stores_history`: whether this server also stores the history of its share of the
+        partitions, or only reads it."""
         self.config = config
         self.address = address
         self.tokens = tokens
@@ -73,10 +76,12 @@ class MessagingServer:
         self._node = node
         self._clock = node.clock
         self._history = history
+        self._stores_history = stores_history
         self._topic_partitions = topic_partitions
         self._ids = LeasedSnowflakes(node.transactions, node.name, node.clock)
         self._resuming = Resuming(node, history)
         self._recent = RecentlySent()
+        self._pacer = Pacer(config.pace_seconds)
         self._ownership = Ownership(node, self.directory, config, address, partitions)
         self._sessions: set[Session] = set()
         self._dirty: list[Session] = []
@@ -103,7 +108,8 @@ class MessagingServer:
         if self.config.mirror == "log":
             self.start(self._keep_running("mirror", self._mirror))
         if self._history is not None:
-            self.start(self._keep_running("history", self._materialise))
+            if self._stores_history:
+                self.start(self._keep_running("history", self._materialise))
             self.start(self._keep_running("end of the history", self._follow_history))
         return self
 
@@ -303,6 +309,7 @@ class MessagingServer:
         owned = session.owned
         if owned is None or owned.ended:
             raise Fenced(f"{session.user} is not served here any more")
+        await self._pacer.turn()
         entry = InboxEntry(
             self._ids.next(),
             session.user,
