@@ -23,7 +23,7 @@ from shardyard.messaging.peers import PeerAnswer, PeerCall, Peers
 from shardyard.messaging.presence import LOOK_SECONDS as PRESENCE_SECONDS
 from shardyard.messaging.presence import PresenceBoard
 from shardyard.messaging.recent import RecentlySent
-from shardyard.messaging.resume import CLOCKS_MS, Missed, Resuming
+from shardyard.messaging.resume import Missed, Resuming
 from shardyard.messaging.session import Connection, Outgoing, Session, State
 from shardyard.messaging.snowflakes import LeasedSnowflakes, id_at, ms_of
 from shardyard.messaging.tokens import LEEWAY_SECONDS, Tokens
@@ -225,7 +225,12 @@ class MessagingServer:
 
     async def _admit_slowly(self, session: Session, hello: wire.Hello, owned: OwnedPartition) -> None:
         """Not all that the client missed is in memory."""
-        if session.state is not State.OPENING or not self._attach(session, owned):
+        if session.state is not State.OPENING:
+            return
+        if owned.ended:  # since this was started: its clients were told where to go, and this one would not be
+            await self._admit_later(session, hello)
+            return
+        if not self._attach(session, owned):
             return
         try:
             missed = self._resuming.from_memory(owned, session.user, session.device, hello)
@@ -246,7 +251,7 @@ class MessagingServer:
     async def _with_sent(self, session: Session, owned: OwnedPartition, missed: Missed, after: int) -> Missed:
         """Add what other clients of the user sent since an id. The clocks of servers may differ, so the client may know
         some of it."""
-        after = id_at(ms_of(after) - CLOCKS_MS)
+        after = id_at(ms_of(after) - wire.CLOCKS_MS)
         items, gap = await self._resuming.sent(owned, session.user, session.device, after)
         recent = self._recent.items(session.user, session.device, after)
         sent = {item.entry.id: item for item in (*items, *recent)}
@@ -278,7 +283,9 @@ class MessagingServer:
         sent = hello.sent
         if sent is None and self.config.mirror == "local":
             sent = str(id_at(int(self._clock.now() * 1000)))
-        welcome = wire.Welcome(session.user, position, self.config.mirror, missed.how, sent)
+        welcome = wire.Welcome(
+            session.user, position, self.config.mirror, missed.how, sent, self._node.name, owned.epoch
+        )
         session.open(welcome, missed.items, missed.gap)
 
     # What clients ask
@@ -303,8 +310,7 @@ class MessagingServer:
         if appended.duplicate:
             batch = await self._node.log.read(appended.partition, appended.first.offset, max_records=1)
             entry = decode_entry(batch.records()[0].value)
-        elif self.config.mirror == "local":
-            self._recent.add(entry)
+        if self.config.mirror == "local" and self._recent.add(entry):  # also if a retry here found that it was stored
             owned.deliver_copy(entry)
         return wire.Sent(outgoing.number, str(entry.id), entry.at, appended.duplicate)
 
