@@ -31,7 +31,7 @@ SCAN_RECORDS = 20_000
 """Records of one read of the log."""
 SCANS = 2
 """Clients for which the log is read at a time."""
-CAUGHT_UP_SECONDS = 10.0
+CAUGHT_UP_SECONDS = 30.0
 """How long to wait until the history has what was sent through other servers."""
 LOOK_SECONDS = 0.05
 
