@@ -264,7 +264,8 @@ def test_the_documentation_lists_every_close_code_with_what_a_client_does() -> N
             group = text
         for code in re.findall(r"\d+", codes):
             documented.setdefault(int(code), text.strip() or group)
-    assert {int(code) for code in CloseCode} <= documented.keys()
+    of_brokers = {int(code) for code in CloseCode if code // 10 % 10 == 0}  # the others are those of messaging servers
+    assert of_brokers <= documented.keys()
     says = {Advice.RECONNECT: "reconnects", Advice.GO_ELSEWHERE: "goes elsewhere", Advice.GIVE_UP: "gives up"}
     for code, text in documented.items():
         if code != 1000:  # the client itself has closed it

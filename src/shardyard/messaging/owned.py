@@ -57,6 +57,8 @@ class OwnedPartition:
         self.tail = Tail(0, most=config.tail_records, most_bytes=config.tail_bytes)
         self.ready: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         """Whether it can be served: False if the ownership ended before."""
+        self.history_end = 0
+        """The history has everything before this offset."""
         self.ended = False
         """It is not served any more."""
         self._log = log

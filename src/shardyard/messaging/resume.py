@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+YOUNG_MS = 10_000
+"""New clients get entries that are younger, whether or not the history has them."""
 HISTORY_GROUP = "messaging.history"
 """The group that stores the history."""
 SCAN_RECORDS = 20_000
@@ -63,10 +65,20 @@ class Resuming:
         """What the client missed, if memory has all of it."""
         position = hello.position
         if position is None:
-            return Missed("new", [])
+            return Missed("new", self._not_in_history(owned, user, device))
         if not _is_valid(owned, hello) or not owned.tail.first <= position.offset <= owned.tail.end:
             return None
         return Missed("position", _for_device(owned.tail.items(user, position.offset), device))
+
+    def _not_in_history(self, owned: OwnedPartition, user: str, device: str) -> list[Item]:
+        """What a new client would not find in the history yet: what is not stored there for sure, and what is younger
+        than some seconds, because a message and its copy are in different partitions."""
+        if self._history is None:
+            return []
+        young = int(self._node.clock.now() * 1000) - YOUNG_MS
+        items = owned.tail.items(user, owned.tail.first)
+        since = (i for i in items if (i.offset or 0) >= owned.history_end or i.entry.at >= young)
+        return _for_device(since, device)
 
     async def find(self, owned: OwnedPartition, user: str, device: str, hello: Hello) -> Missed:
         """What the client missed up to the end of memory at the time of the call. The caller holds back what comes

@@ -6,7 +6,7 @@ import heapq
 import itertools
 import logging
 import random
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Any, Self
@@ -16,6 +16,7 @@ from shardyard.messaging.config import DEFAULT_CONFIG, MessagingConfig
 from shardyard.messaging.history.materialiser import Materialiser
 from shardyard.messaging.history.port import History
 from shardyard.messaging.inbox import DEFAULT_PARTITIONS, LOOK_SECONDS, Inbox
+from shardyard.messaging.items import Item
 from shardyard.messaging.mirror import run_mirror
 from shardyard.messaging.owned import OwnedPartition
 from shardyard.messaging.ownership import OWNER_SECONDS, Ownership
@@ -23,7 +24,7 @@ from shardyard.messaging.peers import PeerAnswer, PeerCall, Peers
 from shardyard.messaging.presence import LOOK_SECONDS as PRESENCE_SECONDS
 from shardyard.messaging.presence import PresenceBoard
 from shardyard.messaging.recent import RecentlySent
-from shardyard.messaging.resume import Missed, Resuming
+from shardyard.messaging.resume import HISTORY_GROUP, YOUNG_MS, Missed, Resuming
 from shardyard.messaging.session import Connection, Outgoing, Session, State
 from shardyard.messaging.snowflakes import LeasedSnowflakes, id_at, ms_of
 from shardyard.messaging.tokens import LEEWAY_SECONDS, Tokens
@@ -32,9 +33,12 @@ from shardyard.runtime.metrics import CLIENTS, CLIENTS_CUT, CLIENTS_MOVED, RESUM
 from shardyard.wire import messaging as wire
 from shardyard.wire.close_codes import CloseCode
 from shardyard.wire.inbox import GROUP, TOPIC, InboxEntry, decode_entry
+from shardyard.wire.messaging import CLOCKS_MS
 
 _log = logging.getLogger(__name__)
 
+HISTORY_SECONDS = 2.0
+"""How often to look how far the history has got."""
 SWEEP_SECONDS = 1.0
 SWEEPS = 5
 """The idle clients are looked for in so many parts, one per sweep."""
@@ -101,6 +105,7 @@ class MessagingServer:
             self.start(self._keep_running("mirror", self._mirror))
         if self._history is not None:
             self.start(self._keep_running("history", self._materialise))
+            self.start(self._keep_running("end of the history", self._follow_history))
         return self
 
     async def __aexit__(
@@ -206,7 +211,7 @@ class MessagingServer:
         if missed is None or (self.config.mirror == "local" and hello.sent is not None):
             self.start(self._admit_slowly(session, hello, owned))
         elif self._attach(session, owned):
-            self._welcome(session, owned, hello, missed)
+            self._welcome(session, owned, hello, self._with_young(session, missed))
 
     async def _admit_later(self, session: Session, hello: wire.Hello) -> None:
         """The user's partition is not served here: maybe not yet, or by another server."""
@@ -225,12 +230,7 @@ class MessagingServer:
 
     async def _admit_slowly(self, session: Session, hello: wire.Hello, owned: OwnedPartition) -> None:
         """Not all that the client missed is in memory."""
-        if session.state is not State.OPENING:
-            return
-        if owned.ended:  # since this was started: its clients were told where to go, and this one would not be
-            await self._admit_later(session, hello)
-            return
-        if not self._attach(session, owned):
+        if session.state is not State.OPENING or not self._attach(session, owned):
             return
         try:
             missed = self._resuming.from_memory(owned, session.user, session.device, hello)
@@ -238,6 +238,8 @@ class MessagingServer:
                 missed = await self._resuming.find(owned, session.user, session.device, hello)
             if self.config.mirror == "local" and hello.sent is not None:
                 missed = await self._with_sent(session, owned, missed, wire.number_of(hello.sent))
+            else:
+                missed = self._with_young(session, missed)
         except RetryLater as error:
             session.close(CloseCode.UNAVAILABLE, str(error))
             return
@@ -248,20 +250,29 @@ class MessagingServer:
         if session.state is State.OPENING:
             self._welcome(session, owned, hello, missed)
 
+    def _with_young(self, session: Session, missed: Missed) -> Missed:
+        """Add what other clients of the user sent so lately that a new client may not find it in the history."""
+        if self.config.mirror == "log" or missed.how != "new":
+            return missed
+        young = id_at(int(self._clock.now() * 1000) - YOUNG_MS)
+        return _merged(missed, self._recent.items(session.user, session.device, young))
+
     async def _with_sent(self, session: Session, owned: OwnedPartition, missed: Missed, after: int) -> Missed:
         """Add what other clients of the user sent since an id. The clocks of servers may differ, so the client may know
         some of it."""
-        after = id_at(ms_of(after) - wire.CLOCKS_MS)
+        after = id_at(ms_of(after) - CLOCKS_MS)
         items, gap = await self._resuming.sent(owned, session.user, session.device, after)
         recent = self._recent.items(session.user, session.device, after)
         sent = {item.entry.id: item for item in (*items, *recent)}
         for id_ in session.waiting_copies():
             sent.pop(id_, None)
-        in_order = heapq.merge(missed.items, (sent[id_] for id_ in sorted(sent)), key=lambda item: item.entry.id)
-        return Missed(missed.how, list(in_order), missed.gap or gap)
+        return _merged(missed, (sent[id_] for id_ in sorted(sent)), gap)
 
     def _attach(self, session: Session, owned: OwnedPartition) -> bool:
         """From now on the session gets what arrives for its user. False if it was closed instead."""
+        if owned.ended:  # while the session waited for it
+            session.send_elsewhere(self.address_of(session.user), 0.0, CloseCode.MOVED)
+            return False
         others = owned.sessions_of(session.user)
         replaced = [each for each in others if each.device == session.device]
         if len(others) - len(replaced) >= self.config.connections_per_user:
@@ -407,6 +418,16 @@ class MessagingServer:
                 elif now - session.seen_at > config.idle_seconds:
                     session.close(CloseCode.IDLE, f"nothing came for {config.idle_seconds:g} s, not even a ping")
 
+    async def _follow_history(self) -> None:
+        """Keep in mind how far the history has got."""
+        while True:
+            rows = await self._node.transactions.read(lambda tx: tx.ownerships(HISTORY_GROUP))
+            for row in rows:
+                owned = self._ownership.get(row.partition)
+                if owned is not None and row.committed is not None and row.committed.epoch == owned.log_epoch:
+                    owned.history_end = row.committed.offset
+            await self._clock.sleep(HISTORY_SECONDS)
+
     async def _ask_for_presence(self) -> None:
         """Ask other servers for the presence of users that clients of this one watch."""
         while True:
@@ -435,3 +456,9 @@ class MessagingServer:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+def _merged(missed: Missed, copies: Iterable[Item], gap: str | None = None) -> Missed:
+    """What was missed, with copies in between, in the order of ids."""
+    in_order = heapq.merge(missed.items, copies, key=lambda item: item.entry.id)
+    return Missed(missed.how, list(in_order), missed.gap or gap)

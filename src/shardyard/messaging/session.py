@@ -25,6 +25,8 @@ _log = logging.getLogger(__name__)
 ENTRIES_PER_FRAME = 200
 MOST_MISSED = 10_000
 """Entries that a client gets when it resumes. One that missed more loads the history."""
+MOVE_SECONDS = 10.0
+"""After which a client whose partition has moved is disconnected at the latest."""
 REQUESTS = 4
 """Requests for history and chats of one client at a time."""
 
@@ -238,6 +240,7 @@ class Session:
         except Fenced:
             _log.debug("%s belongs to another server now", self.user)
             lane.clear()  # the client is told so, and sends again there
+            asyncio.get_running_loop().call_later(MOVE_SECONDS, self.close, CloseCode.MOVED, "")
         except RetryLater as error:
             self.close(CloseCode.UNAVAILABLE, str(error))
         except ShardyardError as error:

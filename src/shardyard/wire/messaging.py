@@ -61,7 +61,7 @@ class Hello(Struct, frozen=True, tag="hello"):
     token: Annotated[str, Meta(max_length=4096)]
     device: Device
     position: Position | None = None
-    """None: begin with what arrives from now on."""
+    """None: begin with what arrives from now on, and with what the history may not have yet."""
     last: Id | None = None
     """The last message or mark that it received from its partition, by which it resumes if the position has become
     invalid."""

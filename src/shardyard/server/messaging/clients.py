@@ -17,7 +17,10 @@ from shardyard.wire.messaging import MAX_FRAME_BYTES, PATH, Format
 
 _log = logging.getLogger(__name__)
 _picows_log = logging.getLogger(f"{__name__}.picows")
-_picows_log.setLevel(logging.ERROR)  # every client that breaks the protocol would be a warning
+_picows_log.setLevel(logging.ERROR)
+_picows_log.addFilter(
+    lambda record: record.exc_info is not None
+)  # else every client that breaks the protocol is an error
 _picows_adapter = logging.LoggerAdapter(_picows_log, {})
 """picows would make a logger for each connection out of a plain one, which takes memory."""
 
