@@ -133,6 +133,14 @@ class Chaos:
             for _ in range(self._rng.choice([1, 2, 2, 3])):
                 self._new_client(user)
         await asyncio.gather(*(client.start() for client in self._clients))
+        try:
+            await self._cause_trouble(seconds)
+        finally:
+            await asyncio.gather(*(client.stop() for client in self._clients))
+        await asyncio.gather(*(self._stop(server) for server in self._servers))
+        return self._finish()
+
+    async def _cause_trouble(self, seconds: float) -> None:
         self._until = time.monotonic() + seconds
         async with asyncio.TaskGroup() as group:
             for client in list(self._clients):
@@ -141,9 +149,6 @@ class Chaos:
         await self._become_quiet()
         if not self.report.problems:
             await self._page_through_history()
-        await asyncio.gather(*(client.stop() for client in self._clients))
-        await asyncio.gather(*(self._stop(server) for server in self._servers))
-        return self._finish()
 
     async def _stop(self, server: Server) -> None:
         try:

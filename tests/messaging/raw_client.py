@@ -18,6 +18,8 @@ KNOWN_IDS = 2000
 MAX_UNANSWERED = 24
 PING_SECONDS = 1.0
 FRAMES_PER_MESSAGE = 8
+PAGE_SECONDS = 60.0
+ANSWER_SECONDS = 3.0
 GIVE_UP = range(4200, 4300)
 
 
@@ -95,14 +97,18 @@ class RawClient:
         return len(self._unanswered)
 
     async def page(self, peer: str, before: str | None, limit: int) -> dict[str, Any]:
-        """A page of the history."""
-        self._questions += 1
-        number = 10**9 + self._questions
-        future = self._waiting[number] = asyncio.get_running_loop().create_future()
-        await self._write({"type": "history", "number": number, "with": peer, "before": before, "limit": limit})
-        async with asyncio.timeout(10):
-            page: dict[str, Any] = await future
-            return page
+        """A page of the history. It is asked for again if the client is sent elsewhere meanwhile."""
+        async with asyncio.timeout(PAGE_SECONDS):
+            while True:
+                self._questions += 1
+                number = 10**9 + self._questions
+                future = self._waiting[number] = asyncio.get_running_loop().create_future()
+                await self._write({"type": "history", "number": number, "with": peer, "before": before, "limit": limit})
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(ANSWER_SECONDS):
+                        page: dict[str, Any] = await future
+                        return page
+                self._waiting.pop(number, None)
 
     def _unwritten(self) -> list[dict[str, Any]]:
         """What is unanswered and was not sent on this connection yet. The caller sends it."""
@@ -205,7 +211,8 @@ class RawClient:
                     sending.id = frame["id"]
                     self._note_sent(frame["id"])
             case "page":
-                self._waiting.pop(frame["number"]).set_result(frame)
+                if (asked := self._waiting.pop(frame["number"], None)) is not None:
+                    asked.set_result(frame)
             case _:
                 self.notes.problems.append(f"{self.notes.name} got {frame}")
 
