@@ -30,6 +30,8 @@ READ_RECORDS = 2_000
 READ_BYTES = 1024 * 1024
 LOOK_SECONDS = 0.25
 """How long a partition is not read while this server keeps appending to it."""
+LINGER_SECONDS = 0.005
+"""How long it is not read after an append of this server."""
 ENTRY_BYTES = 300
 """What an entry takes in memory beside its text, about."""
 READ_BACKOFF = Backoff(first=0.02, longest=0.5)
@@ -68,6 +70,8 @@ class OwnedPartition:
         self._sessions: dict[str, list[Session]] = {}
         self._appending = 0
         """Appends of this server to the partition that are in flight."""
+        self._has_appended = False
+        """Since it was last read."""
         self._may_read = asyncio.Event()
         """Not while all that comes is appended by this server, which then need not read it from the log."""
         self._may_read.set()
@@ -118,6 +122,7 @@ class OwnedPartition:
         """The append has ended. If its record is the next one, it is delivered without reading it from the log.
         `offset`: None if it failed, or was stored before."""
         self._appending -= 1
+        self._has_appended = True
         if offset is not None and offset == self.tail.end and self.ready.done() and self._is_in_touch():
             size = len(entry.content) if isinstance(entry.content, str) else 0
             self._deliver_entry(user, entry, offset, size + ENTRY_BYTES)
@@ -141,8 +146,13 @@ class OwnedPartition:
         if not self.ready.done():
             self.ready.set_result(True)
         while True:
+            if self._has_appended:  # probably it appends again soon: then nothing needs to be read
+                self._has_appended = False
+                await self._clock.sleep(LINGER_SECONDS)
             await wait_until_set(self._may_read, LOOK_SECONDS, self._clock)
             batch = await self._read(self.tail.end, READ_SECONDS)
+            if batch.end <= self.tail.end:  # it was delivered when it was appended
+                continue
             while not self._is_in_touch():  # another server may serve these users by now
                 await self._clock.sleep(0.05)
             self.tail.end = max(self.tail.end, self._deliver(batch))

@@ -329,14 +329,15 @@ class Session:
         if answers:
             frames = answers[0] if len(answers) == 1 else answers
             self._connection.send(wire.encode(frames, self._format))
-        while self._queue and self.state is State.OPEN and not self.is_paused and self.owned is not None:
-            items, rest = self._queue[:ENTRIES_PER_FRAME], self._queue[ENTRIES_PER_FRAME:]
-            entries = [item.encoded(self._format) for item in items]
-            frame = Deliver(self.seq - len(self._queue), self.owned.log_epoch, entries)
-            self._queue = rest or None
+        if self.state is not State.OPEN or self.owned is None:
+            return
+        while (queue := self._queue) and not self.is_paused:
+            entries = [item.encoded(self._format) for item in queue[:ENTRIES_PER_FRAME]]
+            frame = Deliver(self.seq - len(queue), self.owned.log_epoch, entries)
+            self._queue = queue[ENTRIES_PER_FRAME:] or None
             self._connection.send(wire.encode(frame, self._format))
             DELIVERED_ENTRIES.add(len(entries))
-        if self._owes_caught_up and not self._queue and self.owned is not None:
+        if self._owes_caught_up and not self._queue:
             self._owes_caught_up = False
             self.answer(wire.CaughtUp(self.owned.position(self.owned.tail.end)))
 

@@ -78,9 +78,10 @@ class Materialiser:
 
     def _entries(self, batch: OwnedBatch) -> Iterator[PlacedEntry]:
         epoch = batch.position(batch.first).epoch  # of the topic; the batch's own is that of the ownership
-        for offset, record in zip(batch.offsets(), batch.records(), strict=True):
+        values = batch.data.column("value").to_pylist()  # quicker than whole records
+        for offset, value in zip(batch.offsets(), values, strict=True):
             try:
-                entry = decode_entry(record.value)
+                entry = decode_entry(value)
                 check_storable(entry)
             except InvalidCall as error:
                 HISTORY_MALFORMED_RECORDS.add()
