@@ -448,6 +448,8 @@ class MessagingServer:
         while True:
             try:
                 await work()
+            except RetryLater as error:
+                _log.warning("background task %r will be started again: %s", name, error)
             except Exception:  # noqa: BLE001 whatever it is, users must not wait for a task that is gone
                 _log.exception("background task %r failed and will be started again", name)
             await self._clock.sleep(RESTART_SECONDS)
