@@ -41,10 +41,13 @@ format: $(VENV)/.ready ## fix and format the code with ruff
 	@$(BIN)/ruff format .
 
 .PHONY: chaos
-chaos: $(VENV)/.ready ## run 100 000 simulated histories, then kill and stall real processes and Spark drivers (about 25 minutes)
+chaos: $(VENV)/.ready ## run 100 000 simulated histories, then kill and stall real processes and Spark drivers (about 35 minutes)
 	@$(BIN)/python -m tests.groups.simulation --histories 100000 --first 1000000
 	@$(BIN)/python -m tests.groups.chaos run --seconds 60
 	@$(BIN)/python -m tests.groups.chaos run --seconds 120 --engine postgresql
+	@$(BIN)/python -m tests.messaging.chaos run --seconds 120 --mirror log --audit
+	@$(BIN)/python -m tests.messaging.chaos run --seconds 120 --mirror local --audit
+	@$(BIN)/python -m tests.messaging.chaos run --seconds 120 --engine postgresql --audit
 	@$(BIN)/python -m tests.wire.frame_damage 1000000 100000
 	@$(BIN)/python -m tests.messaging.frame_damage 1000000 100000
 	@KILLS=10 STALL=20 $(BIN)/python -m pytest -q tests/log/test_crashes.py tests/log/test_postgresql_faults.py tests/pipeline/test_crashes.py

@@ -147,6 +147,20 @@ def test_another_process_resumes_where_the_program_was(mirror: Mirror) -> None:
     run(scenario, mirror=mirror)
 
 
+@pytest.mark.parametrize("mirror", MIRRORS)
+def test_another_process_that_resumes_does_not_get_the_users_own_messages_again(mirror: Mirror) -> None:
+    async def scenario(urls: list[str]) -> None:
+        async with MessagingClient(urls, "alice") as laptop:
+            phone = MessagingClient(urls, "alice")
+            for number in range(3):
+                async with phone:
+                    await laptop.send("bob", f"m{number}")
+                    assert await take(phone, 1) == [f"m{number}"]
+                phone = MessagingClient(urls, "alice", resume=phone.position)
+
+    run(scenario, mirror=mirror)
+
+
 def test_a_message_to_oneself_arrives_once() -> None:
     async def scenario(urls: list[str]) -> None:
         async with MessagingClient(urls, "alice") as alice, MessagingClient(urls, "alice") as phone:

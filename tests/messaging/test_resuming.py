@@ -13,6 +13,7 @@ from shardyard.messaging.mirror import GROUP as MIRROR_GROUP
 from shardyard.messaging.session import MOST_MISSED
 from shardyard.model import Partition, Position, Record
 from shardyard.wire import messaging as wire
+from shardyard.wire.close_codes import CloseCode
 from shardyard.wire.inbox import TOPIC
 from shardyard.wire.messaging import Format
 from tests.messaging.clients import Client
@@ -326,5 +327,38 @@ def test_what_is_no_entry_of_the_inbox_is_skipped(tmp_path: Path) -> None:
         await yard.materialised()
         await yard.log.trim(inbox_of("bob"), 9)
         assert (await yard.clients.again(server.url, bob)).texts == texts(range(3, 7))
+
+    run(tmp_path, scenario)
+
+
+def test_a_client_that_says_hello_while_its_partition_moves_is_sent_elsewhere(tmp_path: Path) -> None:
+    class Connected:
+        def __init__(self) -> None:
+            self.messages: list[bytes] = []
+            self.code: CloseCode | None = None
+
+        def send(self, message: bytes) -> None:
+            self.messages.append(message)
+
+        def close(self, code: CloseCode, reason: str) -> None:
+            del reason
+            self.code = code
+
+        def pause_reading(self) -> None: ...
+        def resume_reading(self) -> None: ...
+
+    async def scenario(yard: Yard) -> None:
+        server = (await yard.start()).server
+        owned = server.owned_of("alice")
+        assert owned is not None
+        connection = Connected()
+        unknown = wire.Position(owned.partition.index, owned.log_epoch + 1, 5)  # it is looked for, in a task
+        hello = wire.Hello(server.tokens.issue("alice").text, "phone", unknown)
+        server.connect(connection, Format.JSON).receive(wire.encode(hello, Format.JSON))
+        server._ownership.lost(owned.partition)
+        await eventually(lambda: connection.code is not None)
+        assert connection.code is CloseCode.MOVED
+        [message] = connection.messages
+        assert isinstance(wire.decode_from_server(message, Format.JSON)[0], wire.Elsewhere)
 
     run(tmp_path, scenario)

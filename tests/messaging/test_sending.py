@@ -2,10 +2,13 @@
 
 import asyncio
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import pytest
 
 from shardyard.messaging.session import REQUESTS
+from shardyard.model import Appended, OutcomeUnknown
 from shardyard.wire import messaging as wire
 from shardyard.wire.inbox import MAX_TEXT_BYTES, MAX_USER_LENGTH, Mark
 from shardyard.wire.messaging import Format, Marked, Message
@@ -146,6 +149,25 @@ def test_a_message_to_oneself_reaches_each_of_the_users_clients_once(tmp_path: P
         tablet = await yard.clients.join(server.url, "alice", "tablet", position=tablet.position, sent="1")
         await tablet.sync()
         assert [text for text in tablet.texts if text == "note"] == []
+
+    run(tmp_path, scenario)
+
+
+def test_a_copy_is_handed_over_when_a_retry_finds_that_the_message_was_stored(tmp_path: Path) -> None:
+    async def scenario(yard: Yard) -> None:
+        server = await yard.start(config(mirror="local"))
+        phone, tablet = await yard.join(server, "alice", "phone"), await yard.join(server, "alice", "tablet")
+        append, failures = yard.log.append, iter([OutcomeUnknown("the database", "cut")])
+
+        async def append_without_an_answer(*arguments: Any, **named: Any) -> Appended:
+            appended = await append(*arguments, **named)
+            for failure in failures:
+                raise failure
+            return appended
+
+        with mock.patch.object(yard.log, "append", append_without_an_answer):
+            await phone.say(1, "bob", "hello")
+        assert await tablet.received(1) == ["hello"]
 
     run(tmp_path, scenario)
 

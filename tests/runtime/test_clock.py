@@ -1,6 +1,7 @@
 """Time-outs on an injected clock."""
 
 import asyncio
+import contextlib
 
 import pytest
 
@@ -43,3 +44,31 @@ def test_a_timeout_that_is_not_reached_changes_nothing(seconds: float | None) ->
         return asyncio.all_tasks() == {asyncio.current_task()}
 
     asyncio.run(story())
+
+
+@pytest.mark.parametrize("turns", range(4))
+def test_a_timeout_that_is_left_at_the_moment_it_expires_is_no_error(turns: int) -> None:
+    class StoppedClock(ManualClock):
+        def __init__(self) -> None:
+            super().__init__()
+            self.passed = asyncio.Event()
+
+        async def sleep(self, seconds: float) -> None:
+            assert seconds == 1.0
+            await self.passed.wait()
+
+    async def story() -> list[object]:
+        errors: list[object] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))
+        clock = StoppedClock()
+        with contextlib.suppress(TimeoutError):
+            async with timeout(clock, 1.0):
+                await asyncio.sleep(0)
+                clock.passed.set()
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        return errors
+
+    assert asyncio.run(story()) == []

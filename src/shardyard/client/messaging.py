@@ -136,7 +136,7 @@ class MessagingClient:
         self._timeout = timeout
         self._connect_timeout = timeout if connect_timeout is None else connect_timeout
         self._format = Format.JSON if format == "json" else Format.MSGPACK
-        start = ResumePoint(device, start.number, start.position, start.last, start.sent)
+        start = structs.replace(start, device=device)
         self._inbox = Inbox(user, whole_number("max_queued", max_queued, at_least=1), start)
         # Numbers must ascend over the life of a device, and its earlier process may not have stored its last one.
         # Nobody sends a message in every microsecond.
@@ -232,7 +232,7 @@ class MessagingClient:
     def position(self) -> str:
         """How far the program has taken what arrives: pass it as `resume` to go on from there, also in another process.
         Store it after a message is dealt with."""
-        return str(structs.replace(self._inbox.taken, number=self._calls.next_number))
+        return str(self._inbox.resume_point(self._calls.next_number))
 
     @property
     def is_connected(self) -> bool:

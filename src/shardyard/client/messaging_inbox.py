@@ -7,7 +7,18 @@ import msgspec
 from msgspec import Struct, structs
 
 from shardyard.model import InvalidCall, InvalidValue, Malformed
-from shardyard.wire.messaging import CaughtUp, Deliver, Gap, IsTyping, Marked, Message, Position, Presence, Welcome
+from shardyard.wire.messaging import (
+    CLOCKS_MS,
+    CaughtUp,
+    Deliver,
+    Gap,
+    IsTyping,
+    Marked,
+    Message,
+    Position,
+    Presence,
+    Welcome,
+)
 
 Event = Message | Marked | IsTyping | Presence | CaughtUp | Gap
 """What a program gets: messages and marks, which are durable and come once; who is typing and who is online, which
@@ -15,6 +26,8 @@ are neither; that the client has got all it missed; and that something it missed
 
 KNOWN_IDS = 2000
 """How many messages and marks are remembered, to drop those that come again."""
+MS_SHIFT = 22
+"""Above these bits an id has the milliseconds of its moment."""
 
 
 class ResumePoint(Struct, frozen=True, omit_defaults=True):
@@ -26,6 +39,8 @@ class ResumePoint(Struct, frozen=True, omit_defaults=True):
     position: Position | None = None
     last: str | None = None
     sent: str | None = None
+    copies: tuple[str, ...] = ()
+    """What of the user's own messages the server may deliver again, because that is not found by the position."""
 
     def __str__(self) -> str:
         return msgspec.json.encode(self).decode()
@@ -53,7 +68,9 @@ class Inbox:
         self._user = user
         self._limit = limit
         self._queue: deque[tuple[Event, ResumePoint]] = deque()
-        self._known: dict[str, None] = {}
+        self._known: dict[str, None] = dict.fromkeys(start.copies)
+        self._copies = dict(self._known)
+        """Those that did not come from the partition, and that the program has taken."""
         self._changed = asyncio.Event()
         self._end: BaseException | None = None
         self._is_awaited = False
@@ -132,9 +149,13 @@ class Inbox:
             self.taken = point
 
     def _remember(self, id_: str) -> None:
-        self._known[id_] = None
-        if len(self._known) > KNOWN_IDS:
-            del self._known[next(iter(self._known))]
+        _add(self._known, id_)
+
+    def resume_point(self, number: int) -> ResumePoint:
+        """Where a client goes on that has what the program has taken. `number`: of what it sends next."""
+        newest = max(map(int, self._copies), default=0) >> MS_SHIFT
+        copies = tuple(id_ for id_ in self._copies if int(id_) >> MS_SHIFT >= newest - CLOCKS_MS)
+        return structs.replace(self.taken, number=number, copies=copies)
 
     # To the program
 
@@ -152,6 +173,8 @@ class Inbox:
         finally:
             self._is_awaited = False
         event, self.taken = self._queue.popleft()
+        if isinstance(event, Message | Marked) and event.offset is None:
+            _add(self._copies, event.id)
         self._note_length()
         return event
 
@@ -160,6 +183,12 @@ class Inbox:
         self._changed.set()
         for event, is_set in (self.has_room, length < self._limit), (self.is_half_empty, length <= self._limit // 2):
             event.set() if is_set else event.clear()
+
+
+def _add(ids: dict[str, None], id_: str) -> None:
+    ids[id_] = None
+    if len(ids) > KNOWN_IDS:
+        del ids[next(iter(ids))]
 
 
 def _newer(known: str | None, id_: str) -> str:

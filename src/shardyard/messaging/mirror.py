@@ -9,6 +9,7 @@ from shardyard.groups import Node, Reader
 from shardyard.groups.partition_reader import OwnedBatch
 from shardyard.messaging.inbox import Inbox
 from shardyard.model import Appended, Fence, Fenced, Malformed, Partition, SequenceTooOld, Stamp
+from shardyard.runtime.retry import Backoff, retry
 from shardyard.wire.inbox import TOPIC, InboxEntry, decode_entry
 
 _log = logging.getLogger(__name__)
@@ -16,6 +17,8 @@ _log = logging.getLogger(__name__)
 GROUP = "messaging.mirror"
 LINGER_SECONDS = 0.05
 """After a batch of a partition was copied, for the next one to become larger."""
+_BACKOFF = Backoff(first=0.05, longest=2.0)
+"""While the registry is out of reach."""
 STORE_SECONDS = 60.0
 """How long an append is retried. After that the batch is delivered again."""
 
@@ -34,13 +37,16 @@ async def run_mirror(node: Node, inbox: Inbox, append: Append, *, session_timeou
         try:
             await _copy(batch, inbox, append, node)
             await node.clock.sleep(LINGER_SECONDS)
-            await batch.commit()
+            await retry(batch.commit, clock=node.clock, backoff=_BACKOFF)
         except Fenced:
             _log.debug("%s went to another member of %s", batch.partition, GROUP)
 
-    async with reader, asyncio.TaskGroup() as tasks:  # partitions side by side; each has one batch in flight
-        async for batch in reader:
-            tasks.create_task(work(batch), name=f"copying {batch.partition}")
+    try:
+        async with reader, asyncio.TaskGroup() as tasks:  # partitions side by side; each has one batch in flight
+            async for batch in reader:
+                tasks.create_task(work(batch), name=f"copying {batch.partition}")
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from None
 
 
 async def _copy(batch: OwnedBatch, inbox: Inbox, append: Append, node: Node) -> None:

@@ -103,13 +103,12 @@ class OwnedPartition:
         return Position(self.partition.index, self.log_epoch, offset)
 
     def deliver_copy(self, entry: InboxEntry) -> None:
-        """Hand an entry to the other clients of its sender. One to the sender itself reaches them without that."""
-        sessions = self._sessions.get(entry.sender)
-        if sessions is None or len(sessions) == 1 or entry.sender == entry.recipient:
-            return
-        item = Item(entry, None, 0)
-        for session in list(sessions):
-            if session.device != entry.device:
+        """Hand an entry to the other clients of its sender; the sending one may have gone. One to the sender itself
+        reaches them without that."""
+        others = [each for each in self._sessions.get(entry.sender, ()) if each.device != entry.device]
+        if others and entry.sender != entry.recipient:
+            item = Item(entry, None, 0)
+            for session in others:
                 session.deliver(item)
 
     # What this server appends itself

@@ -18,9 +18,10 @@ class RecentlySent:
         self._entries: OrderedDict[int, InboxEntry] = OrderedDict()
         self._by_user: dict[str, deque[InboxEntry]] = {}
 
-    def add(self, entry: InboxEntry) -> None:
+    def add(self, entry: InboxEntry) -> bool:
+        """Remember an entry. Returns whether it was not known."""
         if entry.id in self._entries:
-            return
+            return False
         self._entries[entry.id] = entry
         self._by_user.setdefault(entry.sender, deque()).append(entry)
         if len(self._entries) > self._most:
@@ -29,6 +30,7 @@ class RecentlySent:
             mine.popleft()
             if not mine:
                 del self._by_user[oldest.sender]
+        return True
 
     def items(self, user: str, device: str, after: int) -> list[Item]:
         """What other clients of the user sent, with ids above `after`. What the user sent to itself is none of it:

@@ -18,7 +18,7 @@ from shardyard.messaging.session import MOST_MISSED
 from shardyard.messaging.snowflakes import ms_of
 from shardyard.model import Malformed, OffsetTrimmed, Partition, RetryLater
 from shardyard.wire.inbox import TOPIC, InboxEntry, decode_entry
-from shardyard.wire.messaging import Hello, number_of
+from shardyard.wire.messaging import CLOCKS_MS, Hello, number_of
 
 if TYPE_CHECKING:
     from shardyard.log import Log
@@ -33,9 +33,7 @@ SCAN_RECORDS = 20_000
 """Records of one read of the log."""
 SCANS = 2
 """Clients for which the log is read at a time."""
-CLOCKS_MS = 60_000
-"""By how much the clocks of servers may differ, for what is found by time."""
-CAUGHT_UP_SECONDS = 10.0
+CAUGHT_UP_SECONDS = 30.0
 """How long to wait until the history has what was sent through other servers."""
 LOOK_SECONDS = 0.05
 

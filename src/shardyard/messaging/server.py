@@ -25,7 +25,7 @@ from shardyard.messaging.peers import PeerAnswer, PeerCall, Peers
 from shardyard.messaging.presence import LOOK_SECONDS as PRESENCE_SECONDS
 from shardyard.messaging.presence import PresenceBoard
 from shardyard.messaging.recent import RecentlySent
-from shardyard.messaging.resume import CLOCKS_MS, HISTORY_GROUP, YOUNG_MS, Missed, Resuming
+from shardyard.messaging.resume import HISTORY_GROUP, YOUNG_MS, Missed, Resuming
 from shardyard.messaging.session import Connection, Outgoing, Session, State
 from shardyard.messaging.snowflakes import LeasedSnowflakes, id_at, ms_of
 from shardyard.messaging.tokens import LEEWAY_SECONDS, Tokens
@@ -34,6 +34,7 @@ from shardyard.runtime.metrics import CLIENTS, CLIENTS_CUT, CLIENTS_MOVED, RESUM
 from shardyard.wire import messaging as wire
 from shardyard.wire.close_codes import CloseCode
 from shardyard.wire.inbox import GROUP, TOPIC, InboxEntry, decode_entry
+from shardyard.wire.messaging import CLOCKS_MS
 
 _log = logging.getLogger(__name__)
 
@@ -299,7 +300,9 @@ class MessagingServer:
         sent = hello.sent
         if sent is None and self.config.mirror == "local":
             sent = str(id_at(int(self._clock.now() * 1000)))
-        welcome = wire.Welcome(session.user, position, self.config.mirror, missed.how, sent)
+        welcome = wire.Welcome(
+            session.user, position, self.config.mirror, missed.how, sent, self._node.name, owned.epoch
+        )
         session.open(welcome, missed.items, missed.gap)
 
     # What clients ask
@@ -325,8 +328,7 @@ class MessagingServer:
         if appended.duplicate:
             batch = await self._node.log.read(appended.partition, appended.first.offset, max_records=1)
             entry = decode_entry(batch.records()[0].value)
-        elif self.config.mirror == "local":
-            self._recent.add(entry)
+        if self.config.mirror == "local" and self._recent.add(entry):  # also if a retry here found that it was stored
             owned.deliver_copy(entry)
         return wire.Sent(outgoing.number, str(entry.id), entry.at, appended.duplicate)
 
@@ -453,6 +455,8 @@ class MessagingServer:
         while True:
             try:
                 await work()
+            except RetryLater as error:
+                _log.warning("background task %r will be started again: %s", name, error)
             except Exception:  # noqa: BLE001 whatever it is, users must not wait for a task that is gone
                 _log.exception("background task %r failed and will be started again", name)
             await self._clock.sleep(RESTART_SECONDS)

@@ -101,16 +101,17 @@ async def timeout(clock: Clock, seconds: float | None) -> AsyncIterator[asyncio.
             yield limit
             return
         timer = asyncio.ensure_future(clock.sleep(seconds))
+        is_over = False  # a callback that is due already can't be removed any more
 
         def expire(done: "asyncio.Future[None]") -> None:
-            if not done.cancelled():
+            if not done.cancelled() and not is_over:
                 limit.reschedule(0.0)
 
         timer.add_done_callback(expire)
         try:
             yield limit
         finally:
-            timer.remove_done_callback(expire)
+            is_over = True
             timer.cancel()
 
 

@@ -23,6 +23,9 @@ MAX_FRAME_BYTES = 64 * 1024
 """Of a WebSocket message from a client."""
 MAX_PAGE = 200
 """Messages of one page of history, and chats of one list."""
+CLOCKS_MS = 60_000
+"""By how much the clocks of servers may differ. A client that resumes gets what its user's other clients sent from so
+long before the last of it on, and drops what it knows."""
 MAX_WATCHED = 200
 """Users whose presence one client watches."""
 
@@ -141,6 +144,10 @@ class Welcome(Struct, frozen=True, tag="welcome"):
     sent: str | None = None
     """With mirror "local": for `Hello.sent` of a client that knows no message of its own user yet. What the user's
     other clients send from now on has greater ids."""
+    server: str = ""
+    """The name of the server in its group."""
+    ownership: int = 0
+    """The epoch under which it owns the user's partition. No two servers serve a user under the same one."""
 
 
 class Message(Struct, frozen=True, tag="message", omit_defaults=True):
