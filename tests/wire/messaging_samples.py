@@ -100,22 +100,24 @@ FROM_SERVER: list[tuple[ServerFrame, str, str]] = [
         Welcome("alice", Position(3, 17, 700), "log", "position"),
         (
             '{"type":"welcome","user":"alice","position":{"partition":3,"epoch":17,"offset":700},"mirror":"log","'
-            'resume":"position","sent":null}'
+            'resume":"position","sent":null,"server":"","ownership":0}'
         ),
         (
-            "86a474797065a777656c636f6d65a475736572a5616c696365a8706f736974696f6e83a9706172746974696f6e03a565706f"
+            "88a474797065a777656c636f6d65a475736572a5616c696365a8706f736974696f6e83a9706172746974696f6e03a565706f"
             "636811a66f6666736574cd02bca66d6972726f72a36c6f67a6726573756d65a8706f736974696f6ea473656e74c0"
+            "a6736572766572a0a96f776e65727368697000"
         ),
     ),
     (
-        Welcome("alice", Position(3, 17, 700), "local", "new", "2480"),
+        Welcome("alice", Position(3, 17, 700), "local", "new", "2480", "chat-1", 52),
         (
             '{"type":"welcome","user":"alice","position":{"partition":3,"epoch":17,"offset":700},"mirror":"local"'
-            ',"resume":"new","sent":"2480"}'
+            ',"resume":"new","sent":"2480","server":"chat-1","ownership":52}'
         ),
         (
-            "86a474797065a777656c636f6d65a475736572a5616c696365a8706f736974696f6e83a9706172746974696f6e03a565706f"
+            "88a474797065a777656c636f6d65a475736572a5616c696365a8706f736974696f6e83a9706172746974696f6e03a565706f"
             "636811a66f6666736574cd02bca66d6972726f72a56c6f63616ca6726573756d65a36e6577a473656e74a432343830"
+            "a6736572766572a6636861742d31a96f776e65727368697034"
         ),
     ),
     (
