@@ -29,7 +29,17 @@ from shardyard.messaging.resume import HISTORY_GROUP, YOUNG_MS, Missed, Resuming
 from shardyard.messaging.session import Connection, Outgoing, Session, State
 from shardyard.messaging.snowflakes import LeasedSnowflakes, id_at, ms_of
 from shardyard.messaging.tokens import LEEWAY_SECONDS, Tokens
-from shardyard.model import Appended, Fence, Fenced, InvalidCall, RetryLater, ShardyardError, Stamp, Unsupported
+from shardyard.model import (
+    Appended,
+    Fence,
+    Fenced,
+    InvalidCall,
+    Partition,
+    RetryLater,
+    ShardyardError,
+    Stamp,
+    Unsupported,
+)
 from shardyard.runtime.metrics import CLIENTS, CLIENTS_CUT, CLIENTS_MOVED, RESUMES
 from shardyard.wire import messaging as wire
 from shardyard.wire.close_codes import CloseCode
@@ -156,10 +166,15 @@ class MessagingServer:
     async def settled(self) -> None:
         """Wait until all partitions have owners and this server has loaded its own, up to a time."""
         deadline = self.now + OWNER_SECONDS
-        while self.now < deadline:
-            if self.is_ready and all(self.directory.owner_of(p) is not None for p in self.inbox.topic):
-                return
+        while self.now < deadline and not (self.is_ready and all(self._is_served(p) for p in self.inbox.topic)):
             await self._clock.sleep(0.02)
+
+    def _is_served(self, partition: Partition) -> bool:
+        """Whether a server serves it, as far as this one knows."""
+        owner = self.directory.owner_of(partition)
+        if owner is None:
+            return False
+        return owner.member != self._node.name or self._ownership.get(partition) is not None
 
     async def drain(self) -> None:
         """Leave the group, and send all clients to the servers that own their partitions then."""
