@@ -158,7 +158,7 @@ def test_bytes_that_are_no_request_harm_nobody(tmp_path: Path) -> None:
     start = f"GET {wire.PATH} HTTP/1.1\r\n".encode()
     headers = st.sampled_from(
         [
-            b"Host: x\r\n",
+            b"Host: localhost\r\n",
             b"Upgrade: websocket\r\n",
             b"Connection: Upgrade\r\n",
             b"Sec-WebSocket-Version: 13\r\n",

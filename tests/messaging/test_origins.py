@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 import aiohttp
 
@@ -25,10 +26,11 @@ def run(scenario: Callable[[Log, Registry, aiohttp.ClientSession], Awaitable[Non
     asyncio.run(main())
 
 
-async def connects(http: aiohttp.ClientSession, url: str, origin: str) -> int:
+async def connects(http: aiohttp.ClientSession, url: str, origin: str, host: str | None = None) -> int:
     """The status of the answer to a page that opens a WebSocket."""
+    headers = {"Origin": origin} | ({} if host is None else {"Host": host})
     try:
-        socket = await http.ws_connect(url + PATH, protocols=[Format.JSON.value], headers={"Origin": origin})
+        socket = await http.ws_connect(url + PATH, protocols=[Format.JSON.value], headers=headers)
     except aiohttp.WSServerHandshakeError as error:
         return error.status
     await socket.close()
@@ -84,5 +86,24 @@ def test_the_chat_page_loads_nothing_from_elsewhere() -> None:
                     policy = response.headers["Content-Security-Policy"]
                     assert "default-src 'none'; script-src 'self'; style-src 'self'" in policy
                     assert "unsafe" not in policy
+
+    run(scenario)
+
+
+def test_an_open_server_is_not_reached_by_the_name_of_another_machine() -> None:
+    """Such a name can lead a browser on this machine to it: then its pages would be of the server's own origin."""
+
+    async def scenario(log: Log, registry: Registry, http: aiohttp.ClientSession) -> None:
+        options = MessengerOptions(topic_partitions=2)
+        for secret, expected in (None, status_of(Denied(""))), ("a secret of at least 32 characters", 200):
+            async with running_messenger(log, registry, options=replace(options, secret=secret)) as url:
+                port = url.rpartition(":")[2]
+                for host, status in {f"elsewhere.example.com:{port}": expected, f"localhost:{port}": 200}.items():
+                    async with http.get(f"{url}/healthz", headers={"Host": host}) as response:
+                        assert response.status == status
+                connected = await connects(
+                    http, url, f"http://elsewhere.example.com:{port}", host="elsewhere.example.com:" + port
+                )
+                assert connected == (expected if secret is None else 101)
 
     run(scenario)

@@ -169,11 +169,11 @@ def test_only_servers_may_make_the_calls_of_servers(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("origin", "status"),
     [
-        ("http://broker", 101),
-        ("https://broker", 101),
+        ("http://localhost", 101),
+        ("https://localhost", 101),
         ("https://chat.example.com", 101),
         ("https://evil.example.com", 401),
-        ("http://broker.evil.example.com", 401),
+        ("http://localhost.evil.example.com", 401),
         ("https://chat.example.com.evil.example.com", 401),
         ("null", 401),
         ("http://[", 401),
@@ -206,7 +206,7 @@ def test_what_is_no_connection_of_ours_is_refused_with_a_reason(tmp_path: Path) 
             assert response.status in (400, 426)
         # A connection that was used for HTTP before becomes one for WebSocket
         tcp = await yard.clients.tcp(server.url)
-        await tcp.write(b"GET /healthz HTTP/1.1\r\nHost: broker\r\n\r\n")
+        await tcp.write(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert b"200" in await tcp._reader.readuntil(b"}")
         assert await tcp.upgrade(JSON, path=wire.PATH) == 101
 

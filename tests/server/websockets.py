@@ -112,7 +112,7 @@ class RawClient:
         """Ask for a WebSocket connection. Returns the status of the response."""
         lines = [
             f"{method} {path} HTTP/1.1",
-            "Host: broker",
+            "Host: localhost",
             "Connection: Upgrade",
             "Upgrade: websocket",
             "Sec-WebSocket-Version: 13",

@@ -83,7 +83,7 @@ class MessagingServer:
         self.peers = Peers(node.name, tokens)
         self.paused: set[Session] = set()
         """Sessions whose clients read too slowly."""
-        self.is_draining = False
+        self._draining: asyncio.Task[None] | None = None
         self._node = node
         self._clock = node.clock
         self._history = history
@@ -178,9 +178,15 @@ class MessagingServer:
 
     async def drain(self) -> None:
         """Leave the group, and send all clients to the servers that own their partitions then."""
-        if self.is_draining:
-            return
-        self.is_draining = True
+        if self._draining is None:
+            self._draining = asyncio.create_task(self._drain(), name="draining")
+        await asyncio.shield(self._draining)
+
+    @property
+    def is_draining(self) -> bool:
+        return self._draining is not None
+
+    async def _drain(self) -> None:
         await self._ownership.leave()
         for session in list(self._sessions):
             session.send_elsewhere(None, 0.0, CloseCode.DRAINING)

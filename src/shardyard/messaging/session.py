@@ -1,6 +1,7 @@
 """One connection of a user's client: what it sends, and what waits to be sent to it, over any transport."""
 
 import asyncio
+import itertools
 import logging
 from collections import deque
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 ENTRIES_PER_FRAME = 200
+BYTES_PER_FRAME = 128 * 1024
+"""After which a frame gets no more entries."""
 MOST_MISSED = 10_000
 """Entries that a client gets when it resumes. One that missed more loads the history."""
 MOVE_SECONDS = 10.0
@@ -200,8 +203,10 @@ class Session:
         self._tokens = min(self._tokens + (now - self._at) * config.rate, config.burst) - frames
         self._at = now
         if self._tokens < 0 or self._unanswered >= config.unanswered:
+            wait = max(-self._tokens / config.rate, 0.01)
+            self.seen_at = now + wait  # it is not silent: it is not read
             self._connection.pause_reading()
-            asyncio.get_running_loop().call_later(max(-self._tokens / config.rate, 0.01), self._read_again)
+            asyncio.get_running_loop().call_later(wait, self._read_again)
 
     def _read_again(self) -> None:
         """Read from the client again, unless it still sends too much, or does not read itself."""
@@ -332,9 +337,14 @@ class Session:
         if self.state is not State.OPEN or self.owned is None:
             return
         while (queue := self._queue) and not self.is_paused:
-            entries = [item.encoded(self._format) for item in queue[:ENTRIES_PER_FRAME]]
+            entries, size = [], 0
+            for item in itertools.islice(queue, ENTRIES_PER_FRAME):
+                entries.append(item.encoded(self._format))
+                size += memoryview(entries[-1]).nbytes
+                if size > BYTES_PER_FRAME:
+                    break
             frame = Deliver(self.seq - len(queue), self.owned.log_epoch, entries)
-            self._queue = queue[ENTRIES_PER_FRAME:] or None
+            self._queue = queue[len(entries) :] or None
             self._connection.send(wire.encode(frame, self._format))
             DELIVERED_ENTRIES.add(len(entries))
         if self._owes_caught_up and not self._queue:

@@ -121,7 +121,7 @@ async def serving_messenger(
         app.state.admin = AdminToken(options.admin_token)
         add_routes(app, (routes.router,))
         limits = replace(limits, connections=options.clients).within_open_files()
-        origins = Origins(server, options.origins)
+        origins = Origins(server, options.origins, is_open=isinstance(authenticator, Open))
         connections = ClientConnections(server, origins=origins, most=limits.connections)
 
         def protocol(**given: Any) -> FirstBytes:

@@ -178,6 +178,7 @@ class ClientConnections:
         path = request.path.decode(errors="replace").partition("?")[0]
         if path != PATH:
             raise InvalidValue("path", path, PATH)
+        self._origins.check_host(request.headers.get("Host", ""))
         origin = request.headers.get("Origin")
         if origin is not None and not self._origins.admit(origin, request.headers.get("Host", "")):
             raise Denied(f"pages of {origin} may not connect: start the server with --origin {origin}")
