@@ -49,6 +49,7 @@ chaos: $(VENV)/.ready ## run 100 000 simulated histories, then kill and stall re
 	@$(BIN)/python -m tests.messaging.chaos run --seconds 120 --mirror local --audit
 	@$(BIN)/python -m tests.messaging.chaos run --seconds 120 --engine postgresql --audit
 	@$(BIN)/python -m tests.wire.frame_damage 1000000 100000
+	@$(BIN)/python -m tests.messaging.frame_damage 1000000 100000
 	@KILLS=10 STALL=20 $(BIN)/python -m pytest -q tests/log/test_crashes.py tests/log/test_postgresql_faults.py tests/pipeline/test_crashes.py
 
 $(VENV)/.bench: $(VENV)/.ready

@@ -122,6 +122,21 @@ def test_what_a_client_that_never_reads_asks_for_takes_bounded_memory(tmp_path: 
     run(tmp_path, scenario)
 
 
+def test_what_is_kept_for_clients_that_reconnect_is_bounded_in_bytes(tmp_path: Path) -> None:
+    async def scenario(yard: Yard) -> None:
+        server = await yard.start(config(tail_bytes=100_000, burst=1_000))
+        alice, bob = await yard.join(server, "alice"), await yard.join(server, "bob")
+        for number in range(30):
+            await alice.say(number, "bob", "x" * 10_000)
+        await bob.received(30)
+        owned = server.server.owned_of("bob")
+        assert owned is not None
+        kept = list(owned.tail.items("bob", owned.tail.first))
+        assert 0 < len(kept) < 10
+
+    run(tmp_path, scenario)
+
+
 # Clients that say nothing
 
 

@@ -40,11 +40,11 @@ def test_other_clients_of_the_sender_get_each_message_once_and_the_sending_one_n
         again = await phone.say(2, "bob", "p2")  # sent again, and so neither stored nor copied
         assert again.duplicate
         await bob.received(5)
-        await bob.send(wire.SetMark(1, "alice", "seen", bob.ids[-1]))
+        mark = f"seen {bob.ids[4]}"
+        await bob.send(wire.SetMark(1, "alice", "seen", bob.ids[4]))
         await bob.sent(1)
         await tablet.say(1, "bob", "t")
         expected = [f"p{n}" for n in range(5)]
-        mark = f"seen {bob.ids[-1]}"
         for client, count, own in (
             (phone, 2, [mark, "t"]),
             (tablet, 6, [*expected, mark]),
@@ -54,6 +54,8 @@ def test_other_clients_of_the_sender_get_each_message_once_and_the_sending_one_n
             await client.sync()
             assert sorted(client.texts) == sorted(own), client.device
             assert [text for text in client.texts if text in expected] == [text for text in expected if text in own]
+        await bob.received(6)
+        for client in (phone, tablet, desk):
             assert set(client.ids) <= {*bob.ids, *(entry.id for entry in client.entries if entry.sender == "bob")}
         copies = [entry for entry in await yard.stored() if entry.copy]
         assert bool(copies) == (mirror == "log")

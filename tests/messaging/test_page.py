@@ -14,9 +14,11 @@ import aiohttp
 import pytest
 
 from shardyard.log import open_log
-from shardyard.messaging.history import open_history
+from shardyard.messaging.history import PlacedEntry, open_history
+from shardyard.model import Partition
 from shardyard.registry import open_registry
 from shardyard.server.messaging.app import MessengerOptions, running_messenger
+from shardyard.wire.inbox import InboxEntry
 from tests.messaging.chromium import Window, chromium, find_chromium
 
 pytestmark = [pytest.mark.server, pytest.mark.processes, pytest.mark.timeout(120)]
@@ -104,18 +106,11 @@ def test_older_messages_are_loaded_when_the_conversation_is_scrolled_up(program:
     texts = [f"message {n}" for n in range(130)]
 
     async def scenario() -> None:
+        async with open_history(f"sqlite:///{tmp_path / 'history.db'}") as history:
+            entries = [InboxEntry(n + 1, "carol", "bob", "phone", n, n, text) for n, text in enumerate(texts)]
+            await history.store([PlacedEntry(Partition("inbox", 0), 1, entry.number, entry) for entry in entries])
         async with messenger(tmp_path) as url, chromium(program) as browser:
-            alice, bob = await browser.window(), await browser.window()
-            await sign_in(alice, url, "alice")
-            await is_connected(alice)
-            await alice.evaluate(
-                f"""import("/shardyard-messaging.js").then(async ({{ MessagingClient }}) => {{
-                    const client = new MessagingClient({{ user: "carol", storage: null }});
-                    await client.connect();
-                    await Promise.all({json.dumps(texts)}.map((text) => client.send("bob", text)));
-                    client.close();
-                }})"""
-            )
+            bob = await browser.window()
             await sign_in(bob, url, "bob")
             await reads(bob, "#chats .unread", "130")
             await bob.evaluate("document.querySelector('#chats button').click()")

@@ -249,11 +249,12 @@ def test_a_client_that_missed_many_is_not_cut_because_more_arrive_while_it_reads
         await bob.vanish()
         count = 3000
         await yard.fill("bob", (f"m{n}" + "x" * 4000 for n in range(count)))
+        (owned,) = [each for each in server.server.partitions if each.partition == inbox_of("bob")]
+        await eventually(lambda: owned.tail.end == count)
         token = (await yard.clients.session(server.url, "bob")).token
         raw = await yard.clients.raw(server.url, receive_bytes=4096)
         position = bob.position
         await raw.frame(wire.encode(wire.Hello(token, "phone", position), Format.JSON), kind=1)
-        (owned,) = [each for each in server.server.partitions if each.partition == inbox_of("bob")]
         await eventually(lambda: any(each.is_paused for each in owned.sessions()))
         await say(alice, "bob", range(100))  # more than may wait for a client that has missed nothing
         received: list[str] = []

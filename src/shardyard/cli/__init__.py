@@ -8,7 +8,20 @@ from rich.console import Console
 from rich.markup import escape
 
 from shardyard import __version__
-from shardyard.cli import broker, check, compare, copy_stores, demo, messaging, messenger, pipeline, place, queues, tour
+from shardyard.cli import (
+    broker,
+    check,
+    compare,
+    copy_stores,
+    demo,
+    history_worker,
+    messaging,
+    messenger,
+    pipeline,
+    place,
+    queues,
+    tour,
+)
 from shardyard.cli.help import CommandGroup, Rows, apply_help_format
 from shardyard.cli.messaging.options import DEFAULT_SERVER
 from shardyard.cli.queues.session import DEFAULT_BROKER
@@ -56,6 +69,7 @@ app.command("broker", rich_help_panel=queues.PANEL)(broker.broker)
 queues.register(app)
 app.command("messenger", rich_help_panel="Messaging")(messenger.messenger)
 app.command("drain", rich_help_panel="Messaging")(messenger.drain)
+app.command(history_worker.COMMAND, hidden=True)(history_worker.history_worker)
 messaging.register(app)
 app.command("copy", rich_help_panel="Storage")(copy_stores.copy)
 app.command("place", rich_help_panel="Placement")(place.place)

@@ -10,11 +10,13 @@ import os
 import re
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from msgspec import structs
 
 from shardyard.cli.broker import LogUrl, RegistryUrl
+from shardyard.cli.history_worker import HistoryWorker, Stores
 from shardyard.cli.logs import logs_on_stderr
 from shardyard.cli.options import integer_option, value_option
 from shardyard.cli.processes import run_processes
@@ -140,6 +142,7 @@ def messenger(
 
         burst = max(200, int(4 * rate))
         options = MessengerOptions(
+            stores_history=False,  # a process of its own does
             address=address or "",
             secret=secret,
             admin_token=os.environ.get("SHARDYARD_TOKEN") or None,
@@ -156,14 +159,6 @@ def messenger(
         uvloop.run(_serve(stores, tables, host, port, options, sigterm))
 
 
-class _Stores(NamedTuple):
-    """URLs of what a server stores."""
-
-    log: str
-    registry: str
-    history: str
-
-
 def _check(port: int, processes: int, partitions: int, clients: int, rate: float, mirror: str) -> None:
     if not 0 <= port < 65536:
         raise InvalidValue("--port", port, "0 to 65535")
@@ -176,14 +171,14 @@ def _check(port: int, processes: int, partitions: int, clients: int, rate: float
         raise InvalidValue("--mirror", mirror, "log or local")
 
 
-def _stores(log: str, registry: str | None, history: str | None) -> _Stores:
+def _stores(log: str, registry: str | None, history: str | None) -> Stores:
     """The given ones, and for those that are not given the same database, if the others are in one."""
     if registry is None:
         registry = log if parse_url("log", log).engine == "postgresql" else "sqlite:///data/registry.db"
     if history is None:
         history = registry if parse_url("registry", registry).engine == "postgresql" else "sqlite:///data/history.db"
-    stores = _Stores(log, registry, history)
-    for name, url in stores._asdict().items():
+    stores = Stores(log, registry, history)
+    for name, url in structs.asdict(stores).items():
         if url == "memory://":
             raise InvalidValue(f"--{name}", url, f"storage that outlives the server, such as sqlite:///data/{name}")
     return stores
@@ -219,7 +214,7 @@ def _parse_partitions(text: str) -> list[int]:
 
 
 async def _serve(
-    stores: _Stores,
+    stores: Stores,
     tables: Path | None,
     host: str,
     port: int,
@@ -242,6 +237,7 @@ async def _serve(
         async with (
             open_log(stores.log) as log,
             _open_history(stores.history, tables) as history,
+            HistoryWorker(stores),
             serving_messenger(log, registry, history, listener.getsockname(), options) as server,
         ):
             address, bound_port = listener.getsockname()[:2]
@@ -250,7 +246,7 @@ async def _serve(
             sys.stdout.flush()
             _log.info(
                 "log %s, registry %s, history %s",
-                *(absolute_url(name, url) for name, url in stores._asdict().items()),
+                *(absolute_url(name, url) for name, url in structs.asdict(stores).items()),
             )
             stack.callback(_log.info, "stopped")
             sigterm.stops(server)

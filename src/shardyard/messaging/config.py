@@ -33,6 +33,8 @@ class MessagingConfig:
     """From connecting to the first frame."""
     store_seconds: float = 10.0
     """How long storing a message is retried before the client is disconnected, to try again elsewhere."""
+    pace_seconds: float = 0.002
+    """What clients send within this time is stored together, if there was something to store just before."""
     tail_records: int = 5_000
     tail_bytes: int = 4 * 1024 * 1024
     """What is kept in memory of each partition for clients that reconnect."""

@@ -20,6 +20,7 @@ from shardyard.messaging.items import Item
 from shardyard.messaging.mirror import run_mirror
 from shardyard.messaging.owned import OwnedPartition
 from shardyard.messaging.ownership import OWNER_SECONDS, Ownership
+from shardyard.messaging.pacing import Pacer
 from shardyard.messaging.peers import PeerAnswer, PeerCall, Peers
 from shardyard.messaging.presence import LOOK_SECONDS as PRESENCE_SECONDS
 from shardyard.messaging.presence import PresenceBoard
@@ -28,7 +29,17 @@ from shardyard.messaging.resume import HISTORY_GROUP, YOUNG_MS, Missed, Resuming
 from shardyard.messaging.session import Connection, Outgoing, Session, State
 from shardyard.messaging.snowflakes import LeasedSnowflakes, id_at, ms_of
 from shardyard.messaging.tokens import LEEWAY_SECONDS, Tokens
-from shardyard.model import Appended, Fence, Fenced, InvalidCall, RetryLater, ShardyardError, Stamp, Unsupported
+from shardyard.model import (
+    Appended,
+    Fence,
+    Fenced,
+    InvalidCall,
+    Partition,
+    RetryLater,
+    ShardyardError,
+    Stamp,
+    Unsupported,
+)
 from shardyard.runtime.metrics import CLIENTS, CLIENTS_CUT, CLIENTS_MOVED, RESUMES
 from shardyard.wire import messaging as wire
 from shardyard.wire.close_codes import CloseCode
@@ -58,9 +69,11 @@ class MessagingServer:
         config: MessagingConfig = DEFAULT_CONFIG,
         partitions: Sequence[int] | None = None,
         topic_partitions: int = DEFAULT_PARTITIONS,
+        stores_history: bool = True,
     ) -> None:
         """`address`: where clients connect. `partitions`: own these, and no others. `topic_partitions`: of the topic,
-        if it does not exist yet."""
+        if it does not exist yet. `stores_history`: whether this server also stores the history of its share of the
+        partitions, or only reads it."""
         self.config = config
         self.address = address
         self.tokens = tokens
@@ -74,10 +87,12 @@ class MessagingServer:
         self._node = node
         self._clock = node.clock
         self._history = history
+        self._stores_history = stores_history
         self._topic_partitions = topic_partitions
         self._ids = LeasedSnowflakes(node.transactions, node.name, node.clock)
         self._resuming = Resuming(node, history)
         self._recent = RecentlySent()
+        self._pacer = Pacer(config.pace_seconds)
         self._ownership = Ownership(node, self.directory, config, address, partitions)
         self._sessions: set[Session] = set()
         self._dirty: list[Session] = []
@@ -104,7 +119,8 @@ class MessagingServer:
         if self.config.mirror == "log":
             self.start(self._keep_running("mirror", self._mirror))
         if self._history is not None:
-            self.start(self._keep_running("history", self._materialise))
+            if self._stores_history:
+                self.start(self._keep_running("history", self._materialise))
             self.start(self._keep_running("end of the history", self._follow_history))
         return self
 
@@ -150,10 +166,15 @@ class MessagingServer:
     async def settled(self) -> None:
         """Wait until all partitions have owners and this server has loaded its own, up to a time."""
         deadline = self.now + OWNER_SECONDS
-        while self.now < deadline:
-            if self.is_ready and all(self.directory.owner_of(p) is not None for p in self.inbox.topic):
-                return
+        while self.now < deadline and not (self.is_ready and all(self._is_served(p) for p in self.inbox.topic)):
             await self._clock.sleep(0.02)
+
+    def _is_served(self, partition: Partition) -> bool:
+        """Whether a server serves it, as far as this one knows."""
+        owner = self.directory.owner_of(partition)
+        if owner is None:
+            return False
+        return owner.member != self._node.name or self._ownership.get(partition) is not None
 
     async def drain(self) -> None:
         """Leave the group, and send all clients to the servers that own their partitions then."""
@@ -306,6 +327,7 @@ class MessagingServer:
         owned = session.owned
         if owned is None or owned.ended:
             raise Fenced(f"{session.user} is not served here any more")
+        await self._pacer.turn()
         entry = InboxEntry(
             self._ids.next(),
             session.user,

@@ -50,6 +50,8 @@ class MessengerOptions:
     topic_partitions: int = DEFAULT_PARTITIONS
     clients: int = 50_000
     """That may be connected at a time."""
+    stores_history: bool = True
+    """Whether the server stores the history itself. If not, another process has to."""
     tls_certificate: str | None = None
     tls_key: str | None = None
     config: MessagingConfig = DEFAULT_CONFIG
@@ -109,6 +111,7 @@ async def serving_messenger(
             config=options.config,
             partitions=options.partitions,
             topic_partitions=options.topic_partitions,
+            stores_history=options.stores_history,
         )
         if authenticator is None:
             authenticator = Open() if options.secret is None else SharedSecret(options.secret)

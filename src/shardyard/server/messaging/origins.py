@@ -32,7 +32,7 @@ class Origins:
             self._hosts[urlsplit(member.address or "").netloc] = None
         while len(self._hosts) > MOST_REMEMBERED:
             del self._hosts[next(iter(self._hosts))]
-        page = urlsplit(origin).netloc
+        page = origin.partition("://")[2]
         return "*" in self._given or origin in self._given or (page != "" and (page == host or page in self._hosts))
 
 

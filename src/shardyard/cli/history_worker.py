@@ -1,0 +1,123 @@
+"""The process that stores the history beside a messaging server. In the same process, the two would hold each other up:
+only one thread of a Python process runs at a time."""
+
+# ruff: noqa: PLC0415 commands start quickly: what is slow to import is imported by those that need it
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+from types import TracebackType
+from typing import Self
+
+import msgspec
+
+from shardyard.cli.logs import logs_on_stderr
+from shardyard.cli.serving import collect_garbage_less_often, without_packages
+
+_log = logging.getLogger(__name__)
+
+COMMAND = "history-worker"
+NICE = 5
+"""Serving clients comes first."""
+RESTART_SECONDS = 1.0
+STOP_SECONDS = 5.0
+
+
+class Stores(msgspec.Struct, frozen=True):
+    """URLs of what a messaging server stores."""
+
+    log: str
+    registry: str
+    history: str
+
+
+class HistoryWorker:
+    """Runs the process from entering the block to leaving it, and starts it again if it ends by itself."""
+
+    def __init__(self, stores: Stores) -> None:
+        self._stores = stores
+        self._process: asyncio.subprocess.Process | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        self._task = asyncio.create_task(self._keep_running(), name=COMMAND)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        if self._process is not None and self._process.returncode is None:
+            if self._process.stdin is not None:
+                self._process.stdin.close()  # it stops by itself
+            try:
+                await asyncio.wait_for(self._process.wait(), STOP_SECONDS)
+            except TimeoutError:
+                self._process.kill()
+                await self._process.wait()
+
+    async def _keep_running(self) -> None:
+        while True:
+            command = [sys.executable, "-m", "shardyard.cli", COMMAND]
+            self._process = await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.PIPE)
+            with contextlib.suppress(ConnectionError):
+                if self._process.stdin is not None:
+                    self._process.stdin.write(msgspec.json.encode(self._stores) + b"\n")
+                    await self._process.stdin.drain()
+            code = await self._process.wait()
+            _log.error("the process that stores the history has ended (%d), and is started again", code)
+            await asyncio.sleep(RESTART_SECONDS)
+
+
+def history_worker() -> None:
+    """Store the history beside a messaging server, which starts this command by itself.
+
+    It reads the URLs of its stores from standard input, and stops at the end of the input: when the server has ended.
+    """
+    import uvloop
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches it, too: the server stops it
+    os.nice(NICE)
+    line = sys.stdin.buffer.readline()
+    if not line:
+        return
+    stores = msgspec.json.decode(line, type=Stores)
+    with without_packages("numba", "pandas"), logs_on_stderr(), contextlib.suppress(asyncio.CancelledError):
+        uvloop.run(_work(stores))
+
+
+async def _work(stores: Stores) -> None:
+    from shardyard.groups import Node
+    from shardyard.log import open_log
+    from shardyard.messaging.config import DEFAULT_CONFIG
+    from shardyard.messaging.history import open_history
+    from shardyard.messaging.history.materialiser import Materialiser
+    from shardyard.registry import open_registry
+
+    collect_garbage_less_often()
+    with open_registry(stores.registry) as registry:
+        async with (
+            open_log(stores.log) as log,
+            open_history(stores.history) as history,
+            Node(log, registry) as node,
+        ):
+            work = asyncio.create_task(
+                Materialiser(node, history, session_timeout=DEFAULT_CONFIG.session_timeout).run(), name="materialiser"
+            )
+            for number in (signal.SIGTERM, signal.SIGHUP):
+                asyncio.get_running_loop().add_signal_handler(number, work.cancel)
+            asyncio.get_running_loop().add_reader(sys.stdin.fileno(), _stop_at_the_end, work)
+            await asyncio.gather(work, return_exceptions=True)
+            if not work.cancelled() and (error := work.exception()) is not None:
+                raise error
+
+
+def _stop_at_the_end(work: "asyncio.Task[None]") -> None:
+    if not os.read(sys.stdin.fileno(), 1024):
+        asyncio.get_running_loop().remove_reader(sys.stdin.fileno())
+        work.cancel()
