@@ -10,6 +10,7 @@ compares the same ledgers, and the history is paged through.
 import argparse
 import asyncio
 import contextlib
+import logging
 import os
 import random
 import shutil
@@ -408,6 +409,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=random.randrange(10**6))
     parser.add_argument("--audit", action="store_true", help="let the audit job check, too")
     options = parser.parse_args()
+    logging.getLogger("shardyard.client").setLevel(logging.ERROR)  # that connections are lost is no news here
     folder = options.folder or Path(tempfile.mkdtemp(prefix="shardyard-chaos-"))
     print(f"seed {options.seed}, {options.seconds:g} s, {options.engine}, mirror {options.mirror}, in {folder}")
     spark: SparkSession | None = None

@@ -174,7 +174,10 @@ class RawClient:
             finally:
                 pings.cancel()
         finally:
-            await asyncio.wait_for(asyncio.shield(_abort(socket)), 2)
+            _drop(socket)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(2):
+                    await socket.close()
         self.notes.note(f"connection to {address} has ended with code {socket.close_code}")
         if socket.close_code in GIVE_UP:
             self.notes.problems.append(f"{self.notes.name} was told to give up with code {socket.close_code}")
@@ -267,8 +270,3 @@ def _drop(socket: aiohttp.ClientWebSocketResponse) -> None:
     connection = socket._response.connection
     if connection is not None and connection.transport is not None:
         connection.transport.abort()
-
-
-async def _abort(socket: aiohttp.ClientWebSocketResponse) -> None:
-    _drop(socket)
-    await socket.close()
