@@ -187,6 +187,7 @@ def test_a_failure_to_read_the_history_is_over_with_the_next_attempt(
             return await wait(self) if outcome is None else outcome
 
         monkeypatch.setattr(Resuming, "_wait_for_history", fail)
+        monkeypatch.setattr(resume, "FAILURE_SECONDS", 0.0)
         refused = await yard.clients.hello(
             server.url, "alice", "tablet", position=tablet.position, sent=tablet.newest_sent
         )

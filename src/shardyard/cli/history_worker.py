@@ -64,7 +64,12 @@ class HistoryWorker:
     async def _keep_running(self) -> None:
         while True:
             command = [sys.executable, "-m", "shardyard.cli", COMMAND]
-            self._process = await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.PIPE)
+            try:
+                self._process = await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.PIPE)
+            except OSError as error:
+                _log.error("the process that stores the history could not be started, and will be: %s", error)
+                await asyncio.sleep(RESTART_SECONDS)
+                continue
             with contextlib.suppress(ConnectionError):
                 if self._process.stdin is not None:
                     self._process.stdin.write(msgspec.json.encode(self._stores) + b"\n")

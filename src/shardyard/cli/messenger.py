@@ -8,6 +8,7 @@ import ipaddress
 import logging
 import os
 import re
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -136,7 +137,7 @@ def messenger(
     require("server", "the messaging server")
     import uvloop
 
-    with without_packages("numba", "pandas"), Sigterm() as sigterm, logs_on_stderr():  # as in `broker`
+    with without_packages("numba", "pandas"), Sigterm(signal.SIGINT) as sigterm, logs_on_stderr():  # as in `broker`
         from shardyard.messaging.config import MessagingConfig
         from shardyard.server.messaging.app import MessengerOptions
 

@@ -19,19 +19,17 @@ def run_processes(count: int, port: int) -> None:
     if port == 0 or port + count > 65536:
         raise InvalidValue("--port", port, f"a port with {count - 1} free ports after it")
     commands = [[sys.executable, "-m", "shardyard.cli", *_for_one(sys.argv[1:], port + i)] for i in range(count)]
-    running = [subprocess.Popen(command) for command in commands]  # noqa: S603 the same command
+    running: list[subprocess.Popen[bytes]] = []
     started = [time.monotonic()] * count
     stopping = False
 
-    def stop(number: int, _: FrameType | None) -> None:
+    def stop(_: int, __: FrameType | None) -> None:
         nonlocal stopping
         stopping = True
-        for process in running:
-            if process.poll() is None:
-                process.send_signal(number)
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
+    running += [subprocess.Popen(command) for command in commands]  # noqa: S603 the same command
     while not stopping:
         time.sleep(LOOK_SECONDS)
         for i, process in enumerate(running):
@@ -41,6 +39,9 @@ def run_processes(count: int, port: int) -> None:
                 f"the server on port {port + i} has ended with {process.returncode}, and is started again\n"
             )
             running[i], started[i] = subprocess.Popen(commands[i]), time.monotonic()  # noqa: S603 likewise
+    for process in running:
+        if process.poll() is None:
+            process.terminate()
     for process in running:
         process.wait()
 

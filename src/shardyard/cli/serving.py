@@ -48,18 +48,21 @@ class Sigterm:
     the signal again after it has stopped; then it does nothing, so that what was opened is closed, and members leave
     their groups."""
 
-    def __init__(self) -> None:
+    def __init__(self, *others: signal.Signals) -> None:
+        """`others`: signals that do the same."""
+        self._signals = (signal.SIGTERM, *others)
         self._server: uvicorn.Server | None = None
         self._received = False
 
     def __enter__(self) -> Self:
-        self._before = signal.signal(signal.SIGTERM, self._receive)
+        self._before = {number: signal.signal(number, self._receive) for number in self._signals}
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        signal.signal(signal.SIGTERM, self._before)
+        for number, before in self._before.items():
+            signal.signal(number, before)
 
     def stops(self, server: "uvicorn.Server") -> None:
         """From now on it stops this server; at once if it has come already."""

@@ -39,7 +39,7 @@ class Directory:
         credentials = {
             "user": user,
             "secret": secret,
-            "token": token if token is None or isinstance(token, str) else await token(),
+            "token": token if token is None or isinstance(token, str) else await _fetched(token),
         }
         body = {name: value for name, value in credentials.items() if value is not None}
         session = await self._ask("POST", "/v1/session", SessionGranted, body)
@@ -93,3 +93,11 @@ async def locate(urls: Sequence[str], user: str, seconds: float = 2.0) -> Where:
                 raise Unreachable([without_password(url) for url in urls], seconds, str(error)) from None
 
         return await retry(ask, clock=clock, deadline=clock.monotonic() + seconds, backoff=BACKOFF)
+
+
+async def _fetched(token: FetchToken) -> str:
+    """What the program's function returns. That its own service can't be reached for now is as if ours could not."""
+    try:
+        return await token()
+    except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        raise ConnectionError(f"no token could be got: {reason(error)}") from error

@@ -23,7 +23,7 @@ BACKOFF = Backoff(first=0.1, longest=5.0)
 """Before a new connection."""
 STABLE_SECONDS = 5.0
 """The back-off starts anew after a connection that lasted this long."""
-WELCOME_SECONDS = 10.0
+WELCOME_SECONDS = 45.0
 PING_SECONDS = 20.0
 SILENCE_SECONDS = 10.0
 """A connection is lost if nothing is received for this long after a ping."""

@@ -8,7 +8,7 @@ from typing import Protocol
 from shardyard.groups import Node, Reader
 from shardyard.groups.partition_reader import OwnedBatch
 from shardyard.messaging.inbox import Inbox
-from shardyard.model import Appended, Fence, Fenced, Malformed, Partition, SequenceTooOld, Stamp
+from shardyard.model import Appended, Fence, Fenced, Malformed, Partition, RetryLater, SequenceTooOld, Stamp
 from shardyard.runtime.retry import Backoff, retry
 from shardyard.wire.inbox import TOPIC, InboxEntry, decode_entry
 
@@ -38,6 +38,9 @@ async def run_mirror(node: Node, inbox: Inbox, append: Append, *, session_timeou
             await _copy(batch, inbox, append, node)
             await node.clock.sleep(LINGER_SECONDS)
             await retry(batch.commit, clock=node.clock, backoff=_BACKOFF)
+        except RetryLater as error:
+            _log.info("%r will be copied again: %s", batch, error)
+            raise
         except Fenced:
             _log.debug("%s went to another member of %s", batch.partition, GROUP)
 
@@ -55,6 +58,7 @@ async def _copy(batch: OwnedBatch, inbox: Inbox, append: Append, node: Node) -> 
     The stamp of a copy is the entry's own place in the log, so that a copy that is made again is not stored again. One
     that the log finds too old for its window was stored: a partition gets its copies in the order of the log.
     """
+    placements = inbox.placements
     lanes: defaultdict[Partition, list[tuple[int, InboxEntry]]] = defaultdict(list)
     for record, offset in zip(batch.records(), batch.offsets(), strict=True):
         try:
@@ -76,6 +80,7 @@ async def _copy(batch: OwnedBatch, inbox: Inbox, append: Append, node: Node) -> 
             try:
                 await append(copied, stamp=stamp, fence=batch.fence, deadline=deadline)
             except SequenceTooOld:
-                continue
+                if placements != inbox.placements:  # copies of several lanes go to one partition since
+                    raise RetryLater("the inbox has other partitions now: the batch is copied again") from None
 
     await asyncio.gather(*(copy(entries) for entries in lanes.values()))

@@ -63,6 +63,7 @@ class OwnedPartition:
         """The history has everything before this offset."""
         self.ended = False
         """It is not served any more."""
+        self._ended_at = 0.0
         self._log = log
         self._clock = clock
         self._config = config
@@ -160,8 +161,13 @@ class OwnedPartition:
     def end(self) -> None:
         """Serve it no more."""
         self.ended = True
+        self._ended_at = self._clock.monotonic()
         if not self.ready.done():
             self.ready.set_result(False)
+
+    def ended_for(self, now: float) -> float:
+        """For how many seconds it has not been served any more, on the monotonic clock."""
+        return now - self._ended_at if self.ended else 0.0
 
     async def _read(self, offset: int, wait: float) -> Batch:
         return await self._retry(

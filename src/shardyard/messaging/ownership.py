@@ -80,10 +80,10 @@ class Ownership(MembershipListener):
         """Whether nobody else can own these partitions yet."""
         return self._clock.monotonic() - self._membership.last_contact < self._config.session_timeout
 
-    def check(self) -> None:
-        """Raise the error that has ended the membership, if one has."""
-        if self._error is not None:
-            raise self._error
+    @property
+    def has_failed(self) -> bool:
+        """Whether the membership has ended by an error: then the server has to be started again."""
+        return self._error is not None
 
     # Events of the membership
 
@@ -134,12 +134,13 @@ class Ownership(MembershipListener):
             deadline = self._clock.monotonic() + STORING_SECONDS
             while self._clock.monotonic() < deadline and any(session.is_storing for session in owned.sessions()):
                 await self._clock.sleep(LOOK_SECONDS)
-            try:
-                await self._membership.release(owned.partition)
-            except ShardyardError as error:
-                _log.info("%s was not released: %s", owned.partition, error)
-            if self._owned.get(owned.partition) is owned:
-                del self._owned[owned.partition]
+            if self._owned.get(owned.partition) is owned:  # else it was lost meanwhile, and may be ours again
+                try:
+                    await self._membership.release(owned.partition)
+                except ShardyardError as error:
+                    _log.info("%s was not released: %s", owned.partition, error)
+                if self._owned.get(owned.partition) is owned:
+                    del self._owned[owned.partition]
         sessions = list(owned.sessions())
         if not sessions:
             return
@@ -155,9 +156,13 @@ class Ownership(MembershipListener):
     async def _next_owner(self, owned: OwnedPartition) -> str | None:
         """The address of the next owner, as soon as there is one; None if that takes too long."""
         deadline = self._clock.monotonic() + OWNER_SECONDS
-        while self._clock.monotonic() < deadline:
+        while self._clock.monotonic() < deadline and not self._is_alone():
             owner = self._directory.owner_of(owned.partition)
             if owner is not None and owner.epoch > owned.epoch:
                 return owner.address
             await self._clock.sleep(LOOK_SECONDS)
         return None
+
+    def _is_alone(self) -> bool:
+        """Whether nobody else could own anything."""
+        return not self._directory.members().keys() - {self._node.name}

@@ -7,6 +7,8 @@ from shardyard.wire.inbox import InboxEntry
 
 MOST = 50_000
 """Entries that are remembered. The history has older ones."""
+MOST_BYTES = 32 * 1024 * 1024
+"""Of their texts, about."""
 
 
 class RecentlySent:
@@ -15,6 +17,7 @@ class RecentlySent:
 
     def __init__(self, most: int = MOST) -> None:
         self._most = most
+        self._bytes = 0
         self._entries: OrderedDict[int, InboxEntry] = OrderedDict()
         self._by_user: dict[str, deque[InboxEntry]] = {}
 
@@ -24,8 +27,10 @@ class RecentlySent:
             return False
         self._entries[entry.id] = entry
         self._by_user.setdefault(entry.sender, deque()).append(entry)
-        if len(self._entries) > self._most:
+        self._bytes += _size(entry)
+        while len(self._entries) > self._most or self._bytes > MOST_BYTES:
             _, oldest = self._entries.popitem(last=False)
+            self._bytes -= _size(oldest)
             mine = self._by_user[oldest.sender]
             mine.popleft()
             if not mine:
@@ -40,3 +45,7 @@ class RecentlySent:
             for entry in self._by_user.get(user, ())
             if entry.id > after and entry.device != device and entry.recipient != user
         ]
+
+
+def _size(entry: InboxEntry) -> int:
+    return len(entry.content) if isinstance(entry.content, str) else 0

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -35,7 +36,12 @@ SCANS = 2
 """Clients for which the log is read at a time."""
 CAUGHT_UP_SECONDS = 30.0
 """How long to wait until the history has what was sent through other servers."""
+FAILURE_SECONDS = 10.0
+"""After which it is tried again, if that was too long."""
 LOOK_SECONDS = 0.05
+
+MOST_MISSED_BYTES = 16 * 1024 * 1024
+TOO_MANY = f"more than {MOST_MISSED} entries, or {MOST_MISSED_BYTES // 2**20} MiB of them, were missed"
 
 How = Literal["new", "position", "id", "lost"]
 
@@ -65,7 +71,9 @@ class Resuming:
         """What the client missed, if memory has all of it."""
         position = hello.position
         if position is None:
-            return Missed("new", self._not_in_history(owned, user, device))
+            behind = self._history is not None and owned.history_end < owned.tail.first
+            gap = "the history is behind: load it again later" if behind else None
+            return Missed("new", self._not_in_history(owned, user, device), gap)
         if not _is_valid(owned, hello) or not owned.tail.first <= position.offset <= owned.tail.end:
             return None
         return Missed("position", _for_device(owned.tail.items(user, position.offset), device))
@@ -89,7 +97,7 @@ class Resuming:
                 return await self._by_position(owned, user, device, hello.position.offset, end)
             if hello.last is not None:
                 return await self._by_id(owned, user, device, number_of(hello.last), end)
-        return Missed("lost", [], "the position is not known any more")
+        return Missed("lost", self._not_in_history(owned, user, device), "the position is not known any more")
 
     async def _by_position(self, owned: OwnedPartition, user: str, device: str, offset: int, end: int) -> Missed:
         items: list[Item] = []
@@ -101,13 +109,17 @@ class Resuming:
                 gap = "the log does not have all of it any more, and the history neither"
             else:
                 items += older
-        items += await self._scan(owned.partition, owned.log_epoch, max(offset, first), end, user)
-        return _limited("position", _for_device(items, device), gap)
+        newer, is_cut = await self._scan(owned.partition, owned.log_epoch, max(offset, first), end, user)
+        if is_cut:
+            return Missed("lost", _for_device(newer, device), TOO_MANY)
+        return _limited("position", _for_device([*items, *newer], device), gap)
 
     async def _by_id(self, owned: OwnedPartition, user: str, device: str, last: int, end: int) -> Missed:
         """The partition is another one, or was created anew: continue after the entry that the client got last."""
         start = await self._log.offset_at(owned.partition, ms_of(last) - CLOCKS_MS)
-        items = await self._scan(owned.partition, owned.log_epoch, start, end, user)
+        items, is_cut = await self._scan(owned.partition, owned.log_epoch, start, end, user)
+        if is_cut:
+            return Missed("lost", _for_device(items, device), TOO_MANY)
         at = next((i for i, item in enumerate(items) if item.entry.id == last), None)
         if at is not None:
             return _limited("id", _for_device(items[at + 1 :], device), None)
@@ -125,9 +137,11 @@ class Resuming:
         found = await history.addressed_to(user, owned.log_epoch, first, end, MOST_MISSED + 1)
         return [Item(each.entry, each.offset, 0) for each in found]
 
-    async def _scan(self, partition: Partition, epoch: int, start: int, end: int, user: str) -> list[Item]:
-        """The user's entries with offsets from `start` up to `end`."""
-        items: list[Item] = []
+    async def _scan(self, partition: Partition, epoch: int, start: int, end: int, user: str) -> tuple[list[Item], bool]:
+        """The user's entries with offsets from `start` up to `end`; if they are too many, the newest of them, and
+        True."""
+        items: deque[Item] = deque()
+        size, is_cut = 0, False
         key = user.encode()
         while start < end:
             try:
@@ -139,12 +153,16 @@ class Resuming:
             offsets = batch.offsets()
             for index in pc.indices_nonzero(pc.equal(batch.data.column("key"), key)).to_pylist():
                 if offsets[index] >= end:
-                    return items
-                entry = _decoded(batch.data.column("value")[index].as_py(), partition)
-                if entry is not None:
-                    items.append(Item(entry, int(offsets[index]), 0))
+                    break
+                value = batch.data.column("value")[index].as_py()
+                if (entry := _decoded(value, partition)) is not None:
+                    items.append(Item(entry, int(offsets[index]), len(value)))
+                    size += len(value)
+                    while len(items) > MOST_MISSED or size > MOST_MISSED_BYTES:
+                        size -= items.popleft().size
+                        is_cut = True
             start = batch.end
-        return items
+        return list(items), is_cut
 
     # What the user's other clients sent, where the log has no copies
 
@@ -165,9 +183,12 @@ class Resuming:
         return [Item(entry, None, 0) for entry in wanted], gap
 
     def _look_again_unless_covered(self, owned: OwnedPartition) -> None:
+        """That it took too long counts for some seconds, so that not every client waits for as long again."""
         task = self._covered[owned]
-        if task.cancelled() or task.exception() is not None or not task.result():
+        if task.cancelled() or task.exception() is not None:
             del self._covered[owned]
+        elif not task.result():
+            asyncio.get_running_loop().call_later(FAILURE_SECONDS, self._covered.pop, owned, None)
 
     async def close(self) -> None:
         """Look for nothing any more."""
@@ -183,11 +204,11 @@ class Resuming:
         clock = self._node.clock
         deadline = clock.monotonic() + CAUGHT_UP_SECONDS
         topic = await current_topic(self._log, TOPIC)
-        ends = {p: (await self._log.span(p)).end for p in topic}
+        ends = {p: end for p in topic if (end := (await self._log.span(p)).end)}
         while clock.monotonic() < deadline:
             rows = await self._node.transactions.read(lambda tx: tx.ownerships(HISTORY_GROUP))
-            done = {row.partition: row.committed.offset for row in rows if row.committed is not None}
-            if all(done.get(p, 0) >= end for p, end in ends.items()):
+            done = {row.partition: row.committed for row in rows if row.committed is not None}
+            if all(p in done and done[p].epoch == topic.epoch and done[p].offset >= end for p, end in ends.items()):
                 return True
             await clock.sleep(LOOK_SECONDS)
         return False
@@ -206,7 +227,7 @@ def _for_device(items: Iterable[Item], device: str) -> list[Item]:
 
 def _limited(how: How, items: list[Item], gap: str | None) -> Missed:
     if len(items) > MOST_MISSED:
-        return Missed("lost", items[-MOST_MISSED:], f"more than {MOST_MISSED} entries were missed")
+        return Missed("lost", items[-MOST_MISSED:], TOO_MANY)
     return Missed(how, items, gap)
 
 

@@ -26,7 +26,7 @@ from shardyard.messaging.presence import LOOK_SECONDS as PRESENCE_SECONDS
 from shardyard.messaging.presence import PresenceBoard
 from shardyard.messaging.recent import RecentlySent
 from shardyard.messaging.resume import HISTORY_GROUP, YOUNG_MS, Missed, Resuming
-from shardyard.messaging.session import Connection, Outgoing, Session, State
+from shardyard.messaging.session import MOVE_SECONDS, Connection, Outgoing, Session, State
 from shardyard.messaging.snowflakes import LeasedSnowflakes, id_at, ms_of
 from shardyard.messaging.tokens import LEEWAY_SECONDS, Tokens
 from shardyard.model import (
@@ -34,6 +34,8 @@ from shardyard.model import (
     Fence,
     Fenced,
     InvalidCall,
+    Malformed,
+    OffsetTrimmed,
     Partition,
     RetryLater,
     ShardyardError,
@@ -48,6 +50,8 @@ from shardyard.wire.messaging import CLOCKS_MS
 
 _log = logging.getLogger(__name__)
 
+USERS_PER_CALL = 1_000
+"""Whose presence another server is asked for at once."""
 HISTORY_SECONDS = 2.0
 """How often to look how far the history has got."""
 SWEEP_SECONDS = 1.0
@@ -100,6 +104,14 @@ class MessagingServer:
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
+        try:
+            await self._open()
+        except BaseException:
+            await self._stack.aclose()
+            raise
+        return self
+
+    async def _open(self) -> None:
         await self.inbox.open(self._topic_partitions)
         await self._ids.acquire()
         self._stack.push_async_callback(self._ids.release)
@@ -122,7 +134,6 @@ class MessagingServer:
             if self._stores_history:
                 self.start(self._keep_running("history", self._materialise))
             self.start(self._keep_running("end of the history", self._follow_history))
-        return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -159,6 +170,7 @@ class MessagingServer:
         """Whether it is in touch with its group, and has loaded all partitions that it owns."""
         return (
             not self.is_draining
+            and not self._ownership.has_failed
             and self._ownership.is_in_touch()
             and all(owned.ready.done() for owned in self._ownership.partitions)
         )
@@ -187,7 +199,11 @@ class MessagingServer:
         return self._draining is not None
 
     async def _drain(self) -> None:
-        await self._ownership.leave()
+        try:
+            await self._ownership.leave()
+        except BaseException:
+            self._draining = None
+            raise
         for session in list(self._sessions):
             session.send_elsewhere(None, 0.0, CloseCode.DRAINING)
 
@@ -218,7 +234,11 @@ class MessagingServer:
     def _flush(self) -> None:
         dirty, self._dirty = self._dirty, []
         for session in dirty:
-            session.flush()
+            try:
+                session.flush()
+            except Exception:  # noqa: BLE001 the others must not wait for ever
+                _log.exception("nothing could be sent to a client of %s", session.user)
+                session.close(CloseCode.UNAVAILABLE, "")
 
     def start(self, work: Coroutine[Any, Any, None]) -> None:
         """Run something in the background."""
@@ -347,8 +367,9 @@ class MessagingServer:
         stamp, deadline = Stamp(producer, outgoing.number), self.now + self.config.store_seconds
         appended = await self._append(entry, stamp=stamp, fence=owned.fence, deadline=deadline)
         if appended.duplicate:
-            batch = await self._node.log.read(appended.partition, appended.first.offset, max_records=1)
-            entry = decode_entry(batch.records()[0].value)
+            with contextlib.suppress(OffsetTrimmed, Malformed):  # then its id is not known any more
+                batch = await self._node.log.read(appended.partition, appended.first.offset, max_records=1)
+                entry = decode_entry(batch.records()[0].value) if len(batch) else entry
         if self.config.mirror == "local" and self._recent.add(entry):  # also if a retry here found that it was stored
             owned.deliver_copy(entry)
         return wire.Sent(outgoing.number, str(entry.id), entry.at, appended.duplicate)
@@ -441,6 +462,8 @@ class MessagingServer:
                 if session.state is State.NEW:
                     if now - session.opened_at > config.hello_seconds:
                         session.close(CloseCode.NO_HELLO, f"no hello came within {config.hello_seconds:g} s")
+                elif session.owned is not None and session.owned.ended_for(now) > MOVE_SECONDS:
+                    session.close(CloseCode.MOVED, "")
                 elif session.expires_at < expired:
                     session.close(CloseCode.TOKEN_EXPIRED, "the access token has expired: get a new session")
                 elif now - session.seen_at > config.idle_seconds:
@@ -460,9 +483,12 @@ class MessagingServer:
         """Ask other servers for the presence of users that clients of this one watch."""
         while True:
             await self._clock.sleep(PRESENCE_SECONDS)
-            for address, users in self.presence.watched_elsewhere().items():
-                with contextlib.suppress(ConnectionError):
-                    self.presence.heard(await self.peers.presence(address, users))
+            await asyncio.gather(*itertools.starmap(self._ask, self.presence.watched_elsewhere().items()))
+
+    async def _ask(self, address: str, users: Sequence[str]) -> None:
+        with contextlib.suppress(ConnectionError):
+            for first in range(0, len(users), USERS_PER_CALL):
+                self.presence.heard(await self.peers.presence(address, users[first : first + USERS_PER_CALL]))
 
     async def _mirror(self) -> None:
         await run_mirror(self._node, self.inbox, self._append, session_timeout=self.config.session_timeout)

@@ -62,6 +62,8 @@ class LeasedSnowflakes:
         self._until = 0.0
         """When the lease ends at the earliest, on the monotonic clock."""
         self._ids: Snowflakes | None = None
+        self._ahead = 0.0
+        """By how much the registry's clock is ahead. By that clock, the ids of all processes ascend alike."""
 
     async def acquire(self) -> None:
         """Take the first free number from a random one on. `RetryLater` if all are taken."""
@@ -69,12 +71,16 @@ class LeasedSnowflakes:
         first = random.randrange(GENERATORS)
         for number in range(first, first + GENERATORS):
             generator = number % GENERATORS
-            token = await self._acquire(generator)
+            token, now = await self._acquire(generator)
             if token is not None:
                 self._generator, self._token, self._until = generator, token, started + LEASE_SECONDS
-                self._ids = Snowflakes(generator, lambda: int(self._clock.now() * 1000))
+                self._ahead = now - self._clock.now()
+                self._ids = Snowflakes(generator, self._now_ms)
                 return
         raise RetryLater(f"all {GENERATORS} numbers of id generators are taken: try again when a server has stopped")
+
+    def _now_ms(self) -> int:
+        return int((self._clock.now() + self._ahead) * 1000)
 
     async def run(self) -> None:
         """Renew the lease until cancelled."""
@@ -82,7 +88,7 @@ class LeasedSnowflakes:
             await self._clock.sleep(RENEW_SECONDS)
             started = self._clock.monotonic()
             try:
-                token = await self._acquire(self._generator)
+                token, _ = await self._acquire(self._generator)
                 if token == self._token:
                     self._until = started + LEASE_SECONDS
                 else:  # it had ended: ids of another process may have the number
@@ -102,8 +108,11 @@ class LeasedSnowflakes:
             raise RetryLater("this server has lost its number for making ids, and waits for the registry")
         return self._ids.next()
 
-    async def _acquire(self, generator: int) -> int | None:
-        return await self._transactions.run(lambda tx: acquire(tx, _lease_name(generator), self._holder, LEASE_SECONDS))
+    async def _acquire(self, generator: int) -> tuple[int | None, float]:
+        """The token of the lease, if it is ours now, and the registry's time."""
+        return await self._transactions.run(
+            lambda tx: (acquire(tx, _lease_name(generator), self._holder, LEASE_SECONDS), tx.now)
+        )
 
 
 def _lease_name(generator: int) -> str:

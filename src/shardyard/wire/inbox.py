@@ -18,7 +18,7 @@ MAX_TEXT_BYTES = 16 * 1024
 
 User = Annotated[str, Meta(min_length=1, max_length=MAX_USER_LENGTH, pattern=r"^[^\x00]*\Z")]
 """The name of a user. Databases take no NUL characters."""
-Device = Annotated[str, Meta(min_length=1, max_length=64)]
+Device = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[^\x00]*\Z")]
 """The name of one client of a user, which the client chooses. No two clients of a user have the same."""
 MarkKind = Literal["delivered", "seen"]
 

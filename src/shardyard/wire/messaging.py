@@ -23,7 +23,7 @@ MAX_FRAME_BYTES = 64 * 1024
 """Of a WebSocket message from a client."""
 MAX_PAGE = 200
 """Messages of one page of history, and chats of one list."""
-CLOCKS_MS = 60_000
+CLOCKS_MS = 10_000
 """By how much the clocks of servers may differ. A client that resumes gets what its user's other clients sent from so
 long before the last of it on, and drops what it knows."""
 MAX_WATCHED = 200

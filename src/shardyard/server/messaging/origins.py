@@ -68,10 +68,13 @@ def share_answers(app: "ASGIApp", origins: Origins) -> "ASGIApp":
         except Denied as error:
             await error_response(error)(scope, receive, send)
             return
+        origin = headers.get(b"origin", b"").decode("latin-1")
         if not scope["path"].startswith(SHARED):
+            if origin and not origins.admit(origin, host):  # a page may send some requests without asking first
+                await error_response(Denied(f"pages of {origin} may not call this"))(scope, receive, send)
+                return
             await app(scope, receive, send)
             return
-        origin = headers.get(b"origin", b"").decode("latin-1")
         allowed: list[tuple[bytes, bytes]] = []
         if origin and origins.admit(origin, host):
             allowed = [(b"access-control-allow-origin", origin.encode("latin-1"))]

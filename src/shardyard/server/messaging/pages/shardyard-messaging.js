@@ -30,7 +30,7 @@ const SUBPROTOCOL = "shardyard.messaging.1.json";
 const PING_MS = 20_000;
 /** A connection is lost if nothing is received for this long after a ping. */
 const SILENCE_MS = 10_000;
-const WELCOME_MS = 10_000;
+const WELCOME_MS = 45_000;
 const RESPONSE_MS = 5_000;
 const CALL_MS = 30_000;
 /** Waits before a new connection, doubled after each failure. */
