@@ -56,7 +56,8 @@ async def _copy(batch: OwnedBatch, inbox: Inbox, append: Append, node: Node) -> 
     """Append a copy of each entry to its sender's partition, those of one partition one after the other.
 
     The stamp of a copy is the entry's own place in the log, so that a copy that is made again is not stored again. One
-    that the log finds too old for its window was stored: a partition gets its copies in the order of the log.
+    that the log finds too old for its window was stored: a partition gets its copies in the order of the log. When the
+    inbox gets other partitions, the batch is copied again, and some copies may be stored twice; clients know their ids.
     """
     placements = inbox.placements
     lanes: defaultdict[Partition, list[tuple[int, InboxEntry]]] = defaultdict(list)
@@ -69,7 +70,7 @@ async def _copy(batch: OwnedBatch, inbox: Inbox, append: Append, node: Node) -> 
             lanes[inbox.partition_of(entry.sender)].append((offset, entry))
     deadline = node.clock.monotonic() + STORE_SECONDS
     epoch = batch.position(batch.first).epoch
-    producer = f"mirror of {batch.partition} {epoch}"
+    producer = f"mirror of {batch.partition} {epoch} over {inbox.topic.receiving}"  # partitions: else it begins anew
 
     async def copy(entries: list[tuple[int, InboxEntry]]) -> None:
         for offset, entry in entries:
