@@ -16,6 +16,7 @@ from yarl import URL
 from shardyard.client.paths import path
 from shardyard.messaging.peers import PeerAnswer
 from shardyard.messaging.tokens import AUDIENCE
+from shardyard.model import InvalidCall
 from shardyard.wire import messaging as wire
 from shardyard.wire.messaging import Format
 from tests.messaging.clients import Client, address
@@ -50,7 +51,7 @@ def test_an_open_server_believes_everybody(tmp_path: Path) -> None:
         assert client.position is not None
         for wrong in ({}, {"user": ""}, {"user": "x" * 129}):
             status, body = await session(yard, server, **wrong)
-            assert (status, body["error"]["code"]) == (401, "wrong_token"), wrong
+            assert (status, body["error"]["code"]) == (400, "invalid_value"), wrong
         for body in ({"user": 5}, [], "alice"):
             status, answer = await post(yard, f"{server.url}/v1/session", body)
             assert status == 400, answer
@@ -75,7 +76,6 @@ def test_a_server_with_a_secret_takes_it_or_what_was_signed_with_it(tmp_path: Pa
             {"user": "alice"},
             {"user": "alice", "secret": ""},
             {"user": "alice", "secret": SECRET + "x"},
-            {"secret": SECRET},
             {"user": "alice", "secret": SECRET, "token": "garbage"},
             {"token": expired},
             {"token": signed("another key of more than 32 characters")},
@@ -87,6 +87,7 @@ def test_a_server_with_a_secret_takes_it_or_what_was_signed_with_it(tmp_path: Pa
         ):
             status, body = await session(yard, server, **wrong)
             assert (status, body["error"]["code"]) == (401, "wrong_token"), wrong
+        assert (await session(yard, server, secret=SECRET))[0] == 400  # it names no user
         # What an application signed is no access token
         client = await yard.clients.hello(server.url, "alice", token=signed(aud=AUDIENCE))
         assert await client.closed() == 4210
@@ -242,5 +243,16 @@ def test_clients_connect_over_tls(tmp_path: Path) -> None:
                 await client.say(1, "alice", "x" * 10_000)
                 await client.received(1)
                 await client.close()
+
+    run(tmp_path, scenario)
+
+
+def test_servers_that_let_users_sign_in_in_different_ways_do_not_mix(tmp_path: Path) -> None:
+    async def scenario(yard: Yard) -> None:
+        await yard.start(secret=SECRET)
+        for other in (None, SECRET + "x"):
+            with pytest.raises(InvalidCall, match="another SHARDYARD_SECRET, or none"):
+                await yard.start(secret=other)
+        await yard.start(secret=SECRET)
 
     run(tmp_path, scenario)

@@ -108,6 +108,8 @@ def _commands_by_panel(group: TyperGroup, ctx: Any) -> dict[str, list[tuple[str,
     panels: dict[str, list[tuple[str, str]]] = {}
     for name in group.list_commands(ctx):
         command: Any = group.get_command(ctx, name)
+        if command.hidden:
+            continue
         summary = inspect.cleandoc(command.help or "").split("\n\n")[0]
         panels.setdefault(command.rich_help_panel or "Commands", []).append((name, " ".join(summary.split("\n"))))
     return panels

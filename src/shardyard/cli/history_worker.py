@@ -24,6 +24,8 @@ NICE = 5
 """Serving clients comes first."""
 RESTART_SECONDS = 1.0
 STOP_SECONDS = 5.0
+STOPPED_SECONDS = 10.0
+"""Before it is started again, if it was stopped."""
 
 
 class Stores(msgspec.Struct, frozen=True):
@@ -75,7 +77,11 @@ class HistoryWorker:
                     self._process.stdin.write(msgspec.json.encode(self._stores) + b"\n")
                     await self._process.stdin.drain()
             code = await self._process.wait()
-            _log.error("the process that stores the history has ended (%d), and is started again", code)
+            if code:
+                _log.error("the process that stores the history has ended (%d), and is started again", code)
+            else:  # it was stopped: probably this one is about to be stopped, too
+                await asyncio.sleep(STOPPED_SECONDS)
+                _log.warning("the process that stores the history was stopped, and is started again")
             await asyncio.sleep(RESTART_SECONDS)
 
 

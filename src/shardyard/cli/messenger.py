@@ -124,6 +124,7 @@ def messenger(
       shardyard messenger --log postgresql://yard@db/yard --host 0.0.0.0 --address wss://chat.example.com/v1/messaging
     """
     _check(port, processes, topic_partitions, max_clients, rate, mirror)
+    _check_reached(host, address, origin or [])
     if (certificate is None) != (key is None):
         raise InvalidValue("--tls-key", key, "a key and a certificate together")
     own = None if partitions is None else _parse_partitions(partitions)
@@ -170,6 +171,18 @@ def _check(port: int, processes: int, partitions: int, clients: int, rate: float
         raise InvalidValue("--rate", rate, "more than 0")
     if mirror not in ("log", "local"):
         raise InvalidValue("--mirror", mirror, "log or local")
+
+
+def _check_reached(host: str, address: str | None, origins: list[str]) -> None:
+    """Clients are told this address: one that they can't reach would cut them off."""
+    if address is not None and not re.fullmatch(r"wss?://[^/\s]+/v1/messaging", address):
+        raise InvalidValue("--address", address, "a URL such as wss://chat.example.com/v1/messaging")
+    with contextlib.suppress(ValueError):
+        if address is None and ipaddress.ip_address(host).is_unspecified:
+            raise InvalidValue("--host", host, "--address with it, because clients can't connect to this one")
+    for each in origins:
+        if each != "*" and not re.fullmatch(r"https?://[^/\s]+", each):
+            raise InvalidValue("--origin", each, "an origin such as https://chat.example.com, or *")
 
 
 def _stores(log: str, registry: str | None, history: str | None) -> Stores:
@@ -281,19 +294,28 @@ def drain(
 
       shardyard drain http://127.0.0.1:7501
     """
-    asyncio.run(_drain(server.rstrip("/"), os.environ.get("SHARDYARD_TOKEN") or None))
+    from shardyard.client.brokers import server_address
+
+    others = asyncio.run(_drain(server_address(server, "server", DEFAULT_PORT), os.environ.get("SHARDYARD_TOKEN")))
     sys.stdout.write(f"{server} is drained\n")
+    if not others:
+        sys.stderr.write("there is no other server: its users are not served until one is started\n")
 
 
-async def _drain(server: str, token: str | None) -> None:
+async def _drain(server: str, token: str | None) -> int:
+    """Returns how many other servers there are."""
     import aiohttp
 
     from shardyard.client.carrier import response_body
+    from shardyard.client.http import reason
+    from shardyard.wire.codec import decode
+    from shardyard.wire.messaging import Drained
 
-    headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+    headers = {} if not token else {"Authorization": f"Bearer {token}"}
     async with aiohttp.ClientSession(headers=headers) as http:
         try:
             async with http.post(f"{server}/v1/drain") as response:
-                response_body(response.status, await response.read(), response.content_type)
-        except (aiohttp.ClientError, ConnectionError, OSError) as error:
-            raise ShardyardError(f"{server} can't be reached: {error}") from None
+                body = response_body(response.status, await response.read(), response.content_type)
+                return decode(body, Drained).others
+        except (aiohttp.ClientError, OSError) as error:
+            raise ShardyardError(f"{server} can't be reached: {reason(error)}") from None

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from shardyard.groups import Directory, JoinRequest, Membership, MembershipListener, Node
 from shardyard.groups.protocol import Grant
@@ -35,8 +35,9 @@ class Ownership(MembershipListener):
         config: MessagingConfig,
         address: str,
         partitions: Sequence[int] | None,
+        metadata: Mapping[str, str],
     ) -> None:
-        """`partitions`: own these, and no others."""
+        """`partitions`: own these, and no others. `metadata`: for the other servers."""
         self._node = node
         self._clock = node.clock
         self._directory = directory
@@ -49,7 +50,7 @@ class Ownership(MembershipListener):
             partitions=manual,
             session_timeout=config.session_timeout,
             address=address,
-            metadata={"mirror": config.mirror},
+            metadata=dict(metadata),
         )
         self._membership = Membership(node, request, self)
         self._owned: dict[Partition, OwnedPartition] = {}

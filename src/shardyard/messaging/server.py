@@ -74,10 +74,11 @@ class MessagingServer:
         partitions: Sequence[int] | None = None,
         topic_partitions: int = DEFAULT_PARTITIONS,
         stores_history: bool = True,
+        sign_in: str = "",
     ) -> None:
         """`address`: where clients connect. `partitions`: own these, and no others. `topic_partitions`: of the topic,
         if it does not exist yet. `stores_history`: whether this server also stores the history of its share of the
-        partitions, or only reads it."""
+        partitions, or only reads it. `sign_in`: how users sign in, the same for all servers of the group."""
         self.config = config
         self.address = address
         self.tokens = tokens
@@ -97,7 +98,9 @@ class MessagingServer:
         self._resuming = Resuming(node, history)
         self._recent = RecentlySent()
         self._pacer = Pacer(config.pace_seconds)
-        self._ownership = Ownership(node, self.directory, config, address, partitions)
+        self._alike = {"mirror": config.mirror, "sign_in": sign_in}
+        """What all servers of the group have to have alike."""
+        self._ownership = Ownership(node, self.directory, config, address, partitions, self._alike)
         self._sessions: set[Session] = set()
         self._dirty: list[Session] = []
         self._tasks: set[asyncio.Task[None]] = set()
@@ -119,7 +122,7 @@ class MessagingServer:
         await self._stack.enter_async_context(self.directory)
         self._stack.push_async_callback(self._resuming.close)
         self._stack.push_async_callback(self._end_tasks)
-        self._check_mirror()
+        self._check_alike()
         await self._ownership.join()
         for name, work in (
             ("ids", self._ids.run),
@@ -143,12 +146,23 @@ class MessagingServer:
         finally:
             await self._stack.aclose()
 
-    def _check_mirror(self) -> None:
-        """Clients would get copies twice, or not at all, if servers had different ways to make them."""
+    def _check_alike(self) -> None:
+        """Clients would get copies twice or not at all if servers made them in different ways, and a server with a
+        secret would admit those who signed in at one without it."""
         for member in self.directory.members().values():
-            if isinstance(member.metadata, dict) and member.metadata.get("mirror") != self.config.mirror:
-                other = member.metadata.get("mirror")
+            if not isinstance(member.metadata, dict):
+                continue
+            if (other := member.metadata.get("mirror")) != self.config.mirror:
                 raise InvalidCall(f"the other servers have --mirror {other}: use the same, or stop all of them first")
+            if member.metadata.get("sign_in") != self._alike["sign_in"]:
+                raise InvalidCall(
+                    "the other servers have another SHARDYARD_SECRET, or none: use the same, or stop all of them first"
+                )
+
+    @property
+    def name(self) -> str:
+        """Of the member."""
+        return self._node.name
 
     @property
     def now(self) -> float:

@@ -9,10 +9,10 @@ from typing import Any, Protocol
 import jwt
 import msgspec
 
-from shardyard.model import ShardyardError, WrongToken
+from shardyard.model import InvalidValue, ShardyardError, WrongToken
 from shardyard.registry import TransactionBatcher
 from shardyard.runtime.clock import Clock
-from shardyard.wire.inbox import User
+from shardyard.wire.inbox import MAX_USER_LENGTH, User
 
 ALGORITHM = "HS256"
 AUDIENCE = "shardyard.messaging"
@@ -86,8 +86,10 @@ def _decode(token: str, key: str, audience: str | None) -> Mapping[str, Any]:
         )
     except jwt.ExpiredSignatureError:
         raise TokenExpired from None
+    except jwt.MissingRequiredClaimError:
+        raise WrongToken("this server", "a token with sub and exp") from None
     except (jwt.PyJWTError, ValueError, TypeError, OverflowError, RecursionError):
-        raise WrongToken("this server") from None
+        raise WrongToken("this server", "a token that is signed with its key by HS256") from None
     return claims
 
 
@@ -140,10 +142,10 @@ class SharedSecret:
             try:
                 return _subject(_decode(credentials.token, self._secret, None))
             except TokenExpired:
-                raise WrongToken("this server") from None
+                raise WrongToken("this server", "a token that has not expired") from None
         given = (credentials.secret or "").encode()
         if not hmac.compare_digest(given, self._secret.encode()):
-            raise WrongToken("this server")
+            raise WrongToken("this server", "its secret, or a token that is signed with it")
         return named_user(credentials)
 
 
@@ -155,5 +157,8 @@ class Open:
 
 
 def named_user(credentials: Credentials) -> str:
-    """The user that the credentials name. `WrongToken` if they name none."""
-    return _subject({"sub": credentials.user})
+    """The user that the credentials name. `InvalidValue` if they name none."""
+    try:
+        return msgspec.convert(credentials.user, User)
+    except msgspec.ValidationError:
+        raise InvalidValue("user", credentials.user, f"a name of 1 to {MAX_USER_LENGTH} characters") from None

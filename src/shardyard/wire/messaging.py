@@ -301,6 +301,13 @@ class SessionGranted(Struct, frozen=True):
     """Where to connect."""
 
 
+class Drained(Struct, frozen=True):
+    """The answer to `POST /v1/drain`."""
+
+    others: int
+    """Servers that serve its users now. Without any, nobody does."""
+
+
 class Where(Struct, frozen=True):
     """The answer to `GET /v1/where/{user}`."""
 

@@ -49,8 +49,10 @@ class Conversation:
     async def run(self, peer: str | None, lines: AsyncIterator[bytes]) -> None:
         """Until the input ends, or the user quits. Returns when everything that was entered is durable."""
         self._say(f"you are {self._client.user}; /help shows the commands")
+        if peer is not None:
+            await self._attempt(self._talk_to(peer))  # first: what the history shows may arrive as well
         receiving = asyncio.create_task(self._receive())
-        reading = asyncio.create_task(self._read(peer, lines))
+        reading = asyncio.create_task(self._read(lines))
         try:
             await asyncio.wait([receiving, reading], return_when=asyncio.FIRST_COMPLETED)
             (receiving if receiving.done() else reading).result()
@@ -63,9 +65,7 @@ class Conversation:
 
     # What the user enters
 
-    async def _read(self, peer: str | None, lines: AsyncIterator[bytes]) -> None:
-        if peer is not None:
-            await self._attempt(self._talk_to(peer))
+    async def _read(self, lines: AsyncIterator[bytes]) -> None:
         async for line in lines:
             text = line.decode(errors="replace")
             if text.startswith("/") and not text.startswith("//"):

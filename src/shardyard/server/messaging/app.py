@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import functools
+import hmac
 import socket
 from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import dataclass, replace
@@ -102,7 +103,15 @@ async def serving_messenger(
 ) -> AsyncIterator[Server]:
     """A messaging server, ready to `serve()`. `listening`: host and port of its socket."""
     async with Node(log, registry, clock=clock) as node:
-        tokens = Tokens(await signing_key(node.transactions), node.clock)
+        key = await signing_key(node.transactions)
+        tokens = Tokens(key, node.clock)
+        if authenticator is not None:
+            sign_in = type(authenticator).__name__
+        elif options.secret is None:
+            authenticator, sign_in = Open(), "open"
+        else:  # others can compare it, and learn nothing of the secret
+            authenticator = SharedSecret(options.secret)
+            sign_in = hmac.digest(key.encode(), options.secret.encode(), "sha256").hex()
         server = MessagingServer(
             node,
             address=options.address or _address(listening, is_secure=options.tls_certificate is not None),
@@ -112,9 +121,8 @@ async def serving_messenger(
             partitions=options.partitions,
             topic_partitions=options.topic_partitions,
             stores_history=options.stores_history,
+            sign_in=sign_in,
         )
-        if authenticator is None:
-            authenticator = Open() if options.secret is None else SharedSecret(options.secret)
         app = FastAPI(title="Shardyard messaging", version=__version__, description="Sessions, and where users are.")
         app.state.server = server
         app.state.authenticator = authenticator

@@ -11,10 +11,10 @@ from shardyard.messaging.tokens import Authenticator, Credentials
 from shardyard.model import RetryLater
 from shardyard.runtime import metrics
 from shardyard.server.auth import token_of
-from shardyard.server.http import read_body, request_body, respond
+from shardyard.server.http import host_of, read_body, request_body, respond
 from shardyard.wire import responses
 from shardyard.wire.inbox import MAX_USER_LENGTH
-from shardyard.wire.messaging import PATH, SessionGranted, Where
+from shardyard.wire.messaging import PATH, Drained, SessionGranted, Where
 
 if TYPE_CHECKING:
     from shardyard.server.messaging.admin import AdminToken
@@ -34,7 +34,7 @@ Server = Annotated[MessagingServer, Depends(server_of)]
 async def check_admin(request: Request) -> None:
     """`WrongToken` unless the caller sent the token for administration, or the server has none."""
     admin: AdminToken = request.app.state.admin
-    admin.check(token_of(request.headers))
+    admin.check(token_of(request.headers), host_of(request))
 
 
 @router.post("/v1/session", openapi_extra=request_body(Credentials))
@@ -68,7 +68,7 @@ async def answer_peer(request: Request, server: Server) -> Response:
 async def drain(server: Server) -> Response:
     """Send all clients to other servers, and own nothing any more. The process stays until it is stopped."""
     await server.drain()
-    return respond(responses.Liveness())
+    return respond(Drained(others=len(server.directory.members().keys() - {server.name})))
 
 
 @router.get("/healthz")
