@@ -1,6 +1,7 @@
 """A partition that a messaging server owns, by itself."""
 
 import asyncio
+import random
 from types import SimpleNamespace
 from unittest import mock
 
@@ -10,9 +11,10 @@ from shardyard.groups.protocol import Grant
 from shardyard.log import open_log
 from shardyard.messaging.config import DEFAULT_CONFIG
 from shardyard.messaging.owned import OwnedPartition
-from shardyard.model import Partition
+from shardyard.model import Partition, Record
 from shardyard.runtime.clock import SystemClock
-from shardyard.wire.inbox import InboxEntry
+from shardyard.wire.inbox import InboxEntry, encode_entry
+from tests.messaging.servers import eventually
 
 
 @pytest.mark.parametrize("turns", range(6))
@@ -51,5 +53,47 @@ def test_a_copy_reaches_the_only_other_client_after_the_sending_one_has_gone() -
             owned.detach(phone)  # type: ignore[arg-type]
             owned.deliver_copy(InboxEntry(1, "alice", "bob", "phone", 1, 0, "hello"))
             assert tablet.deliver.call_count == 1
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_own_appends_and_those_of_others_are_delivered_once_and_in_order(seed: int) -> None:
+    choose = random.Random(seed)
+
+    async def scenario() -> None:
+        async with open_log("memory://") as log:
+            await log.create_topic("inbox", 1)
+            partition = Partition("inbox", 0)
+            grant = Grant(1, None, revoked=False)
+            owned = OwnedPartition(partition, grant, log, SystemClock(), DEFAULT_CONFIG, lambda: True)
+            delivered: list[int] = []
+            bob = mock.Mock(user="bob", device="phone", deliver=lambda item: delivered.append(item.offset))
+            owned.attach(bob)
+            reading = asyncio.create_task(owned.run())
+
+            async def append(number: int, *, own: bool) -> None:
+                entry = InboxEntry(number, "alice", "bob", "tablet", number, 0, "hello")
+                record = Record(str(number), b"bob", encode_entry(entry), (), 1)
+                if own:
+                    owned.begin_append()
+                for _ in range(choose.randrange(3)):
+                    await asyncio.sleep(0)
+                appended = await log.append(partition, [record])
+                for _ in range(choose.randrange(3)):
+                    await asyncio.sleep(0)
+                if own:
+                    owned.end_append("bob", entry, appended.first.offset if choose.random() < 0.9 else None)
+
+            appends = []
+            for number in range(1, 301):
+                appends.append(asyncio.create_task(append(number, own=choose.random() < 0.7)))
+                await asyncio.sleep(choose.choice((0, 0, 0, 0.001, 0.01)))
+            await asyncio.gather(*appends)
+            await eventually(lambda: len(delivered) >= 300)
+            assert delivered == list(range(300))
+            assert not reading.done()
+            reading.cancel()
+            await asyncio.wait([reading])
 
     asyncio.run(scenario())

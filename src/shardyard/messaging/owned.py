@@ -72,7 +72,13 @@ class OwnedPartition:
         self._appending = 0
         """Appends of this server to the partition that are in flight."""
         self._has_appended = False
-        """Since it was last read."""
+        """Since it was last looked at."""
+        self._is_behind = False
+        """There are records that it has not delivered."""
+        self._waiting: asyncio.Task[Batch] | None = None
+        """A read that waits for records."""
+        self._is_interrupted = False
+        """It was cancelled because this server appends."""
         self._may_read = asyncio.Event()
         """Not while all that comes is appended by this server, which then need not read it from the log."""
         self._may_read.set()
@@ -118,6 +124,9 @@ class OwnedPartition:
         """This server appends to the partition: the next records are probably its own."""
         self._appending += 1
         self._may_read.clear()
+        if self._waiting is not None:  # it would be woken, only to find what is delivered anyway
+            self._waiting.cancel()
+            self._is_interrupted = True
 
     def end_append(self, user: str, entry: InboxEntry, offset: int | None) -> None:
         """The append has ended. If its record is the next one, it is delivered without reading it from the log.
@@ -128,7 +137,8 @@ class OwnedPartition:
             size = len(entry.content) if isinstance(entry.content, str) else 0
             self._deliver_entry(user, entry, offset, size + ENTRY_BYTES)
         elif offset is not None and offset >= self.tail.end:
-            self._may_read.set()  # records of others lie before it
+            self._is_behind = True  # records of others lie before it
+            self._may_read.set()
         if not self._appending:
             self._may_read.set()
 
@@ -146,17 +156,36 @@ class OwnedPartition:
         self.tail.end = max(self.tail.end, offset)
         if not self.ready.done():
             self.ready.set_result(True)
+        read_at = self._clock.monotonic()
         while True:
-            if self._has_appended:  # probably it appends again soon: then nothing needs to be read
+            await wait_until_set(self._may_read, LOOK_SECONDS, self._clock)
+            is_due = self._is_behind or self._clock.monotonic() - read_at > LOOK_SECONDS
+            if self._has_appended and not is_due:  # probably it appends again soon: then nothing needs to be read
                 self._has_appended = False
                 await self._clock.sleep(LINGER_SECONDS)
-            await wait_until_set(self._may_read, LOOK_SECONDS, self._clock)
-            batch = await self._read(self.tail.end, READ_SECONDS)
-            if batch.end <= self.tail.end:  # it was delivered when it was appended
+                continue
+            self._is_behind = False
+            batch = await self._read_unless_appending()
+            read_at = self._clock.monotonic()
+            if batch is None or batch.end <= self.tail.end:  # it was delivered when it was appended
                 continue
             while not self._is_in_touch():  # another server may serve these users by now
                 await self._clock.sleep(0.05)
             self.tail.end = max(self.tail.end, self._deliver(batch))
+
+    async def _read_unless_appending(self) -> Batch | None:
+        """What comes next; None if this server begins to append before that."""
+        self._is_interrupted = False
+        self._waiting = asyncio.create_task(self._read(self.tail.end, READ_SECONDS))
+        try:
+            return await self._waiting
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if not self._is_interrupted or (task is not None and task.cancelling()):
+                raise
+            return None
+        finally:
+            self._waiting = None
 
     def end(self) -> None:
         """Serve it no more."""

@@ -103,7 +103,7 @@ class SqliteLog(DatabaseLog):
         if self._cache.covers(partition, offset, max_records, max_bytes):
             await asyncio.sleep(0)  # a reader that takes many batches in a row must not keep other tasks from running
             found, batch = await self._look_inline(fetch)
-        elif offset == end:
+        elif 0 <= end <= offset:
             found, batch = await self._look_at_new(partition_id, offset, fetch)
         else:
             found, batch = await self._look(fetch)
