@@ -9,7 +9,7 @@ from shardyard.groups import Directory, JoinRequest, Membership, MembershipListe
 from shardyard.groups.protocol import Grant
 from shardyard.messaging.config import MessagingConfig
 from shardyard.messaging.owned import OwnedPartition
-from shardyard.model import Fenced, Partition, PartitionOutOfRange, ShardyardError, UnknownTopic
+from shardyard.model import Fenced, Partition, PartitionOutOfRange, ShardyardError, UnknownTopic, WrongEpoch
 from shardyard.runtime.metrics import CLIENTS_MOVED
 from shardyard.wire.close_codes import CloseCode
 from shardyard.wire.inbox import GROUP, TOPIC
@@ -108,7 +108,7 @@ class Ownership(MembershipListener):
     async def _serve(self, owned: OwnedPartition) -> None:
         try:
             await owned.run()
-        except (Fenced, UnknownTopic, PartitionOutOfRange) as error:
+        except (Fenced, UnknownTopic, PartitionOutOfRange, WrongEpoch) as error:
             _log.info("%s is not served here any more: %s", owned.partition, error)
         except Exception:  # noqa: BLE001 nobody awaits this
             _log.exception("%s could not be read, and will be taken again", owned.partition)
