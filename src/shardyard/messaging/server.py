@@ -6,7 +6,7 @@ import heapq
 import itertools
 import logging
 import random
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Any, Self
@@ -42,6 +42,7 @@ from shardyard.model import (
     Stamp,
     Unsupported,
 )
+from shardyard.runtime.background import keep_running
 from shardyard.runtime.metrics import CLIENTS, CLIENTS_CUT, CLIENTS_MOVED, RESUMES
 from shardyard.wire import messaging as wire
 from shardyard.wire.close_codes import CloseCode
@@ -57,7 +58,6 @@ HISTORY_SECONDS = 2.0
 SWEEP_SECONDS = 1.0
 SWEEPS = 5
 """The idle clients are looked for in so many parts, one per sweep."""
-RESTART_SECONDS = 1.0
 
 
 class MessagingServer:
@@ -130,13 +130,13 @@ class MessagingServer:
             ("idle clients", self._sweep),
             ("presence", self._ask_for_presence),
         ):
-            self.start(self._keep_running(name, work))
+            self.start(keep_running(name, work, self._clock))
         if self.config.mirror == "log":
-            self.start(self._keep_running("mirror", self._mirror))
+            self.start(keep_running("mirror", self._mirror, self._clock))
         if self._history is not None:
             if self._stores_history:
-                self.start(self._keep_running("history", self._materialise))
-            self.start(self._keep_running("end of the history", self._follow_history))
+                self.start(keep_running("history", self._materialise, self._clock))
+            self.start(keep_running("end of the history", self._follow_history, self._clock))
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -417,19 +417,20 @@ class MessagingServer:
 
     def typing(self, sender: str, recipient: str) -> None:
         """Tell the recipient's clients, here or on another server."""
-        owned = self.owned_of(recipient)
-        if owned is not None:
-            for session in owned.sessions_of(recipient):
-                session.notify(wire.IsTyping(sender))
+        if self.owned_of(recipient) is not None:
+            self._notify_typing(sender, recipient)
         elif (address := self.address_of(recipient)) is not None:
             self.peers.typing(address, sender, recipient)
+
+    def _notify_typing(self, sender: str, recipient: str) -> None:
+        owned = self.owned_of(recipient)
+        for session in () if owned is None else owned.sessions_of(recipient):
+            session.notify(wire.IsTyping(sender))
 
     def answer_peer(self, call: PeerCall) -> PeerAnswer:
         """What another server tells and asks."""
         for notice in call.typing:
-            owned = self.owned_of(notice.recipient)
-            for session in () if owned is None else owned.sessions_of(notice.recipient):
-                session.notify(wire.IsTyping(notice.sender))
+            self._notify_typing(notice.sender, notice.recipient)
         return PeerAnswer([self.presence.local(user) for user in call.presence if self.owned_of(user) is not None])
 
     # Where users are
@@ -510,17 +511,6 @@ class MessagingServer:
     async def _materialise(self) -> None:
         if self._history is not None:
             await Materialiser(self._node, self._history, session_timeout=self.config.session_timeout).run()
-
-    async def _keep_running(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
-        """Run `work` until cancelled. If it fails, that is logged, and it is started again."""
-        while True:
-            try:
-                await work()
-            except RetryLater as error:
-                _log.warning("background task %r will be started again: %s", name, error)
-            except Exception:  # noqa: BLE001 whatever it is, users must not wait for a task that is gone
-                _log.exception("background task %r failed and will be started again", name)
-            await self._clock.sleep(RESTART_SECONDS)
 
     async def _end_tasks(self) -> None:
         for task in self._tasks:

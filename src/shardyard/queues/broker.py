@@ -3,7 +3,6 @@
 import asyncio
 import hmac
 import logging
-from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Self
@@ -19,12 +18,11 @@ from shardyard.queues.publishing import Publisher, Quota
 from shardyard.queues.settings import TopicSettings, hashed
 from shardyard.queues.settings_cache import SettingsCache
 from shardyard.registry import Registry
+from shardyard.runtime.background import keep_running
 from shardyard.runtime.clock import Clock, SystemClock
 
 _log = logging.getLogger(__name__)
 
-RESTART_SECONDS = 1.0
-"""Before a background task that failed is started again."""
 MAX_CACHED = 10_000
 """Entries of each cache: owners, and the ends of partitions."""
 
@@ -58,7 +56,7 @@ class Broker:
             ("alarms", Alarms(self.log, self.registry, self.node.transactions, holder=holder, clock=self.clock).run),
             ("janitor", Janitor(self.log, self.node.transactions, holder=holder, clock=self.clock).run),
         ):
-            task = asyncio.create_task(self._keep_running(name, work), name=name)
+            task = asyncio.create_task(keep_running(name, work, self.clock), name=name)
             self._stack.push_async_callback(_cancel, task)
         return self
 
@@ -109,15 +107,6 @@ class Broker:
         if settings.records_per_second is not None:
             quota = self._quotas.setdefault(topic, Quota(self.clock))
             quota.take(topic, count, settings.records_per_second)
-
-    async def _keep_running(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
-        """Run `work` until cancelled. If it fails, that is logged, and it is started again."""
-        while True:
-            try:
-                await work()
-            except Exception:  # noqa: BLE001 whatever it is, records must not wait for a task that is gone
-                _log.exception("background task %r failed and will be started again", name)
-            await self.clock.sleep(RESTART_SECONDS)
 
 
 async def _cancel(task: "asyncio.Task[None]") -> None:
