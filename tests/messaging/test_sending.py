@@ -7,12 +7,13 @@ from unittest import mock
 
 import pytest
 
-from shardyard.messaging.session import REQUESTS
-from shardyard.model import Appended, OutcomeUnknown
+from shardyard.messaging.server import MessagingServer
+from shardyard.messaging.session import REQUESTS, Outgoing, Session
+from shardyard.model import SEQUENCE_WINDOW, Appended, OutcomeUnknown
 from shardyard.wire import messaging as wire
 from shardyard.wire.inbox import MAX_TEXT_BYTES, MAX_USER_LENGTH, Mark
 from shardyard.wire.messaging import Format, Marked, Message
-from tests.messaging.servers import Yard, config, run
+from tests.messaging.servers import Yard, config, run, user_of
 from tests.queues.engines import POSTGRESQL
 
 FORMATS = list(Format)
@@ -330,5 +331,34 @@ def test_pages_of_history_go_back_in_time_without_overlap(tmp_path: Path) -> Non
             before = page.messages[-1].id
             assert page.more == (len(seen) < 7)
         assert seen == ["6", "5", "4", "3", "2", "1", "0"]
+
+    run(tmp_path, scenario)
+
+
+def test_a_send_that_takes_long_is_stored_although_very_many_later_ones_were_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log knows the numbers of a client within a window: no send may leave it before it is stored."""
+    may_go_on = asyncio.Event()
+    store = MessagingServer.store
+
+    async def store_later(self: MessagingServer, session: Session, outgoing: Outgoing) -> wire.Sent:
+        if outgoing.number == 0:
+            await may_go_on.wait()
+        return await store(self, session, outgoing)
+
+    monkeypatch.setattr(MessagingServer, "store", store_later)
+
+    async def scenario(yard: Yard) -> None:
+        server = await yard.start(config(burst=1000))
+        alice = await yard.join(server, "alice")
+        slow, quick = user_of(1, "slow"), user_of(1, "quick")
+        await alice.send(wire.Send(0, slow, "0"))
+        for number in range(1, 201):
+            await alice.send(wire.Send(number, quick, str(number)))
+        await alice.until(lambda: len(alice.answers) == SEQUENCE_WINDOW - 1)  # the others wait for the first one
+        may_go_on.set()
+        await alice.until(lambda: len(alice.answers) == 201)
+        assert {answer.number for answer in alice.answers if isinstance(answer, wire.Sent)} == set(range(201))
 
     run(tmp_path, scenario)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from shardyard.messaging.items import Deliver, Item
 from shardyard.messaging.tokens import TokenExpired
-from shardyard.model import Fenced, Malformed, RetryLater, ShardyardError, WrongToken
+from shardyard.model import SEQUENCE_WINDOW, Fenced, Malformed, RetryLater, ShardyardError, WrongToken
 from shardyard.runtime.metrics import CLIENTS_CUT, DELIVERED_ENTRIES, MESSAGES_SENT
 from shardyard.wire import messaging as wire
 from shardyard.wire.close_codes import CloseCode
@@ -75,8 +75,10 @@ class Session:
         "_at",
         "_connection",
         "_format",
+        "_held_back",
         "_is_dirty",
         "_lanes",
+        "_numbers",
         "_owes_caught_up",
         "_queue",
         "_requests",
@@ -121,6 +123,10 @@ class Session:
         self._is_dirty = False
         self._lanes: dict[str, deque[Outgoing]] | None = None
         """What is being stored, by recipient: in order, one after the other."""
+        self._numbers: set[int] = set()
+        """Of what is being stored."""
+        self._held_back: deque[Outgoing] | None = None
+        """What is stored later: the log knows a number that was sent before only within a window."""
         self._owes_caught_up = False
         """It has not got everything yet that it had missed."""
         self._unanswered = 0
@@ -157,7 +163,7 @@ class Session:
             self.close(CloseCode.NO_HELLO, "the first frame must be hello")
         elif isinstance(frame, wire.Send):
             if len(frame.text) > MAX_TEXT_BYTES or len(frame.text.encode()) > MAX_TEXT_BYTES:
-                text = f"a text has at most {MAX_TEXT_BYTES} bytes of UTF-8"
+                text = f"the text may have at most {MAX_TEXT_BYTES} bytes of UTF-8"
                 self.answer(wire.Refused(frame.number, "too_large", text))
             else:
                 self._submit(Outgoing(frame.number, frame.recipient, frame.text))
@@ -221,6 +227,24 @@ class Session:
     def _submit(self, outgoing: Outgoing) -> None:
         """Store it after everything that the client sent to the same recipient before."""
         self._unanswered += 1
+        if self._held_back or not self._is_in_window(outgoing):
+            self._held_back = self._held_back or deque()
+            self._held_back.append(outgoing)
+        else:
+            self._queue_up(outgoing)
+
+    def _is_in_window(self, outgoing: Outgoing) -> bool:
+        return not self._numbers or outgoing.number - min(self._numbers) < SEQUENCE_WINDOW
+
+    def _answered(self, outgoing: Outgoing) -> None:
+        """It needs no more to be stored: others may be in the window now."""
+        self._unanswered -= 1
+        self._numbers.discard(outgoing.number)
+        while self._held_back and self._is_in_window(self._held_back[0]):
+            self._queue_up(self._held_back.popleft())
+
+    def _queue_up(self, outgoing: Outgoing) -> None:
+        self._numbers.add(outgoing.number)
         if self._lanes is None:
             self._lanes = {}
         lane = self._lanes.get(outgoing.recipient)
@@ -240,8 +264,7 @@ class Session:
             while lane and self.state is not State.CLOSED:
                 self.answer(await self._server.store(self, lane[0]))
                 MESSAGES_SENT.add()
-                lane.popleft()
-                self._unanswered -= 1
+                self._answered(lane.popleft())
         except Fenced:
             _log.debug("%s belongs to another server now", self.user)
             lane.clear()  # the client is told so, and sends again there
@@ -250,8 +273,9 @@ class Session:
             self.close(CloseCode.UNAVAILABLE, str(error))
         except ShardyardError as error:
             body = error_body(error)
-            self.answer(wire.Refused(lane.popleft().number, body.code, body.message))
-            self._unanswered -= 1
+            refused = lane.popleft()
+            self.answer(wire.Refused(refused.number, body.code, body.message))
+            self._answered(refused)
             if lane:
                 self._server.start(self._store(recipient))
                 return
