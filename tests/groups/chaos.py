@@ -22,7 +22,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -59,11 +59,11 @@ DATABASE = "database.url"
 """The file in the folder with the URL of the PostgreSQL database to use; without it, log and registry are embedded."""
 
 
-def _log_url(folder: Path) -> str:
+def log_url(folder: Path) -> str:
     return _database(folder) or f"sqlite:///{folder / 'log'}"
 
 
-def _registry_url(folder: Path) -> str:
+def registry_url(folder: Path) -> str:
     return _database(folder) or f"sqlite:///{folder / 'registry.db'}"
 
 
@@ -71,7 +71,7 @@ def _database(folder: Path) -> str | None:
     return (folder / DATABASE).read_text() if (folder / DATABASE).exists() else None
 
 
-async def _opened(open_it: Callable[[], T]) -> T:
+async def opened(open_it: Callable[[], T]) -> T:
     """Open a log or a registry, as soon as its server is there."""
 
     async def attempt() -> T:
@@ -119,7 +119,7 @@ class Journal:
 async def produce(folder: Path, name: str) -> None:
     journal = Journal(folder / f"{name}.sent")
     rule = Modulus("fnv1a32", PARTITIONS)
-    async with await _opened(lambda: open_log(_log_url(folder))) as log:
+    async with await opened(lambda: open_log(log_url(folder))) as log:
         while True:
             if journal.open_intention is None:
                 key = f"{name}-{random.randrange(KEYS)}"
@@ -137,9 +137,9 @@ async def produce(folder: Path, name: str) -> None:
 
 async def consume(folder: Path, name: str) -> None:
     notes = (folder / f"{name}.got").open("a", buffering=1)
-    registry = await _opened(lambda: open_registry(_registry_url(folder)))
+    registry = await opened(lambda: open_registry(registry_url(folder)))
     async with (
-        await _opened(lambda: open_log(_log_url(folder))) as log,
+        await opened(lambda: open_log(log_url(folder))) as log,
         Node(log, registry, name=name) as node,
         contextlib.AsyncExitStack() as stack,
     ):
@@ -164,6 +164,9 @@ async def consume(folder: Path, name: str) -> None:
 class Process:
     """A producer or member that can be killed and started again."""
 
+    module = "tests.groups.chaos"
+    """What it runs."""
+
     def __init__(self, folder: Path, role: str, name: str) -> None:
         self.folder, self.role, self.name = folder, role, name
         self.lives = itertools.count(1)
@@ -171,7 +174,7 @@ class Process:
 
     def start(self) -> None:
         self.current = self.name if self.role == "produce" else f"{self.name}.{next(self.lives)}"
-        command = [sys.executable, "-m", "tests.groups.chaos", self.role]
+        command = [sys.executable, "-m", self.module, self.role]
         command += ["--folder", str(self.folder), "--name", self.current]
         with (self.folder / f"{self.name}.err").open("a") as errors:
             self.handle = subprocess.Popen(command, stderr=errors, cwd=Path(__file__).parent.parent.parent)
@@ -232,7 +235,7 @@ def run(
 
 
 async def _prepare(folder: Path) -> None:
-    async with open_log(_log_url(folder)) as log:
+    async with open_log(log_url(folder)) as log:
         await log.create_topic(TOPIC, PARTITIONS)
 
 
@@ -240,19 +243,26 @@ class Faults:
     """Kills and stalls processes, and the server if there is one."""
 
     def __init__(
-        self, processes: list[Process], rng: random.Random, server: PostgresqlServer | None, server_stall: float
+        self,
+        processes: Sequence[Process],
+        rng: random.Random,
+        server: PostgresqlServer | None,
+        server_stall: float,
+        longest_pause: float = 0.6,
     ) -> None:
+        """`longest_pause`: seconds between two faults, at the most."""
         self.kills = self.stalls = self.server_faults = 0
         self._processes = processes
         self._rng = rng
         self._server = server
         self._server_stall = server_stall
+        self._longest_pause = longest_pause
         self._server_due = time.monotonic() + SERVER_FAULT_SECONDS
 
     def cause(self, seconds: float) -> None:
         until = time.monotonic() + seconds
         while time.monotonic() < until:
-            time.sleep(self._rng.uniform(0.1, 0.6))
+            time.sleep(self._rng.uniform(0.1, self._longest_pause))
             if self._server is not None and time.monotonic() > self._server_due:
                 self._harm_server(self._server)
                 self._server_due = time.monotonic() + SERVER_FAULT_SECONDS
@@ -290,8 +300,8 @@ class Faults:
 
 async def _catch_up(folder: Path, members: list[Process]) -> None:
     until = time.monotonic() + CATCH_UP_SECONDS
-    registry = open_registry(_registry_url(folder))
-    async with open_log(_log_url(folder)) as log:
+    registry = open_registry(registry_url(folder))
+    async with open_log(log_url(folder)) as log:
         while any(row.lag for row in await status(log, registry, GROUP)):
             dead = [m.name for m in members if m.handle.poll() is not None]
             assert not dead, f"members ended by themselves: {dead}"
@@ -313,7 +323,7 @@ def check(folder: Path, spark: "SparkSession") -> Report:
 
     report = Report()
     given = _deliveries(folder)
-    topic = spark.read.format("shardyard").options(log=_log_url(folder), topics=TOPIC).load().cache()
+    topic = spark.read.format("shardyard").options(log=log_url(folder), topics=TOPIC).load().cache()
     acknowledged = spark.createDataFrame(list(_acknowledged(folder)), auditing.SENT)
     stored = auditing.audit(acknowledged, auditing.delivered_from_topic(topic))
     table = spark.createDataFrame(

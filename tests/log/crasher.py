@@ -81,6 +81,14 @@ def reporting(name: str, step: maintenance.Step) -> maintenance.Step:
     return reported
 
 
+class ReportingMerger(maintenance.Merger):
+    def __call__(self, db: sqlite3.Connection, now: int) -> bool:
+        worked = super().__call__(db, now)
+        if worked:
+            say("S", "merge")
+        return worked
+
+
 async def live(order: dict[str, Any]) -> None:
     merging.MERGE_BATCHES = 4  # all that is rare happens all the time
     maintenance.VACUUM_PAGES = 2
@@ -88,8 +96,11 @@ async def live(order: dict[str, Any]) -> None:
     dice = random.Random(order["seed"])
     steps = maintenance.steps
 
-    def shuffled() -> dict[str, maintenance.Step]:  # few live to see the end of one maintenance
-        reported = [(name, reporting(name, step)) for name, step in steps().items()]
+    def shuffled(forgetter: maintenance.Forgetter) -> dict[str, maintenance.Step]:  # few live to see the end of one
+        reported = [
+            (name, ReportingMerger() if name == "merge" else reporting(name, step))
+            for name, step in steps(forgetter).items()
+        ]
         return dict(dice.sample(reported, len(reported)))
 
     maintenance.steps = shuffled

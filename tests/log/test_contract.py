@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from shardyard.log import Log
 from shardyard.log.memory import MemoryLog
 from shardyard.log.postgresql import PostgresqlLog
+from shardyard.log.requests import AppendRequest, Outcomes, ReadRequest
 from shardyard.log.scan import scan
 from shardyard.log.sqlite import SqliteLog
 from shardyard.model import (
@@ -686,6 +687,9 @@ async def test_a_partition_that_is_added_again_is_empty_and_continues_where_the_
         await log.drop_partitions("t", 1)
         if maintained:
             await log.maintain()
+        kept, gone = {0: spanned(log, topic.epoch, 0, 0)}, spanned(log, topic.epoch, count, count)
+        assert await log.ends("t") == kept
+        assert await log.ends("t", dropped=True) == {**kept, 1: gone, 2: spanned(log, topic.epoch, 0, 0)}
         assert state(await log.expand_topic("t", 3)) == state(topic)
         assert await log.span(T1) == spanned(log, topic.epoch, count, count)
         assert await log.span(Partition("t", 2)) == spanned(log, topic.epoch, 0, 0), "it never had a record"
@@ -1223,6 +1227,169 @@ async def test_a_waiting_reader_fails_at_once_when_its_partition_is_dropped_or_i
         await asyncio.wait_for(kept, TIMEOUT_SECONDS)
 
 
+# Several partitions at once ----------------------------------------------------------------------------------------
+
+
+def news(found: Outcomes) -> dict[int, object]:
+    """The ids that were read of the partitions of topic t, or the kind of error."""
+    return {p.index: type(one) if isinstance(one, ShardyardError) else ids(one) for p, one in found.items()}
+
+
+@awaited
+async def test_a_read_of_many_partitions_gives_what_reads_of_those_with_news_give(log: Log) -> None:
+    topic = await log.create_topic("t", 10)
+    parts = list(topic)
+    for p in parts:
+        await log.append(p, records(0, 1, 2))
+    await log.set_fence(Fence("f", 5))
+    last = end(log, 3)
+    reads = [
+        ReadRequest(parts[0], at(log, 1)),
+        ReadRequest(parts[1], 0, topic.epoch, Fence("f", 5)),
+        ReadRequest(parts[2], last),
+        ReadRequest(parts[3], last, topic.epoch, Fence("f", 6)),
+        ReadRequest(parts[4], 1000),
+        ReadRequest(parts[5], 0, topic.epoch - 1),
+        ReadRequest(parts[6], last, topic.epoch - 1),
+        ReadRequest(parts[7], 0, fence=Fence("f", 4)),
+        ReadRequest(parts[8], last, fence=Fence("f", 4)),
+        ReadRequest(Partition("t", 10), 0),
+        ReadRequest(Partition("none", 11), 0),
+    ]
+    refused = {4: OffsetBeyondEnd, 5: WrongEpoch, 6: WrongEpoch, 7: Fenced, 8: Fenced, 10: PartitionOutOfRange}
+    for _ in range(2):  # an engine may know more the second time
+        found = await log.read_many(reads, wait=TIMEOUT_SECONDS)
+        assert news(found) == {0: ["r1", "r2"], 1: ["r0", "r1", "r2"], **refused, 11: UnknownTopic}
+    for partition, offset in ((parts[0], at(log, 1)), (parts[1], 0)):
+        batch, alone = found[partition], await log.read(partition, offset)
+        assert isinstance(batch, Batch)
+        assert (batch.partition, batch.epoch, batch.first, batch.end, list(batch.offsets())) == (
+            alone.partition,
+            alone.epoch,
+            alone.first,
+            alone.end,
+            list(alone.offsets()),
+        )
+    await log.trim(parts[0], at(log, 2))
+    assert news(await log.read_many(reads[:4])) == {0: OffsetTrimmed, 1: ["r0", "r1", "r2"]}
+    few = [ReadRequest(parts[0], at(log, 2)), ReadRequest(parts[1], 0), ReadRequest(parts[2], last)]
+    assert news(await log.read_many(few, max_records=1)) == {0: ["r2"], 1: ["r0"]}
+    assert await log.read_many(few[2:]) == {}
+    assert await log.read_many([], wait=TIMEOUT_SECONDS) == {}
+    for wrong in ({"max_records": 0}, {"max_bytes": 0}, {"total_bytes": 0}):
+        with pytest.raises(InvalidValue):
+            await log.read_many(few, **wrong)
+
+
+@awaited
+async def test_a_read_of_many_partitions_ends_when_it_has_read_enough(log: Log) -> None:
+    topic = await log.create_topic("t", 4)
+    for partition in topic:
+        await log.append(partition, [record(0, size=1000), record(1, size=1000)])
+    reads = [ReadRequest(Partition("t", index), 0) for index in (2, 0, 3, 1)]
+    for total, wanted in ((1, [2]), (3000, [2, 0]), (100_000, [2, 0, 3, 1])):
+        found = await log.read_many(reads, total_bytes=total, wait=TIMEOUT_SECONDS)
+        assert news(found) == {index: ["r0", "r1"] for index in wanted}
+
+
+@awaited
+async def test_a_read_of_many_partitions_passes_over_gaps(log: Log) -> None:
+    topic = await log.create_topic("t", 2)
+    for p in topic:
+        await log.append(p, records(0, 1, 2))
+    after = at(log, 2) + 1
+    found = await log.read_many([ReadRequest(p, after) for p in topic], wait=0.01)
+    if log.capabilities.dense_offsets:
+        assert found == {}
+    else:
+        batches = [batch for batch in found.values() if isinstance(batch, Batch)]
+        assert [(len(batch), batch.end) for batch in batches] == [(0, end(log, 3))] * 2
+
+
+@awaited
+async def test_a_read_of_many_partitions_waits_until_one_of_them_has_a_record(log: Log) -> None:
+    topic = await log.create_topic("t", 8)
+    reads = [ReadRequest(p, 0) for p in topic if p.index < 6]
+    for index in (5, 0, 3):
+        reading = asyncio.ensure_future(log.read_many(reads, wait=TIMEOUT_SECONDS))
+        for _ in range(5):
+            await log.span(T0)
+        await log.append(Partition("t", 7), records(7))
+        assert not reading.done(), "it does not read that one"
+        await log.append(Partition("t", index), records(index))
+        assert news(await reading) == {index: [f"r{index}"]}
+        reads[index] = ReadRequest(Partition("t", index), end(log, 1))
+    began = time.monotonic()
+    assert await log.read_many(reads, wait=0.1) == {}
+    assert time.monotonic() - began > 0.09
+
+
+@awaited
+async def test_a_waiting_read_of_many_partitions_ends_when_one_is_gone_or_the_log_is_closed(log: Log) -> None:
+    await log.create_topic("t", 2)
+    await log.create_topic("u", 2)
+    reads = [ReadRequest(T0, 0), ReadRequest(Partition("u", 1), 0)]
+    waiting = asyncio.ensure_future(log.read_many(reads, wait=100 * TIMEOUT_SECONDS))
+    for _ in range(5):
+        await log.span(T0)
+    assert not waiting.done()
+    await log.delete_topic("u")
+    assert news(await asyncio.wait_for(waiting, TIMEOUT_SECONDS)) == {1: UnknownTopic}
+    waiting = asyncio.ensure_future(log.read_many(reads[:1], wait=100 * TIMEOUT_SECONDS))
+    for _ in range(5):
+        await log.span(T0)
+    await log.close()
+    with pytest.raises(Closed):
+        await asyncio.wait_for(waiting, TIMEOUT_SECONDS)
+
+
+@awaited
+async def test_a_cancelled_read_of_many_partitions_leaves_the_log_as_it_was(log: Log) -> None:
+    topic = await log.create_topic("t", 3)
+    reads = [ReadRequest(p, 0) for p in topic]
+    reading = asyncio.ensure_future(log.read_many(reads, wait=TIMEOUT_SECONDS))
+    for _ in range(5):
+        await log.span(T0)
+    reading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reading
+    await log.append(T1, records(0))
+    assert news(await log.read_many(reads, wait=TIMEOUT_SECONDS)) == {1: ["r0"]}
+
+
+@awaited
+async def test_appends_to_many_partitions_are_each_stored_or_refused_by_themselves(log: Log) -> None:
+    topic = await log.create_topic("t", 3)
+    await log.create_topic("sealed", 1)
+    await log.seal_topic("sealed", HOLDER)
+    await log.set_fence(Fence("f", 5))
+    stored = await log.append_many(
+        [
+            AppendRequest(T0, records(0, 1), Stamp("p", 1), Fence("f", 5), topic.generation),
+            AppendRequest(T1, records(2), fence=[Fence("f", 4), Fence("g", 1)]),
+            AppendRequest(T0, arrow(records(3))),
+            AppendRequest(T0, records(0, 1), Stamp("p", 1)),
+            AppendRequest(T1, records(4), generation=topic.generation + 100),
+            AppendRequest(Partition("t", 9), records(5)),
+            AppendRequest(Partition("sealed", 0), records(6)),
+            AppendRequest(T1, []),
+            AppendRequest(T1, records(7), Stamp("p", 1)),
+            AppendRequest(T0, records(8)),
+        ]
+    )
+    kinds = [one.duplicate if isinstance(one, Appended) else type(one) for one in stored]
+    assert kinds == [False, Fenced, False, True, Outdated, PartitionOutOfRange, Sealed, InvalidValue, False, False]
+    places = [one.first.offset for one in stored if isinstance(one, Appended)]
+    assert places == [at(log, 0), at(log, 2), at(log, 0), at(log, 0), at(log, 3)]
+    assert await contents(log, T0) == records(0, 1, 3, 8)
+    assert await contents(log, T1) == records(7)
+    assert await log.append_many([]) == []
+    await log.set_fence(Fence("g", 0))  # nothing was stored of what was refused, not even its fences
+    await log.close()
+    with pytest.raises(Closed):
+        await log.append_many([AppendRequest(T0, records(9))])
+
+
 # Idempotent appends ------------------------------------------------------------------------------------------------
 
 
@@ -1298,6 +1465,24 @@ async def test_a_stamp_outlives_its_trimmed_records_and_maintenance(log: Log) ->
     assert await log.span(T0) == spanned(log, topic.epoch, 2, 2)
 
 
+@awaited
+async def test_the_ends_of_a_topic_are_the_spans_of_all_its_partitions(log: Log) -> None:
+    await log.create_topic("t", 3)
+    await log.create_topic("u", 1)
+    await log.append(T1, records(0, 1))
+    await log.append(Partition("t", 2), records(0))
+    await log.trim(T1, at(log, 1))
+    await log.contract_topic("t", 2)
+    assert await log.ends("t") == {index: await log.span(Partition("t", index)) for index in range(3)}
+    await log.drop_partitions("t", 2)
+    assert await log.ends("t") == {index: await log.span(Partition("t", index)) for index in range(2)}
+    with pytest.raises(UnknownTopic):
+        await log.ends("v")
+    await log.close()
+    with pytest.raises(Closed):
+        await log.ends("t")
+
+
 # Fences ------------------------------------------------------------------------------------------------------------
 
 
@@ -1338,6 +1523,21 @@ async def test_a_retried_append_of_a_stale_owner_is_fenced(log: Log) -> None:
     await log.set_fence(Fence("g", 2))
     with pytest.raises(Fenced):
         await log.append(T0, records(0), stamp=Stamp("p", 1), fence=Fence("g", 1))
+
+
+@awaited
+async def test_of_several_fences_of_an_append_each_must_hold_and_each_is_raised(log: Log) -> None:
+    await log.create_topic("t", 1)
+    await log.set_fence(Fence("b", 2))
+    with pytest.raises(Fenced):
+        await log.append(T0, records(0), fence=[Fence("a", 5), Fence("b", 1)])
+    await log.append(T0, records(1), fence=[Fence("a", 4), Fence("b", 3)])
+    for stale in (Fence("a", 3), Fence("b", 2)):
+        with pytest.raises(Fenced):
+            await log.append(T0, records(2), fence=stale)
+    with pytest.raises(InvalidValue, match="a Fence"):
+        await log.append(T0, records(3), fence=["b"])  # type: ignore[list-item]
+    assert ids(await log.read(T0, 0)) == ["r1"]
 
 
 @awaited
@@ -1634,9 +1834,12 @@ AFTER_CLOSE: dict[str, Callable[[Log], Awaitable[Any]]] = {
     "topics": lambda log: log.topics(),
     "catalog_version": lambda log: log.catalog_version(),
     "append": lambda log: log.append(T0, records(0)),
+    "append_many": lambda log: log.append_many([AppendRequest(T0, records(0))]),
     "read": lambda log: log.read(T0, 0),
+    "read_many": lambda log: log.read_many([ReadRequest(T0, 0)]),
     "span": lambda log: log.span(T0),
     "count": lambda log: log.count(T0, 0, 1),
+    "ends": lambda log: log.ends("t"),
     "offset_at": lambda log: log.offset_at(T0, 0),
     "trim": lambda log: log.trim(T0, 0),
     "set_fence": lambda log: log.set_fence(Fence("g", 1)),
@@ -1670,8 +1873,10 @@ async def test_a_log_that_was_never_used_can_be_closed(log: Log) -> None:
 @awaited
 async def test_appends_in_flight_are_finished_before_the_log_closes(log: Log) -> None:
     await log.create_topic("t", 1)
-    appends = [asyncio.ensure_future(log.append(T0, records(i))) for i in range(20)]
-    await asyncio.sleep(0)  # each has begun
+    appends = []
+    for i in range(20):
+        appends.append(asyncio.ensure_future(log.append(T0, records(i))))
+        await asyncio.sleep(0)  # it has begun: some are being written, and others wait for them
     await log.close()
     assert [a.first.offset for a in await asyncio.gather(*appends)] == [at(log, i) for i in range(20)]
 

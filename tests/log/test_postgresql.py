@@ -76,13 +76,13 @@ def test_the_tables_are_created_once_in_a_schema_of_their_own(postgresql_url: st
     tables = execute(postgresql_url, "SELECT schemaname, tablename FROM pg_tables WHERE tablename LIKE 'log%'")
     assert {schema for schema, _ in tables} == {"shardyard"}
     assert {"log_topics", "log_partitions", "log_batches", "log_version"} <= {name for _, name in tables}
-    assert execute(postgresql_url, "SELECT version FROM log_version") == [(1,)]
+    assert execute(postgresql_url, "SELECT version FROM log_version") == [(2,)]
 
 
 def test_tables_of_a_newer_version_are_refused_and_left_alone(postgresql_url: str) -> None:
     asyncio.run(open_(postgresql_url).close())
     execute(postgresql_url, "UPDATE log_version SET version = 99")
-    with pytest.raises(WrongSchemaVersion, match="has schema version 99, this Shardyard works with 1") as refused:
+    with pytest.raises(WrongSchemaVersion, match="has schema version 99, this Shardyard works with 2") as refused:
         open_(postgresql_url)
     assert PASSWORD not in str(refused.value)
     assert execute(postgresql_url, "SELECT version FROM log_version") == [(99,)]
@@ -119,7 +119,7 @@ async def test_damaged_and_missing_batches_are_noticed_and_never_served(url: str
         for i in range(3):
             await log.append(T0, records(i))
             await log.append(T1, records(i))
-        execute(url, "UPDATE log_batches SET data = set_byte(data, 200, 1 + get_byte(data, 200) % 200) WHERE first = 1")
+        execute(url, "UPDATE log_batches SET data = set_byte(data, 20, 1 + get_byte(data, 20) % 200) WHERE first = 1")
         second = "SELECT id FROM log_partitions WHERE number = 1"
         execute(url, f"DELETE FROM log_batches WHERE first = 1 AND partition = ({second})")
         for partition, what in ((T0, "fails its checksum"), (T1, "missing")):
@@ -237,7 +237,7 @@ async def test_a_reader_is_woken_by_records_and_deletions_of_other_processes(
 async def test_a_reader_that_starts_to_wait_while_the_log_is_closed_is_woken(url: str) -> None:
     async with open_(url) as log:
         await log.create_topic("t", 1)
-    arrived = log._tail.wait_for(1, 0, log._tail.news)
+    arrived = log._tail.wait_for([(1, 0)], log._tail.news)
     await asyncio.wait([arrived], timeout=TIMEOUT_SECONDS)
     assert arrived.done()
 
@@ -408,7 +408,7 @@ async def test_retention_trims_the_same_in_steps_of_any_size(url: str, monkeypat
             assert execute(url, "SELECT 1 FROM log_partitions") == []
             return firsts
 
-    for wanted in (Retention(age_ms=9500), Retention(bytes_per_partition=9000), Retention(9500, 9000), Retention(1)):
+    for wanted in (Retention(age_ms=9500), Retention(bytes_per_partition=1500), Retention(9500, 1500), Retention(1)):
         expected = await spans(wanted)
         assert any(expected)
         with monkeypatch.context() as patch:
@@ -546,7 +546,7 @@ async def test_a_process_that_is_stopped_during_an_append_delays_others_only_for
 
         def append(connection: Connection) -> None:
             with connection.pipeline() as pipeline:
-                appends.PostgresqlLookup(connection, pipeline, [Append(T0, records(0), 1, None, None, None)])
+                appends.PostgresqlLookup(connection, pipeline, [Append(T0, records(0), 1, None, (), None)])
                 ready.set()
                 resumed.wait(TIMEOUT_SECONDS)
 

@@ -57,7 +57,7 @@ class Refusing(MemoryLog):
         records: Records,
         *,
         stamp: Stamp | None = None,
-        fence: Fence | None = None,
+        fence: Fence | Sequence[Fence] | None = None,
         generation: int | None = None,
     ) -> Appended:
         self.stamps.append(stamp)

@@ -15,17 +15,21 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from shardyard.log import Log, open_log
+from shardyard.log import Log, database, open_log, rules
 from shardyard.log.memory import MemoryLog
-from shardyard.log.sqlite import SqliteLog, checkpoints, files, maintenance, store
+from shardyard.log.requests import AppendRequest
+from shardyard.log.sqlite import SqliteLog, files, maintenance, store, writer
+from shardyard.log.sqlite.engine import RECENT_BATCHES
 from shardyard.log.sqlite.files import connect
-from shardyard.log.stored_batches import encode
+from shardyard.log.stored_batches import FEW_RECORDS, encode
 from shardyard.model import (
+    Appended,
     Busy,
     Damaged,
     Fence,
@@ -50,7 +54,7 @@ from shardyard.model import (
     UnknownTopic,
     WrongSchemaVersion,
 )
-from shardyard.runtime.clock import now_ms
+from shardyard.runtime.clock import ManualClock, now_ms
 from tests.log import worker
 from tests.log.samples import HOLDER, T0, T1, TIMEOUT_SECONDS, arrow, awaited, contents, move, state
 
@@ -244,7 +248,7 @@ async def test_another_schema_version_is_refused_with_both_numbers(folder: Path)
     sql(folder, "PRAGMA user_version = 99")
     with pytest.raises(WrongSchemaVersion) as refused:
         quiet(folder)
-    assert (refused.value.path, refused.value.found, refused.value.expected) == (str(folder / "log.db"), 99, 4)
+    assert (refused.value.path, refused.value.found, refused.value.expected) == (str(folder / "log.db"), 99, 5)
 
 
 VERSION_1 = """
@@ -288,6 +292,15 @@ UPDATE epochs SET last = 7;
 """
 
 
+VERSION_4 = f"""
+{VERSION_3}
+ALTER TABLE topics ADD COLUMN generation INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE topics ADD COLUMN sealed_by TEXT;
+ALTER TABLE topics ADD COLUMN sealed_since INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE topics ADD COLUMN sealed_until INTEGER NOT NULL DEFAULT 0;
+"""
+
+
 @contextmanager
 def of_version(version: int, folder: Path) -> Iterator[sqlite3.Connection]:
     """A log as an older version made it, as long as a process of that version has it open."""
@@ -295,7 +308,7 @@ def of_version(version: int, folder: Path) -> Iterator[sqlite3.Connection]:
     with closing(sqlite3.connect(folder / "log.db", isolation_level=None)) as db:
         for setting in ("page_size = 16384", "auto_vacuum = INCREMENTAL", "journal_mode = WAL"):
             db.execute(f"PRAGMA {setting}").fetchall()
-        tables = {1: VERSION_1, 2: VERSION_2, 3: VERSION_3}[version]
+        tables = {1: VERSION_1, 2: VERSION_2, 3: VERSION_3, 4: VERSION_4}[version]
         marks = f"PRAGMA application_id = {0x53594C47}; PRAGMA user_version = {version};"
         db.executescript(f"BEGIN; {tables} {marks} COMMIT;")
         with db:
@@ -304,6 +317,23 @@ def of_version(version: int, folder: Path) -> Iterator[sqlite3.Connection]:
             db.execute("INSERT INTO stamps VALUES (1, 'p', 3, 0, 2, 1)")
             db.execute('UPDATE partitions SET "end" = 2 WHERE id = 1')
         yield db
+
+
+@awaited
+async def test_a_log_of_the_fourth_version_is_upgraded_and_few_records_join_its_arrow_batches(folder: Path) -> None:
+    with of_version(4, folder):
+        pass
+    added = [Record("3", None, b"v", (("a", b"b"),), 2**60), Record("4", b"k", b"", (), 2**60 + 1)]
+    async with quiet(folder) as log:
+        await log.append(T0, added)
+        assert await contents(log, T0) == [*records(0, 1), *added]
+        kinds = sql(folder, "SELECT hex(substr(data, 1, 1)) FROM batches ORDER BY first")
+        assert kinds == [("FF",), ("95",)]
+        await log.append(T0, records(*range(5, 5 + FEW_RECORDS + 1)))
+        assert sql(folder, "SELECT hex(substr(data, 1, 1)) FROM batches ORDER BY first")[2:] == [("FF",)]
+        assert (await log.read(T0, 0)).data.column("id").to_pylist()[2:4] == ["3", "4"]
+        assert [await log.offset_at(T0, 2**60 + i) for i in range(2)] == [2, 3]
+    assert sql(folder, "PRAGMA user_version") == [(5,)]
 
 
 @awaited
@@ -581,29 +611,6 @@ async def test_processes_that_append_at_once_lose_nothing_and_keep_their_order(f
             assert found[offset : offset + count] == [f"{producer}:{n}:{i}" for i in range(count)]
 
 
-@awaited
-async def test_the_write_ahead_log_restarts_once_no_reader_needs_its_old_pages(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(checkpoints, "CHECKPOINT_BYTES", 200_000)
-    monkeypatch.setattr(checkpoints, "LIMIT_BYTES", 2_000_000)
-    monkeypatch.setattr(checkpoints, "LIMIT_WAIT_MS", 10)
-    monkeypatch.setattr(files, "WAL_KEEP_BYTES", 1_000_000)
-    wal = folder / "log.db-wal"
-    async with SqliteLog(folder, durability="process", maintain_every=None) as log:
-        await log.create_topic("t", 1)
-        reader = connect(folder / "log.db", "process")
-        reader.execute("BEGIN")
-        reader.execute("SELECT count(*) FROM batches").fetchall()
-        for n in range(100):
-            await log.append(T0, records(n, size=50_000))
-        assert wal.stat().st_size > 4_000_000, "somebody reads a state from long ago"
-        reader.close()
-        async with asyncio.timeout(TIMEOUT_SECONDS):
-            while wal.stat().st_size > 2_000_000:
-                await log.append(T0, records(1, size=50_000))
-
-
 @pytest.mark.processes
 @awaited
 async def test_processes_that_open_and_close_at_once_do_not_disturb_each_other(folder: Path) -> None:
@@ -681,6 +688,49 @@ async def test_merging_continues_after_a_small_batch_between_large_ones(folder: 
 
 
 @awaited
+async def test_what_changed_after_it_was_read_is_not_merged(folder: Path) -> None:
+    async with quiet(folder) as log:
+        await log.create_topic("t", 1)
+        for i in range(100):
+            await log.append(T0, records(i))
+        merger = maintenance.Merger()
+        with closing(connect(folder / "log.db", "process")) as db:
+            merger.plan(db)
+            db.execute("DELETE FROM batches WHERE first = 10")
+            assert merger(db, 0), "it has to look again"
+            assert db.execute("SELECT count(*) FROM batches").fetchone() == (99,)
+
+
+@awaited
+async def test_a_reader_that_waits_gets_the_records_that_are_stored(folder: Path) -> None:
+    """They are served from memory when they were appended in the same process."""
+    async with quiet(folder) as log:
+        await log.create_topic("t", 2)
+        given = [
+            [Record("a", b"k", b"1", (("h", b"x"),), 7), Record("b", None, b"2", (), 8)],
+            [Record("c", None, b"3")],
+        ]
+        for at, appended in enumerate(given):
+            waiting = [asyncio.create_task(log.read(T0, 2 * at, wait=60)) for _ in range(2)]
+            while not log._tail.is_awaited(1):  # noqa: ASYNC110 there is no event for it
+                await asyncio.sleep(0)
+            await log.append(T0, appended)
+            first, second = await asyncio.gather(*waiting)
+            stored = await log.read(T0, 2 * at)
+            assert first.records() == second.records() == stored.records()
+            assert [record.value for record in stored.records()] == [record.value for record in appended]
+        for at in range(3, 100):  # more than are kept at hand
+            waiting = [asyncio.create_task(log.read(T0, at, wait=60))]
+            while not log._tail.is_awaited(1):  # noqa: ASYNC110 there is no event for it
+                await asyncio.sleep(0)
+            await log.append(T0, records(at))
+            assert (await waiting[0]).records() == records(at)
+        assert len(log._cache._batches) <= RECENT_BATCHES
+        async with quiet(folder) as other:  # has nothing in memory
+            assert (await other.read(T0, 0)).records() == (await log.read(T0, 0)).records()
+
+
+@awaited
 async def test_maintenance_ends_although_producers_keep_appending(folder: Path) -> None:
     async with quiet(folder) as log:
         topic = await log.create_topic("t", 8)
@@ -743,6 +793,116 @@ async def test_stamps_are_kept_only_as_far_back_as_the_window(folder: Path) -> N
         for i in range(150):
             await log.append(T0, records(i), stamp=Stamp("p", i))
         assert sql(folder, "SELECT min(sequence), max(sequence), count(*) FROM stamps") == [(86, 149, 64)]
+
+
+@awaited
+async def test_old_producers_are_forgotten_in_small_steps_and_the_others_remembered(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(maintenance, "FORGET_FROM", 1)
+    monkeypatch.setattr(maintenance, "STAMPS_A_STEP", 4)
+    clock = ManualClock()
+    async with quiet(folder, clock=clock) as log:
+        await log.create_topic("t", 2)
+        for producer, partition in product("abcd", (T0, T1)):
+            for i in range(2):
+                await log.append(partition, records(i), stamp=Stamp(producer, i))
+        await clock.advance(database.STAMP_MS / 1000 + 1)
+        for partition in (T0, T1):
+            await log.append(partition, records(2), stamp=Stamp("b", 2))
+        deleted = []
+        forgetter = maintenance.Forgetter()
+        with closing(connect(folder / "log.db", "process")) as db:
+            more = True
+            while more:
+                before = db.total_changes
+                more = forgetter(db, rules.milliseconds(clock))
+                deleted.append(db.total_changes - before)
+        assert sum(deleted) == 12
+        assert max(deleted) <= 4
+        found = sql(folder, "SELECT producer, sequence FROM stamps")
+        assert sorted(found) == sorted([("b", i) for i in range(3)] * 2)
+
+
+@awaited
+async def test_old_producers_are_looked_for_seldom(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(maintenance, "FORGET_FROM", 1)
+    monkeypatch.setattr(maintenance, "FORGET_EVERY", 3)
+    clock = ManualClock()
+    left = []
+    async with quiet(folder, clock=clock) as log:
+        await log.create_topic("t", 1)
+        for number in range(10):
+            await log.append(T0, records(number), stamp=Stamp(f"p{number}", 0))
+            await clock.advance(database.STAMP_MS / 1000 + 1)
+            await log.maintain()
+            left.append(sql(folder, "SELECT count(*) FROM stamps")[0][0])
+    assert left == [0, 1, 2, 3, 0, 1, 2, 3, 0, 1]
+
+
+@awaited
+async def test_looking_for_trimmed_batches_costs_no_more_if_there_are_many_others(folder: Path) -> None:
+    async with quiet(folder) as log:
+        await log.create_topic("t", 1)
+        await log.append(T0, records(*range(1000)))
+        await log.trim(T0, 1000)
+        await log.maintain()
+    with closing(connect(folder / "log.db", "process")) as db:
+        costs = []
+        for end in (1010, 3000):
+            db.execute(
+                "WITH RECURSIVE n(i) AS (SELECT 1000 UNION ALL SELECT i + 1 FROM n WHERE i < ?)"
+                " INSERT INTO batches (partition, first, count, latest, bytes, checksum, data)"
+                " SELECT 1, i, 1, 0, 0, 0, x'' FROM n WHERE i NOT IN (SELECT first FROM batches)",
+                (end,),
+            )
+            costs.append(0)
+
+            def count_instruction() -> None:
+                costs[-1] += 1
+
+            db.set_progress_handler(count_instruction, 1)
+            assert not maintenance.clearing()(db, 0)
+            db.set_progress_handler(None, 1)
+    assert costs[0] == costs[1]
+
+
+@awaited
+async def test_the_stamps_of_a_deleted_topic_are_deleted_in_small_steps(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(maintenance, "STAMPS_A_STEP", 4)
+    async with quiet(folder) as log:
+        await log.create_topic("t", 1)
+        for i in range(10):
+            await log.append(T0, records(i), stamp=Stamp("p", i))
+        await log.delete_topic("t")
+    left = []
+    step = maintenance.clearing()
+    with closing(connect(folder / "log.db", "process")) as db:
+        while step(db, 0):
+            left.append(db.execute("SELECT count(*) FROM stamps").fetchone()[0])
+    assert left == [10, 6, 2, 0]
+    assert sql(folder, "SELECT count(*) FROM partitions") == [(0,)]
+
+
+def test_a_log_can_be_used_in_one_event_loop_after_another_and_is_maintained_in_each(folder: Path) -> None:
+    log = SqliteLog(folder, durability="process", maintain_every=0.01)
+
+    async def trimmed_to(offset: int) -> None:
+        await log.append(T0, records(*range(5)))
+        async with asyncio.timeout(TIMEOUT_SECONDS):
+            while (await log.span(T0)).first < offset:  # noqa: ASYNC110 nobody announces it
+                await asyncio.sleep(0.01)
+
+    async def first() -> None:
+        await log.create_topic("t", 1, retention=Retention(bytes_per_partition=1))
+        await log.append(T0, records(0))
+        await trimmed_to(1)
+
+    asyncio.run(first())
+    asyncio.run(trimmed_to(6))
+    asyncio.run(log.close())
 
 
 # Damage ------------------------------------------------------------------------------------------------------------
@@ -841,7 +1001,7 @@ async def test_whichever_byte_of_the_file_is_flipped_no_wrong_record_is_served(f
     assert refused > 10
 
 
-@pytest.mark.parametrize("share", [0.001, 0.01, 0.3, 0.5, 0.9, 0.999])
+@pytest.mark.parametrize("share", [0.001, 0.01, 0.3, 0.5, 0.9, 0.98])
 @awaited
 async def test_a_file_that_was_cut_off_is_reported(folder: Path, share: float) -> None:
     async with quiet(folder) as log:
@@ -936,3 +1096,35 @@ def test_what_fails_after_a_commit_does_not_store_the_records_again(
 
     asyncio.run(story())
     assert "the commit itself is durable" in caplog.text
+
+
+@awaited
+async def test_what_one_call_appends_is_one_commit_however_many_it_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If it were two, the first could fail, and what is tried again would be stored after the second."""
+    monkeypatch.setattr(writer, "GROUP_REQUESTS", 4)
+    async with SqliteLog(tmp_path / "log", maintain_every=None) as log:
+        await log.create_topic("t", 1)
+        commit, commits = log._writer._commit, 0
+
+        def fail_once() -> None:
+            nonlocal commits
+            commits += 1
+            if commits == 1:
+                log._writer._roll_back()
+                raise NoRoom("the log")
+            commit()
+
+        monkeypatch.setattr(log._writer, "_commit", fail_once)
+        before = [asyncio.create_task(log.append(T0, [Record.new(b"before")])) for _ in range(3)]
+        await asyncio.sleep(0)
+        outcomes = await log.append_many([AppendRequest(T0, [Record.new(b"%d" % n)]) for n in range(10)])
+        assert [type(outcome) for outcome in outcomes] == [NoRoom] * 10
+        assert [type(error) for error in await asyncio.gather(*before, return_exceptions=True)] == [NoRoom] * 3
+        assert all(
+            isinstance(outcome, Appended)
+            for outcome in await log.append_many([AppendRequest(T0, [Record.new(b"%d" % n)]) for n in range(10)])
+        )
+        assert commits == 2
+        assert [record.value for record in await contents(log, T0)] == [b"%d" % n for n in range(10)]

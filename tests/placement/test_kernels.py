@@ -94,3 +94,17 @@ def test_the_names_are_those_of_the_hashes_and_kinds_of_ids() -> None:
     assert tuple(HASHES) == HASH_NAMES
     for kind in ID_KINDS:
         assert len(next(generate_ids(kind, 10))) == 10
+
+
+@given(hashes=some_hashes, points=st.lists(st.integers(0, 2**64 - 1), min_size=1, max_size=30))
+@example(hashes=[0, 2**64 - 1, 2**63], points=[0, 0, 2**63])
+def test_numpy_and_numba_choose_points_alike(hashes: list[int], points: list[int]) -> None:
+    keys, places = np.array(hashes, np.uint64), np.array(points, np.uint64)
+    results = []
+    for kernels in (numpy_kernels, numba_kernels):
+        out = np.empty(len(keys), np.int32)
+        kernels.rendezvous_many(keys, places, out)
+        signed = [key - 2**64 if key >= 2**63 else key for key in hashes]
+        assert [int(kernels.rendezvous_one(key, places)) for key in signed] == out.tolist()
+        results.append(out.tolist())
+    assert results[0] == results[1]

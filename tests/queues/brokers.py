@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -11,11 +12,14 @@ class BrokerProcess:
     """A broker on the log and registry of a folder, or in a database, killed at the end of the block. It keeps its
     address when it is started again."""
 
-    def __init__(self, folder: Path, name: str = "broker", *, database: str | None = None) -> None:
+    def __init__(
+        self, folder: Path, name: str = "broker", *, database: str | None = None, options: Sequence[str] = ()
+    ) -> None:
         self._errors = folder / f"{name}.err"
         log = database or f"sqlite:///{folder / 'log'}"
         registry = database or f"sqlite:///{folder / 'registry.db'}"
         self._command = [sys.executable, "-m", "shardyard.cli", "broker", "--log", log, "--registry", registry]
+        self._command += options
         self.url = ""
 
     @property

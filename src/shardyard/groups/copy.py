@@ -3,7 +3,7 @@
 Members, ownership and leases belong to running processes, and the audit log to the old registry: they are not copied.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from shardyard.groups import protocol
@@ -25,8 +25,8 @@ class RegistryContents:
     settings: tuple[SettingRow, ...]
 
 
-def contents(tx: Snapshot) -> RegistryContents:
-    """What is to be copied from a registry."""
+def contents(tx: Snapshot, leave_out: Collection[str] = ()) -> RegistryContents:
+    """What is to be copied from a registry. `leave_out`: scopes of settings that mean nothing in another one."""
     groups = tuple(tx.groups())
     return RegistryContents(
         groups,
@@ -34,7 +34,7 @@ def contents(tx: Snapshot) -> RegistryContents:
             group.name: {row.partition: row.committed for row in tx.ownerships(group.name) if row.committed is not None}
             for group in groups
         },
-        tuple(row for scope in tx.scopes() if scope != SCOPE for row in tx.settings(scope)),
+        tuple(row for scope in tx.scopes() if scope not in (SCOPE, *leave_out) for row in tx.settings(scope)),
     )
 
 

@@ -273,10 +273,10 @@ class Membership:
         owned = assignment.owned
         for partition in [p for p, grant in self._owned.items() if p not in owned or owned[p].epoch != grant.epoch]:
             self._lose(partition)
-        for partition in self._incoming - assignment.incoming - set(owned):
+        gone, new = self._incoming - assignment.incoming - set(owned), assignment.incoming - self._incoming
+        self._incoming = assignment.incoming  # first, because listeners look at it
+        for partition in sorted(gone):
             self._listener.lost(partition)
-        new = assignment.incoming - self._incoming
-        self._incoming = assignment.incoming
         for partition in sorted(new):
             self._listener.incoming(partition)
         for partition, grant in owned.items():
@@ -290,9 +290,9 @@ class Membership:
     def _lose_all(self) -> None:
         for partition in [*self._owned]:
             self._lose(partition)
-        for partition in sorted(self._incoming):
+        incoming, self._incoming = self._incoming, frozenset()
+        for partition in sorted(incoming):
             self._listener.lost(partition)
-        self._incoming = frozenset()
 
     def _lose(self, partition: Partition) -> None:
         self.forget(partition)

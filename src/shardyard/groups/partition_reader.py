@@ -27,6 +27,7 @@ from shardyard.model import (
 )
 from shardyard.model.plain_batch import ReadBatch
 from shardyard.runtime.clock import Clock, wait_until_set
+from shardyard.runtime.interruptible import Interruptible
 from shardyard.runtime.retry import Backoff, first_only, retry
 
 if TYPE_CHECKING:
@@ -173,13 +174,14 @@ class PartitionReader:
         self._committed_lately = False
         self._log = log
         self._commit = commit
-        self._stop = asyncio.Event()
+        self._stopping = False
+        self._waits = Interruptible()
         self._ahead: asyncio.Task[tuple[float, ReadBatch]] | None = None
 
     @property
     def stopping(self) -> bool:
         """No new batch is delivered."""
-        return self._stop.is_set()
+        return self._stopping
 
     @property
     def is_in_flight(self) -> bool:
@@ -197,7 +199,8 @@ class PartitionReader:
     def stop(self, *, lost: bool = False) -> None:
         """Deliver no new batch. `lost`: the partition is not ours any more, and there is nothing to finish."""
         self.lost = self.lost or lost
-        self._stop.set()
+        self._stopping = True
+        self._waits.interrupt()
         if self.lost and self.current is not None:
             self.current.finished.set()
 
@@ -334,13 +337,7 @@ class PartitionReader:
 
     async def _unless_stopped(self, work: Awaitable[T]) -> T | None:
         """The result of `work`; None if the reader was stopped before, and then `work` is cancelled."""
-        task = asyncio.ensure_future(work)
-        stop = asyncio.ensure_future(self._stop.wait())
-        try:
-            await asyncio.wait([task, stop], return_when=asyncio.FIRST_COMPLETED)
-            return task.result() if task.done() else None
-        finally:
-            await _cancel(stop, task)
+        return await self._waits.run(work, at_once=self.stopping)
 
 
 async def _cancel(*works: asyncio.Future[Any]) -> None:

@@ -5,12 +5,13 @@ An engine looks up what is stored, lets `Appending` decide, and stores the `Chan
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any, Protocol
 
 import pyarrow as pa
 
 from shardyard.log import rules
-from shardyard.log.stored_batches import StoredBatch, encode
+from shardyard.log.stored_batches import FEW_RECORDS, LoadedBatch, StoredBatch, encode, encode_few
 from shardyard.model import (
     SEQUENCE_WINDOW,
     Appended,
@@ -34,7 +35,7 @@ class Append:
     records: Sequence[Record] | pa.RecordBatch
     size: int
     stamp: Stamp | None
-    fence: Fence | None
+    fences: Sequence[Fence]
     generation: int | None
 
 
@@ -97,6 +98,8 @@ class Changes:
     """Epochs that became known."""
     unsealed: set[str] = field(default_factory=set)
     """Topics whose seal has ended. That is stored, so that a clock that is set back can't put it in force again."""
+    loaded: list[tuple[Partition, int, LoadedBatch]] = field(default_factory=list)
+    """The batches of a few records, with partition and epoch, as they will be when they are read."""
 
     def forgotten_stamps(self) -> Iterator[tuple[int, str, int]]:
         """Partition id, producer, and the sequence up to which its stamps are out of the window now."""
@@ -122,21 +125,22 @@ class Appending:
         self._last: dict[tuple[int, str], int | None] = {}
         self._fences: dict[str, int] = {}
         self._unsealed: set[str] = set()
+        self._loaded: list[tuple[Partition, int, LoadedBatch]] = []
 
     def append(self, request: Append) -> Appended:
         """Accept an append, or raise the error that refuses it. Nothing is stored for one that was refused."""
-        partition, stamp, fence = request.partition, request.stamp, request.fence
+        partition, stamp = request.partition, request.stamp
         rules.check_partition(partition)
         state = self._partitions.get(partition)
         if state is None:
             state = self._partitions[partition] = self._stored.partition(partition)
-        fence_rises = fence is not None and rules.check_fence(fence, self._known_epoch(fence.name))
+        rising = [fence for fence in request.fences if rules.check_fence(fence, self._known_epoch(fence.name))]
         known = stamp and self._find_stamp(partition, state, stamp)
         if stamp and known:
             rules.check_same_batch(stamp, known[1], len(request.records))
         else:
             self._check_receives(request, state)
-        if fence is not None and fence_rises:
+        for fence in rising:
             self._fences[fence.name] = fence.epoch
         if known:
             return Appended(partition, Position(state.epoch, known[0]), known[1], duplicate=True)
@@ -155,21 +159,24 @@ class Appending:
             list(self._stamps.values()),
             self._fences,
             self._unsealed,
+            self._loaded,
         )
 
     def _known_epoch(self, name: str) -> int | None:
         return self._fences[name] if name in self._fences else self._stored.fence(name)
 
     def _find_stamp(self, partition: Partition, state: PartitionState, stamp: Stamp) -> tuple[int, int] | None:
-        if (new := self._stamps.get((state.id, stamp))) is not None:
-            return new.first, new.count
-        if (found := self._stored.stamp(state.id, stamp)) is not None:
-            return found
         key = (state.id, stamp.producer)
         if key not in self._last:
             self._last[key] = self._stored.last_sequence(*key)
         last = self._last[key]
-        if last is not None and stamp.sequence <= last - SEQUENCE_WINDOW:
+        if last is None or stamp.sequence > last:  # the usual case: it is new
+            return None
+        if (new := self._stamps.get((state.id, stamp))) is not None:
+            return new.first, new.count
+        if (found := self._stored.stamp(state.id, stamp)) is not None:
+            return found
+        if stamp.sequence <= last - SEQUENCE_WINDOW:
             raise SequenceTooOld(partition, stamp.producer, stamp.sequence, last)
         return None
 
@@ -193,27 +200,32 @@ class Appending:
 
     def _batches(self) -> Iterator[tuple[int, StoredBatch]]:
         """Appends of records to a partition that follow each other become one batch. For speed, the records of all
-        partitions are converted to Arrow at once."""
-        loose: list[Record] = []
-        runs: list[tuple[int, int, int, int]] = []  # partition id, first offset, index in `loose`, number of records
+        partitions that are not few are converted to Arrow at once."""
+        many: list[tuple[int, int, list[Record]]] = []
+        partitions = {state.id: (partition, state.epoch) for partition, state in self._partitions.items()}
         for partition_id, parts in self._parts.items():
-            joins = False
-            for first, records in parts:
-                if isinstance(records, pa.RecordBatch):
-                    yield partition_id, encode(partition_id, first, records)
-                    joins = False
+            for is_arrow, same in groupby(parts, lambda part: isinstance(part[1], pa.RecordBatch)):
+                if is_arrow:
+                    for first, data in same:
+                        yield partition_id, encode(partition_id, first, data)
                     continue
-                if joins:
-                    _, start, at, count = runs.pop()
-                    runs.append((partition_id, start, at, count + len(records)))
+                run = list(same)
+                records = [record for _, part in run for record in part]
+                if len(records) <= FEW_RECORDS:
+                    stored = encode_few(partition_id, run[0][0], records, self._now)
+                    if all(record.timestamp for record in records):  # those without one are read with that of now
+                        self._loaded.append(
+                            (*partitions[partition_id], LoadedBatch(stored.first, len(stored.data), records))
+                        )
+                    yield partition_id, stored
                 else:
-                    runs.append((partition_id, first, len(loose), len(records)))
-                loose.extend(records)
-                joins = True
-        if loose:
-            data = from_records(loose, self._now)
-            for partition_id, first, at, count in runs:
-                yield partition_id, encode(partition_id, first, data.slice(at, count))
+                    many.append((partition_id, run[0][0], records))
+        if many:
+            data = from_records([record for *_, records in many for record in records], self._now)
+            at = 0
+            for partition_id, first, records in many:
+                yield partition_id, encode(partition_id, first, data.slice(at, len(records)))
+                at += len(records)
 
 
 def outcome_of(work: Callable[..., Any], *arguments: object) -> Outcome:

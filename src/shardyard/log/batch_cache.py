@@ -5,6 +5,8 @@ from bisect import bisect_left, bisect_right, insort
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
+import pyarrow as pa
+
 from shardyard.log.stored_batches import LoadedBatch
 from shardyard.model import Partition
 
@@ -12,6 +14,8 @@ CACHE_BYTES = 32 * 1024 * 1024
 """The most that the cache of one log holds. The batches that were not used for longest are dropped first."""
 _BATCH_BYTES = 2048
 """What a batch takes in memory on top of its stored bytes, about."""
+_RECORD_BYTES = 300
+"""What a record takes in memory on top of that, if it is a Python object."""
 
 
 @dataclass(slots=True)
@@ -53,11 +57,11 @@ class BatchCache:
         if batch is None:
             return False
         left = batch.end - offset
-        return max_records <= left or max_bytes * len(batch.data) // batch.size < left
+        return max_records <= left or max_bytes * len(batch) // batch.size < left
 
     def add(self, partition: Partition, epoch: int, batch: LoadedBatch) -> None:
         """Keep a batch, in place of those that were merged into it."""
-        size = batch.size + _BATCH_BYTES
+        size = _memory(batch)
         if size > self._most_bytes:
             return
         with self._lock:
@@ -73,6 +77,12 @@ class BatchCache:
             self._batches[partition, batch.first] = batch
             self.bytes += size
             insort(self._partitions.setdefault(partition, _Cached(epoch)).firsts, batch.first)
+
+    def drop(self, partition: Partition, first: int) -> None:
+        """Keep the batch that begins at this offset no longer."""
+        with self._lock:
+            if (partition, first) in self._batches:
+                self._drop(partition, first)
 
     def clear(self) -> None:
         """Drop everything: the database may have lost what was read from it, and store something else there."""
@@ -105,8 +115,14 @@ class BatchCache:
         return batch
 
     def _drop(self, partition: Partition, first: int) -> None:
-        self.bytes -= self._batches.pop((partition, first)).size + _BATCH_BYTES
+        self.bytes -= _memory(self._batches.pop((partition, first)))
         firsts = self._partitions[partition].firsts
         del firsts[bisect_left(firsts, first)]
         if not firsts:
             del self._partitions[partition]
+
+
+def _memory(batch: LoadedBatch) -> int:
+    """What a batch takes in memory, about."""
+    objects = 0 if isinstance(batch.content, pa.RecordBatch) else len(batch)
+    return batch.size + _BATCH_BYTES + objects * _RECORD_BYTES

@@ -3,17 +3,19 @@
 import asyncio
 import logging
 from abc import abstractmethod
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 from shardyard.log import rules
-from shardyard.log.appending import Append
+from shardyard.log.appending import Append, outcome_of
 from shardyard.log.catalog import StoredCatalog
 from shardyard.log.port import DEFAULT_RETENTION, SEAL_SECONDS, Capabilities, Log
+from shardyard.log.requests import AppendRequest
 from shardyard.model import (
     Appended,
     Closed,
     Fence,
+    InvalidCall,
     Partition,
     Retention,
     ShardyardError,
@@ -41,6 +43,8 @@ CLEAR_BATCHES = 256
 """Batches deleted in one step."""
 FORGET_FROM = 100_000
 """The number of stamps from which on old ones are forgotten."""
+FORGET_EVERY = 1000
+"""How many times maintenance runs before it looks for old stamps again, which takes a while if there are many."""
 STAMP_MS = 7 * 24 * 3600 * 1000
 """How long a producer's stamps are remembered after its last append."""
 MERGE_SECONDS = 1.0
@@ -78,8 +82,8 @@ class DatabaseLog(Log):
         """Run `work`, which only reads, on one state of the catalog."""
 
     @abstractmethod
-    async def _write(self, request: Append) -> Appended:
-        """Append in one transaction with whatever else is waiting."""
+    async def _write(self, requests: Sequence[Append]) -> list[Appended | ShardyardError]:
+        """Append in one commit. Returns the outcomes when what is stored is durable; raises if nothing is."""
 
     @property
     @abstractmethod
@@ -167,16 +171,35 @@ class DatabaseLog(Log):
         records: Records,
         *,
         stamp: Stamp | None = None,
-        fence: Fence | None = None,
+        fence: Fence | Sequence[Fence] | None = None,
         generation: int | None = None,
     ) -> Appended:
-        batch = validate(records, self._limits, rules.milliseconds(self._clock))
-        rules.check_append_options(stamp, fence, generation)
-        self._open()
-        while self._waiting_bytes > WAITING_BYTES:  # noqa: ASYNC110 it is another thread that writes
-            await asyncio.sleep(HELD_BACK_SECONDS)
-        self._open()
-        return await self._write(Append(partition, batch.rows, batch.size, stamp, fence, generation))
+        request = AppendRequest(partition, records, stamp, fence, generation)
+        checked = self._checked(request, rules.milliseconds(self._clock))
+        await self._wait_for_room()
+        (outcome,) = await self._write((checked,))
+        if isinstance(outcome, ShardyardError):
+            raise outcome
+        return outcome
+
+    async def append_many(self, requests: Sequence[AppendRequest]) -> list[Appended | ShardyardError]:
+        now = rules.milliseconds(self._clock)
+        checked = [outcome_of(self._checked, request, now) for request in requests]
+        await self._wait_for_room()
+        valid = [one for one in checked if isinstance(one, Append)]
+        try:
+            written = iter(await self._write(valid) if valid else ())
+        except Closed:
+            raise
+        except ShardyardError as error:
+            written = iter([error] * len(valid))
+        return [next(written) if isinstance(one, Append) else one for one in checked]
+
+    def _checked(self, request: AppendRequest, now: int) -> Append:
+        batch = validate(request.records, self._limits, now)
+        rules.check_append_options(request.stamp, request.fence, request.generation)
+        fences = rules.all_fences(request.fence)
+        return Append(request.partition, batch.rows, batch.size, request.stamp, fences, request.generation)
 
     async def maintain(self) -> None:
         async with self._maintaining:
@@ -186,18 +209,33 @@ class DatabaseLog(Log):
     async def close(self) -> None:
         if self._closed:
             return
-        self._closed = True
-        if self._maintenance is not None:
+        if self._maintenance is not None and self._is_maintained():
+            if self._maintenance.get_loop() is not asyncio.get_running_loop():
+                raise InvalidCall(f"the log {self._name} is in use in another event loop: close it there")
+            self._closed = True
             self._maintenance.cancel()
             await asyncio.gather(self._maintenance, return_exceptions=True)
+        self._closed = True
         await asyncio.to_thread(self._stop)
 
+    async def _wait_for_room(self) -> None:
+        """Hold an append back while too much waits for the writer."""
+        self._open()
+        while self._waiting_bytes > WAITING_BYTES:  # noqa: ASYNC110 it is another thread that writes
+            await asyncio.sleep(HELD_BACK_SECONDS)
+        self._open()
+
     def _open(self) -> None:
-        """Raise if the log is closed; start its maintenance on first use."""
+        """Raise if the log is closed; start its maintenance on first use in an event loop."""
         if self._closed:
             raise Closed(f"the log {self._name}")
-        if self._maintenance is None and self._maintain_every is not None:
+        if self._maintain_every is not None and not self._is_maintained():
             self._maintenance = asyncio.create_task(self._keep_maintained(self._maintain_every))
+
+    def _is_maintained(self) -> bool:
+        """Whether the task runs. It ends with its event loop, after which the log may be used in another one."""
+        task = self._maintenance
+        return task is not None and not task.done() and not task.get_loop().is_closed()
 
     async def _keep_maintained(self, every: float) -> None:
         while True:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -191,7 +192,7 @@ class MemoryLog(Log):
         records: Records,
         *,
         stamp: Stamp | None = None,
-        fence: Fence | None = None,
+        fence: Fence | Sequence[Fence] | None = None,
         generation: int | None = None,
     ) -> Appended:
         now = self._now()
@@ -199,7 +200,9 @@ class MemoryLog(Log):
         data = rows if isinstance(rows, pa.RecordBatch) else from_records(rows, now)
         rules.check_append_options(stamp, fence, generation)
         topic, stored = self._find(partition)
-        self._check_fence(fence)
+        fences = rules.all_fences(fence)
+        for one in fences:
+            self._check_fence(one)
         known = stored.stamps[stamp.producer] if stamp is not None else {}
         if stamp is not None and known and stamp.sequence <= (last := max(known)) - SEQUENCE_WINDOW:
             raise SequenceTooOld(partition, stamp.producer, stamp.sequence, last)
@@ -209,8 +212,7 @@ class MemoryLog(Log):
             rules.check_receives(
                 partition, topic.sealed, topic.successor, topic.receiving, topic.generation, generation
             )
-        if fence is not None:
-            self._fences[fence.name] = fence.epoch
+        self._fences.update({one.name: one.epoch for one in fences})
         if stamp is not None and stamp.sequence in known:
             first, count = known[stamp.sequence]
             return Appended(partition, Position(topic.epoch, first), count, duplicate=True)
@@ -268,6 +270,14 @@ class MemoryLog(Log):
     async def span(self, partition: Partition) -> Span:
         topic, stored = self._find(partition)
         return Span(topic.epoch, stored.first, stored.end)
+
+    async def ends(self, topic: str, *, dropped: bool = False) -> dict[int, Span]:
+        found = self._topic(topic)
+        count = found.partitions
+        while dropped and Partition(topic, count) in self._stored:
+            count += 1
+        stored = ((index, self._stored[Partition(topic, index)]) for index in range(count))
+        return {index: Span(found.epoch, has.first, has.end) for index, has in stored}
 
     async def count(self, partition: Partition, start: int, end: int) -> int:
         start = whole_number("start", start, at_least=0)

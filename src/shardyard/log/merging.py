@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from shardyard.log.stored_batches import LoadedBatch
+from shardyard.log.stored_batches import LoadedBatch, arrow_batches
 from shardyard.model import Damaged
 from shardyard.model.limits import Limits
 
@@ -65,4 +65,4 @@ def merged(batches: Sequence[LoadedBatch], where: str) -> pa.RecordBatch:
     for before, after in pairwise(batches):
         if before.end != after.first:
             raise Damaged(where, f"offsets {before.end} to {after.first - 1} are missing")
-    return pa.concat_batches([batch.data for batch in batches])
+    return pa.concat_batches(arrow_batches([batch.content for batch in batches]))

@@ -1,11 +1,26 @@
 """The log's port. Its docstrings are the specification that every engine keeps and the contract suite checks."""
 
+import asyncio
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from shardyard.model import Appended, Fence, Partition, Retention, Span, Stamp, Topic, TopicKind
+from shardyard.log.requests import AppendRequest, News, Outcomes, ReadRequest
+from shardyard.model import (
+    Appended,
+    Closed,
+    Fence,
+    InvalidValue,
+    Partition,
+    Retention,
+    ShardyardError,
+    Span,
+    Stamp,
+    Topic,
+    TopicKind,
+)
 from shardyard.model.checks import whole_number
 from shardyard.model.limits import Records
 
@@ -180,7 +195,7 @@ class Data(ABC):
         records: Records,
         *,
         stamp: Stamp | None = None,
-        fence: Fence | None = None,
+        fence: Fence | Sequence[Fence] | None = None,
         generation: int | None = None,
     ) -> Appended:
         """Append a batch, all or nothing, after everything appended before. Returns when it is durable.
@@ -192,7 +207,8 @@ class Data(ABC):
         topic: sealed, moved, changed or draining. (The stamps of a dropped partition may be forgotten.)
         `SequenceTooOld` if the sequence lies `SEQUENCE_WINDOW` or more behind the producer's last one.
 
-        `fence`: refused with `Fenced` if a higher epoch of it is known; a higher one becomes known.
+        `fence`: refused with `Fenced` if a higher epoch of it is known; a higher one becomes known. Of several fences,
+        each must hold.
 
         `generation`: the generation of the topic by which the partition was chosen; refused with `Outdated` if the
         topic has another one now. None appends under any.
@@ -200,6 +216,28 @@ class Data(ABC):
         Also refused are appends to a topic that is sealed (`Sealed`) or has moved (`Moved`), and to a partition that is
         draining (`PartitionDraining`). Nothing is stored under the stamp of an append that was refused.
         """
+
+    async def append_many(self, requests: Sequence[AppendRequest]) -> list[Appended | ShardyardError]:
+        """Append several batches, each as `append` does: all or nothing, and refused or stored whatever becomes of the
+        others. Those of one partition are appended in their order. Returns the outcome of each when all that were
+        stored are durable. They are stored in one commit, for the price of one sync: if the disk is full or the
+        database is out of reach, none of them is stored. `Closed` is raised."""
+
+        async def append(request: AppendRequest) -> Appended | ShardyardError:
+            try:
+                return await self.append(
+                    request.partition,
+                    request.records,
+                    stamp=request.stamp,
+                    fence=request.fence,
+                    generation=request.generation,
+                )
+            except Closed:
+                raise
+            except ShardyardError as error:
+                return error
+
+        return [await append(request) for request in requests]
 
     @abstractmethod
     async def read(
@@ -226,6 +264,63 @@ class Data(ABC):
         `OffsetTrimmed` below the first offset, `OffsetBeyondEnd` above the end, `WrongEpoch` if `epoch` is given and
         is not the partition's, `Fenced` if a higher epoch of the fence is known.
         """
+
+    async def read_many(
+        self,
+        requests: Sequence[ReadRequest],
+        *,
+        max_records: int = READ_RECORDS,
+        max_bytes: int = READ_BYTES,
+        total_bytes: int | None = None,
+        wait: float = 0.0,
+    ) -> Outcomes:
+        """Read from several partitions at once, of each at most once. Returns what `read` returns, or the error with
+        which it is refused, for those that have news: records, a gap that is passed over, or an error. Those at whose
+        end there is nothing new are left out. `max_records` and `max_bytes` are the limits of each partition. Once
+        `total_bytes` were read, those that come later in `requests` are left out, too.
+
+        If none has news, this waits up to `wait` seconds until one has. Errors that concern the log as a whole, such as
+        `Closed`, are raised. Engines look at all partitions together, so that those without news cost next to nothing.
+        """
+
+        if total_bytes is not None:
+            whole_number("total_bytes", total_bytes, at_least=1)
+
+        async def read(request: ReadRequest, seconds: float) -> "Batch | ShardyardError":
+            try:
+                return await self.read(
+                    request.partition,
+                    request.offset,
+                    epoch=request.epoch,
+                    max_records=max_records,
+                    max_bytes=max_bytes,
+                    wait=seconds,
+                    fence=request.fence,
+                )
+            except (Closed, InvalidValue):
+                raise
+            except ShardyardError as error:
+                return error
+
+        async def look() -> Outcomes:
+            news = News(total_bytes)
+            outcomes = await asyncio.gather(*(read(request, 0.0) for request in requests))
+            for request, outcome in zip(requests, outcomes, strict=True):
+                if not news.is_enough:
+                    news.add(request, outcome)
+            return news.outcomes
+
+        found = await look()
+        if found or wait <= 0 or not requests:
+            return found
+        waiting = [asyncio.create_task(read(request, wait)) for request in requests]
+        try:
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in waiting:
+                task.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
+        return await look()
 
     @abstractmethod
     async def span(self, partition: Partition) -> Span:
@@ -264,13 +359,24 @@ class Log(Catalog, Data):
     """A durable log of topics, each split into partitions.
 
     Any number of processes may use one log at the same time. An instance may be used from several tasks of one event
-    loop. Every method raises `Closed` after `close`.
+    loop; once that loop is closed, it may be used in another one. Every method raises `Closed` after `close`.
     """
 
     @property
     @abstractmethod
     def capabilities(self) -> Capabilities:
         """What this engine has beyond what every log promises."""
+
+    async def ends(self, topic: str, *, dropped: bool = False) -> dict[int, Span]:  # noqa: ARG002 without contraction
+        """The span of each partition of the topic, by index, also of those that are draining; `UnknownTopic` if there
+        is none. Every record whose append returned before this call lies below the `end` of its partition. Engines
+        look all of them up at once.
+
+        `dropped`: also the spans of partitions that were dropped. They hold nothing, and start and end where the
+        partition ended, so that a reader can tell whether it had read everything."""
+        partitions = list(await self.topic(topic))
+        spans = await asyncio.gather(*map(self.span, partitions))
+        return {partition.index: span for partition, span in zip(partitions, spans, strict=True)}
 
     async def __aenter__(self) -> Self:
         return self

@@ -9,7 +9,7 @@ import contextlib
 import random
 import uuid
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -59,7 +59,7 @@ async def append_with_retry(
     clock: Clock,
     deadline: float,
     stamp: Stamp | None = None,
-    fence: Fence | None = None,
+    fence: Fence | Sequence[Fence] | None = None,
     generation: int | None = None,
 ) -> Appended:
     """Append, and try again while the log raises `RetryLater`, up to a moment of `clock.monotonic()`. Without a stamp,
@@ -133,7 +133,7 @@ class Router:
         while len(records):
             topic = await self.current(deadline)
             parts = distribute(topic, records, round_robin or self._next_turns)
-            stamps = None if stamp is None else _client_stamp(stamp, topic, rest)
+            stamps = None if stamp is None else client_stamp(stamp, topic, rest)
             if len(parts) == 1:
                 [(index, records)] = parts
                 one = await self._send_part(topic, index, records, deadline, stamps, fence)
@@ -198,20 +198,27 @@ class Router:
         self, topic: Topic, index: int, part: Validated, deadline: float, stamp: Stamp | None, fence: Fence | None
     ) -> Appended | None:
         """None if the part has to be placed again, because the topic has moved or places records differently now."""
+        if stamp is not None:
+            return await self._append_part(topic, index, part, deadline, stamp, fence)
+        async with self._stamp(topic, index, None) as own:
+            return await self._append_part(topic, index, part, deadline, own, fence)
+
+    async def _append_part(
+        self, topic: Topic, index: int, part: Validated, deadline: float, stamp: Stamp | None, fence: Fence | None
+    ) -> Appended | None:
         partition = Partition(topic.name, index)
-        async with self._stamp(topic, index, stamp) as mark:
-            while True:
-                try:
-                    return await self._append(partition, part, deadline, mark, fence, topic.generation)
-                except Outdated as error:
-                    self._forget(topic, error)
-                    now = await self.current(deadline)
-                    if not _places_alike(topic, now):
-                        return None
-                    topic = now
-                except PLACE_AGAIN as error:
-                    self._forget(topic, error)
+        while True:
+            try:
+                return await self._append(partition, part, deadline, stamp, fence, topic.generation)
+            except Outdated as error:
+                self._forget(topic, error)
+                now = await self.current(deadline)
+                if not _places_alike(topic, now):
                     return None
+                topic = now
+            except PLACE_AGAIN as error:
+                self._forget(topic, error)
+                return None
 
     async def _append(
         self,
@@ -258,7 +265,7 @@ class Router:
         return await retry(call, clock=self._clock, deadline=deadline)
 
 
-def _client_stamp(stamp: Stamp, topic: Topic, rest: str) -> Stamp:
+def client_stamp(stamp: Stamp, topic: Topic, rest: str = "") -> Stamp:
     """The stamp for the parts of a client's batch. It says over how many partitions the batch was distributed, and
     whether the part is all that the batch has for its partition: a retry that is distributed differently has other
     parts, which must not be taken for these. At worst some records are stored twice then, but none is lost."""

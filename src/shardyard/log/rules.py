@@ -1,9 +1,11 @@
 """The rules that every engine applies: what is refused, and what a change makes of a topic."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from shardyard.log.port import Capabilities
+from shardyard.log.requests import ReadRequest
 from shardyard.model import (
     Fence,
     Fenced,
@@ -23,7 +25,7 @@ from shardyard.model import (
     Unsupported,
     WrongEpoch,
 )
-from shardyard.model.checks import check_int64, check_text
+from shardyard.model.checks import check_int64, check_text, whole_number
 from shardyard.runtime.clock import Clock
 
 _LONGEST_SEAL_SECONDS = 24 * 3600.0
@@ -49,10 +51,32 @@ def check_append_options(stamp: object, fence: object, generation: object) -> No
     """Refuse options of an append that have a wrong type."""
     if not isinstance(stamp, Stamp | None):
         raise InvalidValue("stamp", stamp, "a Stamp or None")
-    if not isinstance(fence, Fence | None):
-        raise InvalidValue("fence", fence, "a Fence or None")
+    if not isinstance(fence, Fence | None) and not (
+        isinstance(fence, Sequence) and all(isinstance(one, Fence) for one in fence)
+    ):
+        raise InvalidValue("fence", fence, "a Fence or None, or a list of fences")
     if not isinstance(generation, int | None):
         raise InvalidValue("generation", generation, "that of a Topic, or None")
+
+
+def check_reads(
+    requests: Sequence[ReadRequest], max_records: object, max_bytes: object, total_bytes: object = None
+) -> None:
+    """The arguments of `read_many`, whatever the partitions hold."""
+    whole_number("max_records", max_records, at_least=1)
+    whole_number("max_bytes", max_bytes, at_least=1)
+    if total_bytes is not None:
+        whole_number("total_bytes", total_bytes, at_least=1)
+    for request in requests:
+        if not isinstance(request.offset, int) or request.offset < 0:
+            whole_number("offset", request.offset, at_least=0)
+
+
+def all_fences(fence: Fence | Sequence[Fence] | None) -> Sequence[Fence]:
+    """The fences that an append carries."""
+    if fence is None:
+        return ()
+    return (fence,) if isinstance(fence, Fence) else fence
 
 
 def check_retention(retention: object) -> Retention:

@@ -1,13 +1,37 @@
-"""Arrow batches as engines with a database store them: one row each, with a checksum. No I/O."""
+"""Batches as engines with a database store them: one row each, with a checksum. No I/O.
 
+Most are Arrow batches. A few records are stored as columns in MessagePack, which takes a fraction of the time and room,
+until they are merged with others. The first byte tells which it is.
+"""
+
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import chain, groupby, repeat, starmap
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
-from shardyard.model import Damaged, Partition, Span
-from shardyard.model.batch import SCHEMA, Batch, cut
+from shardyard.model import Damaged, Partition, Record, Span
+from shardyard.model.batch import SCHEMA, Batch, cut, from_records
+from shardyard.model.plain_batch import quick_record
+
+FEW_RECORDS = 64
+"""Up to so many records are stored in MessagePack."""
+_MSGPACK = 0x95
+"""The first byte of an array of five items. An Arrow batch begins with 0xff."""
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(
+    tuple[
+        list[str],
+        list[bytes | None] | None,
+        list[bytes],
+        list[tuple[tuple[str, bytes], ...]] | None,
+        list[int],
+    ]
+)
+"""Ids, keys, values, headers and timestamps; None for keys or headers that no record has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +45,7 @@ class StoredBatch:
     """The latest timestamp, in milliseconds."""
     checksum: int
     """A signed integer of 64 bits. It covers partition and offset, so a misplaced batch fails too."""
-    data: pa.Buffer
+    data: pa.Buffer | bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +54,15 @@ class LoadedBatch:
 
     first: int
     size: int
-    """Stored bytes. The decoded columns point into these."""
-    data: pa.RecordBatch
+    """Stored bytes. Decoded Arrow columns point into these."""
+    content: pa.RecordBatch | Sequence[Record]
+
+    def __len__(self) -> int:
+        return len(self.content)
 
     @property
     def end(self) -> int:
-        return self.first + len(self.data)
+        return self.first + len(self.content)
 
 
 def encode(partition_id: int, first: int, data: pa.RecordBatch) -> StoredBatch:
@@ -45,14 +72,51 @@ def encode(partition_id: int, first: int, data: pa.RecordBatch) -> StoredBatch:
     return StoredBatch(first, len(data), latest, _checksum(stored, partition_id, first), stored)
 
 
+def encode_few(partition_id: int, first: int, records: Sequence[Record], now: int) -> StoredBatch:
+    """The same of a few records that were validated. Those with the timestamp 0 get `now`, in milliseconds."""
+    timestamps = [record.timestamp or now for record in records]
+    stored = _encoder.encode(
+        (
+            [record.id for record in records],
+            [record.key for record in records] if any(record.key is not None for record in records) else None,
+            [record.value for record in records],
+            [record.headers for record in records] if any(record.headers for record in records) else None,
+            timestamps,
+        )
+    )
+    return StoredBatch(first, len(records), max(timestamps), _checksum(stored, partition_id, first), stored)
+
+
 def decode(stored: bytes, checksum: int, partition_id: int, first: int, count: int, where: str) -> LoadedBatch:
     """Load a stored batch; `Damaged` if it is not what was stored. `where`: for the error."""
     if _checksum(stored, partition_id, first) != checksum:
         raise Damaged(where, f"the batch at offset {first} fails its checksum")
-    data = pa.ipc.read_record_batch(pa.py_buffer(stored), SCHEMA)
-    if len(data) != count:
-        raise Damaged(where, f"the batch at offset {first} has {len(data)} records instead of {count}")
-    return LoadedBatch(first, len(stored), data)
+    try:
+        is_few = stored[0] == _MSGPACK
+        content = _decode_few(stored) if is_few else pa.ipc.read_record_batch(pa.py_buffer(stored), SCHEMA)
+    except (msgspec.DecodeError, ValueError) as error:
+        raise Damaged(where, f"the batch at offset {first} is none: {error}") from error
+    if len(content) != count:
+        raise Damaged(where, f"the batch at offset {first} has {len(content)} records instead of {count}")
+    return LoadedBatch(first, len(stored), content)
+
+
+def _decode_few(stored: bytes) -> list[Record]:
+    ids, keys, values, headers, timestamps = _decoder.decode(stored)
+    keyless, bare = repeat(None, len(ids)), repeat((), len(ids))
+    rows = zip(
+        ids, keyless if keys is None else keys, values, bare if headers is None else headers, timestamps, strict=True
+    )
+    return list(starmap(quick_record, rows))
+
+
+def arrow_batches(contents: Sequence[pa.RecordBatch | Sequence[Record]]) -> list[pa.RecordBatch]:
+    """The records of several batches in Arrow; those in other form that follow each other become one batch."""
+    batches: list[pa.RecordBatch] = []
+    for is_arrow, group in groupby(contents, lambda content: isinstance(content, pa.RecordBatch)):
+        same = list(group)
+        batches += same if is_arrow else [from_records(list(chain.from_iterable(same)), 0)]
+    return batches
 
 
 def _checksum(stored: pa.Buffer | bytes, partition_id: int, first: int) -> int:
@@ -68,7 +132,7 @@ class Read:
     offset: int
     max_records: int
     max_bytes: int
-    _chunks: list[pa.RecordBatch] = field(default_factory=list)
+    _chunks: list[pa.RecordBatch | Sequence[Record]] = field(default_factory=list)
     _count: int = 0
     _size: int = 0
 
@@ -83,7 +147,7 @@ class Read:
         if batch.first > at:
             raise Damaged(str(self.partition), f"offsets {at} to {batch.first - 1} are missing")
         part = cut(
-            batch.data,
+            batch.content,
             batch.size,
             at - batch.first,
             self.max_records - self._count,
@@ -93,17 +157,23 @@ class Read:
         if len(part):
             self._chunks.append(part)
         self._count += len(part)
-        self._size += batch.size * len(part) // len(batch.data)
+        self._size += batch.size * len(part) // len(batch)
         return self.end == batch.end and self._count < self.max_records and self._size < self.max_bytes
 
     def result(self) -> Batch:
         if not self._count and self.offset < self.span.end:
             raise Damaged(str(self.partition), f"offset {self.offset} is missing")
-        return Batch(self.partition, self.span.epoch, self.offset, pa.Table.from_batches(self._chunks, SCHEMA))
+        content: pa.Table | Sequence[Record]
+        if any(isinstance(chunk, pa.RecordBatch) for chunk in self._chunks):
+            content = pa.Table.from_batches(arrow_batches(self._chunks), SCHEMA)
+        else:
+            content = self._chunks[0] if len(self._chunks) == 1 else list(chain.from_iterable(self._chunks))
+        return Batch(self.partition, self.span.epoch, self.offset, content)
 
 
 def first_since(batch: LoadedBatch, timestamp: int, at_least: int) -> int | None:
     """The lowest offset, `at_least` or above, of a record that is not older than `timestamp`; None if there is none."""
-    late = pc.indices_nonzero(pc.greater_equal(batch.data["timestamp"], timestamp)).to_numpy()
+    (data,) = arrow_batches([batch.content])
+    late = pc.indices_nonzero(pc.greater_equal(data["timestamp"], timestamp)).to_numpy()
     reached = late[late >= max(0, at_least - batch.first)]
     return batch.first + int(reached[0]) if len(reached) else None

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import threading
 from collections import defaultdict
+from collections.abc import Sequence
 
 GONE = 2**63
 """An end beyond every offset: readers that wait for a partition that is gone are woken, and find that out."""
@@ -22,45 +23,56 @@ class Waiters:
     def __bool__(self) -> bool:
         return bool(self._waiters)
 
+    def __contains__(self, partition_id: int) -> bool:
+        """Whether a reader waits for this partition."""
+        return partition_id in self._waiters
+
     def awaited(self) -> list[int]:
         """The ids of the partitions for which readers wait; for a thread that then looks for their records."""
         with self._lock:
             self.news += 1  # a reader that starts to wait from now on is not in the list
             return list(self._waiters)
 
-    def wait_for(self, partition_id: int, offset: int) -> "asyncio.Future[None]":
-        """A future that is done once `notify` gets an end above `offset`. The caller cancels it when it no longer
-        waits. If there was news since the caller read, it has to look again whether the record is there."""
+    def wait_for(self, places: Sequence[tuple[int, int]]) -> "asyncio.Future[None]":
+        """A future that is done once `notify` gets an end above the offset of one of these partition ids and offsets.
+        The caller cancels it when it no longer waits. If there was news since the caller read, it has to look again
+        whether a record is there."""
         arrived: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        waiter = (offset, arrived)
-        arrived.add_done_callback(lambda _: self._forget(partition_id, waiter))
+        arrived.add_done_callback(lambda _: self._forget(places, arrived))
         with self._lock:
-            self._waiters[partition_id].add(waiter)
+            for partition_id, offset in places:
+                self._waiters[partition_id].add((offset, arrived))
         return arrived
 
     def notify(self, ends: dict[int, int]) -> None:
         """Wake the readers that wait for offsets below these ends, by partition id."""
         with self._lock:
             self.news += 1
-            arrived = [
+            arrived = {
                 future
                 for partition_id, end in ends.items()
                 for offset, future in self._waiters.get(partition_id, ())
                 if offset < end
-            ]
+            }
+        here = asyncio._get_running_loop()  # None in a thread without one
         for future in arrived:
+            if (loop := future.get_loop()) is here:
+                _settle(future)
+                continue
             with contextlib.suppress(RuntimeError):  # the loop is closed, and nobody waits any more
-                future.get_loop().call_soon_threadsafe(_settle, future)
+                loop.call_soon_threadsafe(_settle, future)
 
     def notify_all(self) -> None:
         """Wake all readers, such as when the log is closed: they will find that out."""
         self.notify(dict.fromkeys(self.awaited(), GONE))
 
-    def _forget(self, partition_id: int, waiter: tuple[int, "asyncio.Future[None]"]) -> None:
+    def _forget(self, places: Sequence[tuple[int, int]], arrived: "asyncio.Future[None]") -> None:
         with self._lock:
-            self._waiters[partition_id].discard(waiter)
-            if not self._waiters[partition_id]:
-                del self._waiters[partition_id]
+            for partition_id, offset in places:
+                waiters = self._waiters[partition_id]
+                waiters.discard((offset, arrived))
+                if not waiters:
+                    del self._waiters[partition_id]
 
 
 def _settle(future: "asyncio.Future[None]") -> None:

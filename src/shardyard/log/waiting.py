@@ -2,8 +2,37 @@
 
 import asyncio
 import contextlib
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol, TypeAlias
 
+from shardyard.log.requests import Outcomes
 from shardyard.runtime.clock import Clock, SystemClock
+
+Looked: TypeAlias = tuple[Outcomes, list[tuple[int, int]]]
+"""The news, and if there are none, the partition ids and offsets to wait for."""
+
+
+class Tail(Protocol):
+    """Wakes readers when partitions grow."""
+
+    @property
+    def news(self) -> int: ...
+    def wait_for(self, places: Sequence[tuple[int, int]], since: int) -> "asyncio.Future[None]": ...
+
+
+async def look_until_news(look: Callable[[], Awaitable[Looked]], tail: Tail, seconds: float, clock: Clock) -> Outcomes:
+    """The news of `look`; if there are none, those of a second look, after something has arrived or `seconds` have
+    passed."""
+    since = tail.news
+    outcomes, places = await look()
+    if not places or seconds <= 0:
+        return outcomes
+    arrived = tail.wait_for(places, since)
+    try:
+        await wait_at_most(arrived, seconds, clock)
+    finally:
+        arrived.cancel()
+    return (await look())[0]
 
 
 async def wait_at_most(arrived: "asyncio.Future[None]", seconds: float, clock: Clock) -> bool:

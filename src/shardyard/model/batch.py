@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import repeat, starmap
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -35,15 +36,23 @@ class Batch:
     epoch: int
     first: int
     """Where the read began. The first record may have a higher offset."""
-    data: pa.Table
-    """Columns as in `SCHEMA`, in as many chunks as were stored."""
+    content: pa.Table | Sequence[Record]
+    """The records, in the form in which they were stored. Use `data` or `records`."""
     places: npt.NDArray[np.int64] | None = None
     """The offset of each record; None if they are consecutive from `first` on."""
     stop: int | None = None
     """The offset to read from next; None if it follows that of the last record, or is `first` if there is none."""
 
     def __len__(self) -> int:
-        return int(self.data.num_rows)
+        return len(self.content)
+
+    @property
+    def data(self) -> pa.Table:
+        """Columns as in `SCHEMA`, in any number of chunks."""
+        if not isinstance(self.content, pa.Table):
+            table = pa.Table.from_batches([from_records(self.content, 0)])
+            object.__setattr__(self, "content", table)  # the same records, for the next time
+        return self.content
 
     @property
     def end(self) -> int:
@@ -56,7 +65,7 @@ class Batch:
 
     def emptied(self) -> "Batch":
         """A batch without records that begins and ends at `first`."""
-        return Batch(self.partition, self.epoch, self.first, self.data.slice(0, 0))
+        return Batch(self.partition, self.epoch, self.first, ())
 
     def before(self, offset: int) -> "Batch":
         """The part of this batch below `offset`."""
@@ -64,7 +73,24 @@ class Batch:
             return self
         count = int(np.searchsorted(self.offset_array(), offset))
         places = None if self.places is None else self.places[:count]
-        return Batch(self.partition, self.epoch, self.first, self.data.slice(0, count), places, max(self.first, offset))
+        content = sliced(self.content, 0, count)
+        return Batch(self.partition, self.epoch, self.first, content, places, max(self.first, offset))
+
+    @property
+    def size(self) -> int:
+        """About how many bytes its records take."""
+        if isinstance(self.content, pa.Table):
+            return int(self.content.nbytes)
+        return sum(len(record.value) + len(record.key or b"") for record in self.content)
+
+    def headers(self) -> list[Headers] | None:
+        """The headers of each record; None if no record has any."""
+        if not isinstance(self.content, pa.Table):
+            return [record.headers for record in self.content] if any(r.headers for r in self.content) else None
+        column = self.content["headers"]
+        if column.null_count == len(column):
+            return None
+        return [tuple(pairs or ()) for pairs in column.to_pylist()]
 
     def offsets(self) -> Sequence[int]:
         """The offset of each record."""
@@ -76,15 +102,40 @@ class Batch:
 
     def records(self) -> list[Record]:
         """The records as Python objects."""
-        return [record for chunk in self.data.to_batches() for record in to_records(chunk)]
+        if isinstance(self.content, pa.Table):
+            return [record for chunk in self.content.to_batches() for record in to_records(chunk)]
+        return list(self.content)
 
 
-def cut(
-    data: pa.RecordBatch, size: int, start: int, max_records: int, max_bytes: int, *, at_least: int
-) -> pa.RecordBatch:
-    """The rows of a batch of `size` bytes from `start` on that fit the limits, as if all rows were equally large."""
-    fitting = max_bytes * len(data) // size
-    return data.slice(start, min(max_records, max(fitting, at_least)))
+def joined(contents: Sequence[pa.Table | Sequence[Record]]) -> pa.Table:
+    """The contents of several batches in their order, those that are not in Arrow converted together."""
+    batches: list[pa.RecordBatch] = []
+    plain: list[Record] = []
+    for content in (*contents, pa.Table.from_batches([], SCHEMA)):
+        if not isinstance(content, pa.Table):
+            plain += content
+            continue
+        if plain:
+            batches.append(from_records(plain, 0))
+            plain = []
+        batches += content.to_batches()
+    return pa.Table.from_batches(batches, SCHEMA)
+
+
+Content = TypeVar("Content", bound=pa.Table | pa.RecordBatch | Sequence[Record])
+
+
+def sliced(content: Content, start: int, count: int) -> Content:
+    """So many records from `start` on, or as many as there are."""
+    if isinstance(content, pa.Table | pa.RecordBatch):
+        return content.slice(start, count)  # type: ignore[no-any-return]
+    return content[start : start + count]  # type: ignore[return-value]
+
+
+def cut(content: Content, size: int, start: int, max_records: int, max_bytes: int, *, at_least: int) -> Content:
+    """The records of a batch of `size` bytes from `start` on that fit the limits, as if all were equally large."""
+    fitting = max_bytes * len(content) // size
+    return sliced(content, start, min(max_records, max(fitting, at_least)))
 
 
 def to_records(data: pa.RecordBatch) -> list[Record]:

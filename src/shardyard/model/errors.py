@@ -14,9 +14,11 @@ from the branch (`shardyard.wire.errors`).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from shardyard.model.words import Partition
 
 
@@ -234,10 +236,10 @@ class Closed(InvalidCall):
 
 
 class NotOurs(InvalidCall):
-    """Raised when a file exists that Shardyard did not create."""
+    """Raised when a file or folder is not one that Shardyard created. `advice` says what helps."""
 
-    def __init__(self, path: str, expected: str) -> None:
-        super().__init__(f"{path} is not {expected}: choose another path, or move the file away")
+    def __init__(self, path: str, expected: str, advice: str = "choose another path, or move the file away") -> None:
+        super().__init__(f"{path} is not {expected}: {advice}")
         self.path = path
 
 
@@ -372,6 +374,59 @@ class TopicInUse(Conflict):
         self.groups = groups
 
 
+class UnknownDeliveryTag(InvalidCall):
+    """Raised when a delivery is settled that is not outstanding: it was settled before, or never existed."""
+
+    def __init__(self, tag: int, why: str) -> None:
+        super().__init__(f"delivery tag {tag} is unknown: {why}. Nothing was changed")
+        self.tag = tag
+        self.why = why
+
+
+class NotStored(Conflict):
+    """Raised when messages were not stored although nothing is wrong with them; the branches say why."""
+
+    refused: Sequence[int] = ()
+    """If they were published with others: their places among them, from 0. The others are stored."""
+
+    def in_batch(self, refused: Sequence[int], size: int) -> Self:
+        """The same error, saying which of the `size` messages of a batch were not stored."""
+        self.refused = list(refused)
+        if size > 1:
+            shown = ", ".join(map(str, refused[:10])) + (", ..." if len(refused) > 10 else "")
+            others = "" if len(refused) == size else "; the others are stored"
+            self.args = (f"{self} (not stored are {len(refused)} of {size} messages, at {shown} from 0{others})",)
+        return self
+
+
+class QueueFull(NotStored):
+    """Raised when a queue would exceed its maximum length and refuses further messages."""
+
+    def __init__(self, queue: str, max_length: int, messages: int = 1) -> None:
+        """`messages`: how many it was to take at once."""
+        if messages > max_length:
+            text = f"and never takes {messages} at once: publish at most {max_length} at a time"
+        else:
+            text = f"and has no room for {messages} more: publish again when some of them were consumed"
+        super().__init__(f"queue {queue!r} has a maximum length of {max_length} messages {text}")
+        self.queue = queue
+        self.max_length = max_length
+
+
+class Unroutable(NotStored):
+    """Raised when no queue takes a message that must be routed."""
+
+    def __init__(self, exchange: str, routing_key: str, count: int = 1) -> None:
+        others = f" (and {count - 1} more of the batch)" if count > 1 else ""
+        super().__init__(
+            f"exchange {exchange!r} routes the message with routing key {routing_key!r}{others} to no queue: bind a "
+            "queue, set a policy, or publish with mandatory=False (--optional in commands)"
+        )
+        self.exchange = exchange
+        self.routing_key = routing_key
+        self.count = count
+
+
 # Try again later ---------------------------------------------------------------------------------------------
 
 
@@ -488,3 +543,14 @@ class NotABroker(Unreachable):
         RetryLater.__init__(self, f"{what} Shardyard broker: {'it' if one else 'they'} answered {answer}")
         self.brokers = brokers
         self.answer = answer
+
+
+class NotOwner(RetryLater):
+    """Raised when a queue is served by another node, or by none for the moment. Nothing was changed."""
+
+    def __init__(self, queue: str, address: str | None) -> None:
+        """`address`: of the node that serves it, as far as is known."""
+        where = "by no node at the moment: try again" if address is None else f"at {address}: call that node"
+        super().__init__(f"queue {queue!r} is not served here but {where}")
+        self.queue = queue
+        self.address = address

@@ -10,10 +10,11 @@ from typing import Any
 from shardyard.model.errors import MissingExtra
 
 MODULES = {
-    "server": ("fastapi", "numpy", "pyarrow", "sqlalchemy", "uvicorn", "uvloop", "xxhash"),
+    "server": ("fastapi", "numpy", "pyarrow", "re2", "sqlalchemy", "uvicorn", "uvloop", "xxhash"),
     "postgresql": ("psycopg",),
     "pipeline": ("jinja2", "matplotlib", "pandas", "pyspark"),
     "plot": ("matplotlib",),
+    "rabbitmq": ("aio_pika",),
 }
 """What Shardyard imports from the packages of each extra."""
 

@@ -121,6 +121,13 @@ def check_records(records: object, limits: Limits) -> tuple[tuple[Record, ...], 
     return cast("tuple[Record, ...]", validated.rows), validated.size
 
 
+def check_new_record(record: Record, limits: Limits) -> None:
+    """The same for a single record that got its id from us."""
+    size = _record_size(record)
+    if size > limits.record_bytes:
+        raise TooLarge(f"record {record.id!r} in bytes", size, limits.record_bytes)
+
+
 def _check_records(records: object, limits: Limits) -> Validated:
     if not isinstance(records, Sequence):
         raise InvalidValue("batch", type(records).__name__, "a sequence of records or an Arrow record batch")

@@ -350,3 +350,32 @@ def jump_many(keys, buckets, out):
         start += _JUMP_LANES
     for i in range(start, n):
         out[i] = jump_one(int64(keys[i]), buckets)
+
+
+# Rendezvous hashing (Thaler and Ravishankar, 1998): of all points, the one that mixes with the key to the most -----
+
+
+@_jit
+def _mix64(x):
+    """The finaliser of splitmix64, a bijection in which every bit of the input changes half of the output."""
+    x = (x ^ (x >> uint64(30))) * uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> uint64(27))) * uint64(0x94D049BB133111EB)
+    return x ^ (x >> uint64(31))
+
+
+@_jit
+def rendezvous_one(key, points):
+    """The index of the point of a 64-bit hash, passed as a signed integer as in `jump_one`."""
+    hash_ = uint64(key)
+    best, chosen = uint64(0), 0
+    for j in range(len(points)):
+        score = _mix64(hash_ ^ points[j])
+        if score > best:
+            best, chosen = score, j
+    return chosen
+
+
+@_jit
+def rendezvous_many(keys, points, out):
+    for i in range(len(keys)):
+        out[i] = rendezvous_one(int64(keys[i]), points)

@@ -291,3 +291,31 @@ def jump_many(keys: npt.NDArray[np.uint64], buckets: int, out: Numbers) -> None:
         after = ((after + 1).astype(np.float64) * (2147483648.0 / draw)).astype(np.int64)
         live = after < buckets
         running, state, after = running[live], state[live], after[live]
+
+
+# Rendezvous hashing (Thaler and Ravishankar, 1998): of all points, the one that mixes with the key to the most -----
+
+
+def _mix64(x: Numbers) -> Numbers:
+    """The finaliser of splitmix64, in place."""
+    x ^= x >> np.uint64(30)
+    x *= np.uint64(0xBF58476D1CE4E5B9)
+    x ^= x >> np.uint64(27)
+    x *= np.uint64(0x94D049BB133111EB)
+    x ^= x >> np.uint64(31)
+    return x
+
+
+def rendezvous_one(key: int, points: npt.NDArray[np.uint64]) -> int:
+    """The index of the point of a 64-bit hash, signed or unsigned."""
+    return int(np.argmax(_mix64(points ^ np.uint64(key & _MASK64))))
+
+
+def rendezvous_many(keys: npt.NDArray[np.uint64], points: npt.NDArray[np.uint64], out: Numbers) -> None:
+    best = _mix64(keys ^ points[0])
+    out[:] = 0
+    for j in range(1, len(points)):
+        scores = _mix64(keys ^ points[j])
+        is_better = scores > best
+        out[is_better] = j
+        np.maximum(best, scores, out=best)

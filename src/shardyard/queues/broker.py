@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Self
 
 from shardyard.groups import Node
+from shardyard.groups.heartbeats import Heartbeats
 from shardyard.log import Log
 from shardyard.model import Fenced, Partition, Position
 from shardyard.queues.alarms import Alarms
@@ -37,6 +38,7 @@ class Broker:
         self.registry = registry
         self.clock = clock or SystemClock()
         self.node = Node(log, registry, clock=self.clock)
+        self.heartbeats = Heartbeats(self.node.transactions)
         self.delays = Delays(log, clock=self.clock)
         self.failures = Failures(log, self.delays, clock=self.clock)
         self.publisher = Publisher(log, self.delays, clock=self.clock)

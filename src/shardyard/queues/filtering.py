@@ -39,4 +39,4 @@ def without_header(batch: Batch, name: str) -> Batch:
     column = batch.data.schema.get_field_index("headers")
     field = batch.data.schema.field(column)
     rows = [headers and [h for h in headers if h[0] != name] for headers in batch.data["headers"].to_pylist()]
-    return replace(batch, data=batch.data.set_column(column, field, pa.array(rows, field.type)))
+    return replace(batch, content=batch.data.set_column(column, field, pa.array(rows, field.type)))

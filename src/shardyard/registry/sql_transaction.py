@@ -42,6 +42,8 @@ _BEYOND_ANY = 2**63 - 1
 Values = Mapping[str, object]
 UpdateEach = Callable[[Connection, Update, Sequence[Values]], list[bool]]
 """See `Store.update_each`."""
+UpdateAll = Callable[[Connection, Update, Sequence[Values]], int]
+"""See `Store.update_all`."""
 
 
 # Statements are built once, as building one takes longer than running it. A column's value is bound as `its_<column>`,
@@ -233,15 +235,16 @@ class SqlSnapshot:
 class SqlTransaction(SqlSnapshot):
     """A transaction on a connection that has begun one."""
 
-    def __init__(self, connection: Connection, now: float, update_each: UpdateEach) -> None:
+    def __init__(self, connection: Connection, now: float, update_each: UpdateEach, update_all: UpdateAll) -> None:
         super().__init__(connection, now)
         self.touched: set[str] = set()
         self._connection = connection
         self._update_each = update_each
+        self._update_all = update_all
 
     def end(self) -> None:
         super().end()
-        self._update_each = _ended
+        self._update_each = self._update_all = _ended
 
     def put_group(self, row: GroupRow) -> None:
         self._put(
@@ -345,15 +348,17 @@ class SqlTransaction(SqlSnapshot):
             {"its_group_name": h.group, "its_name": h.member, "its_epoch": _known_epoch(h.epoch), "its_now": self.now}
             for h in heartbeats
         ]
-        self._update_each(self._connection, _NOTE_RECENT, members)  # before the time of the last heartbeat is replaced
-        renewed = self._update_each(self._connection, _RENEW, members)
+        self._update_all(self._connection, _NOTE_RECENT, members)  # before the time of the last heartbeat is replaced
+        renewed = [True] * len(members)
+        if self._update_all(self._connection, _RENEW, members) < len(members):  # then find out whose
+            renewed = self._update_each(self._connection, _RENEW, members)
         progressed = [
             _identity(heartbeat.group, partition) | {"its_owner": heartbeat.member, "its_now": self.now}
             for heartbeat, is_member in zip(heartbeats, renewed, strict=True)
             if is_member
             for partition in heartbeat.progress
         ]
-        self._update_each(self._connection, _NOTE_PROGRESS, progressed)
+        self._update_all(self._connection, _NOTE_PROGRESS, progressed)
         return renewed
 
     def put_lease(self, row: LeaseRow) -> None:

@@ -122,6 +122,8 @@ async def _let_tasks_run() -> None:
 
 async def wait_until_set(event: asyncio.Event, seconds: float, clock: Clock) -> bool:
     """Wait for the event, up to `seconds` on this clock. Returns whether it is set."""
+    if event.is_set():
+        return True
     if isinstance(clock, SystemClock):
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):  # wait_for() may swallow a cancellation in Python 3.11

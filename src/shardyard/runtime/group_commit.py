@@ -5,7 +5,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
 from shardyard.model.errors import Closed, ShardyardError
@@ -90,7 +90,7 @@ class GroupCommit(Generic[Work]):
             if wanted:
                 GROUP_COMMIT_UNITS.observe(len(wanted))
                 started = time.monotonic()
-                outcomes = self._outcomes([work for work, _ in wanted])
+                outcomes = outcomes_of(self._name, self._carry_out, [work for work, _ in wanted])
                 ended = time.monotonic()
                 self._expected = min(len(self._waiting) + len(wanted), self._most)
                 self._linger_until = ended + min(ended - started, self._linger)
@@ -135,16 +135,18 @@ class GroupCommit(Generic[Work]):
     def _is_enough(self) -> bool:
         return len(self._waiting) >= self._wanted or self.waiting_bytes >= _ENOUGH_BYTES or self._closing
 
-    def _outcomes(self, works: list[Work]) -> list[Outcome]:
-        try:
-            return self._carry_out(works)
-        except ShardyardError as error:
-            return [error] * len(works)
-        except Exception as error:  # noqa: BLE001 whatever it is, the callers must get it and the thread must survive
-            if len(works) > 1:
-                return [self._outcomes([work])[0] for work in works]
-            _log.exception("%s failed unexpectedly", self._name)
-            return [error]
+
+def outcomes_of(name: str, carry_out: Callable[[list[Work]], list[Outcome]], works: list[Work]) -> list[Outcome]:
+    """What `carry_out` returns for a group, or the errors that it raises; see `GroupCommit`. `name`: for messages."""
+    try:
+        return carry_out(works)
+    except ShardyardError as error:
+        return [error] * len(works)
+    except Exception as error:  # noqa: BLE001 whatever it is, the callers must get it and the thread must survive
+        if len(works) > 1:
+            return [outcomes_of(name, carry_out, [work])[0] for work in works]
+        _log.exception("%s failed unexpectedly", name)
+        return [error]
 
 
 def after_commit(step: Callable[[], object]) -> None:
@@ -156,19 +158,20 @@ def after_commit(step: Callable[[], object]) -> None:
         _log.exception("what follows a commit failed; the commit itself is durable")
 
 
+def settle(results: Sequence["asyncio.Future[Any]"], outcomes: Sequence[Outcome]) -> None:
+    """Give the callers their results or errors. Called in the event loop."""
+    for result, outcome in zip(results, outcomes, strict=True):
+        if result.done():  # its caller was cancelled
+            continue
+        if isinstance(outcome, BaseException):
+            result.set_exception(outcome)
+        else:
+            result.set_result(outcome)
+
+
 def _deliver(results: list["asyncio.Future[Any]"], outcomes: list[Outcome]) -> None:
     """Hand the outcomes to the event loop that waits for them, all in one callback."""
-
-    def settle() -> None:
-        for result, outcome in zip(results, outcomes, strict=True):
-            if result.done():  # its caller was cancelled
-                continue
-            if isinstance(outcome, BaseException):
-                result.set_exception(outcome)
-            else:
-                result.set_result(outcome)
-
     try:
-        results[0].get_loop().call_soon_threadsafe(settle)
+        results[0].get_loop().call_soon_threadsafe(settle, results, outcomes)
     except RuntimeError:  # the loop is closed, and nobody waits any more
         _log.debug("a result of %d units came after its event loop was closed", len(results))

@@ -111,6 +111,10 @@ class Metric(Generic[S]):
             found = self._series.setdefault(labels, self._new())
         return found
 
+    def clear(self) -> None:
+        """Drop all series: those of things that are gone would stay otherwise."""
+        self._series.clear()
+
     def render(self) -> Iterator[str]:
         yield f"# HELP {self.name} {self.meaning}"
         yield f"# TYPE {self.name} {self.kind}"
@@ -156,6 +160,7 @@ def histogram(name: str, unit: str, meaning: str, *labels: str, bounds: tuple[fl
 
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+_BATCH_SECONDS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 # The server
@@ -259,6 +264,19 @@ RESUMES = counter(
     "How clients resumed: new, position, id, or lost.",
     "how",
 )
+CHANNEL_POSTS = counter("shardyard_messaging_posts_total", "posts", "Posts to channels that were stored.").series()
+CHANNEL_MEMBERSHIPS = gauge(
+    "shardyard_messaging_memberships", "memberships", "Channels of the users who are online, added up."
+).series()
+PRESENCE_CHANGES = counter(
+    "shardyard_messaging_presence_changes_total",
+    "clients",
+    "Clients that were published in `presence`: online or offline.",
+    "change",
+)
+MALFORMED_MEMBER_RECORDS = counter(
+    "shardyard_messaging_malformed_members_total", "records", "Records of `members` that could not be decoded."
+).series()
 
 # Storage
 
@@ -271,5 +289,118 @@ GROUP_COMMIT_UNITS = histogram(
 HISTORY_MALFORMED_RECORDS = counter(
     "shardyard_history_malformed_records_total",
     "records",
-    "Records of `inbox` that are no messages and no marks, and are not in the history.",
+    "Records of `inbox`, `events` and `members` that are malformed, and are not in the history.",
 ).series()
+
+# Fan-out
+
+FANOUT_FORWARDED = counter(
+    "shardyard_fanout_forwarded_events_total", "events", "Events that coordinators appended to `fanout`."
+).series()
+FANOUT_SKIPPED = counter(
+    "shardyard_fanout_skipped_events_total",
+    "records",
+    "Records of `events` without a channel, or too large, which were not forwarded.",
+).series()
+FANOUT_BUFFER_FULL = gauge(
+    "shardyard_fanout_buffer_full", "0 or 1", "Whether coordinators wait because the workers are too far behind."
+).series()
+FANOUT_BUFFER_RECORDS = gauge(
+    "shardyard_fanout_buffer_records", "records", "Records of `fanout` that workers have not committed."
+).series()
+FANOUT_BUFFER_SECONDS = gauge(
+    "shardyard_fanout_buffer_seconds",
+    "seconds",
+    "How long the oldest of these has waited; 0 if it has waited for less than a second or so.",
+).series()
+FANOUT_ROUTED = counter("shardyard_fanout_routed_events_total", "events", "Events that workers routed.").series()
+FANOUT_POSTS = counter(
+    "shardyard_fanout_posts_total", "records", "Posts that workers appended to partitions of `inbox`."
+).series()
+FANOUT_ROUTE_SECONDS = histogram(
+    "shardyard_fanout_route_seconds",
+    "seconds",
+    "Time from the oldest event of a step in `fanout` until the step is durable in `inbox`.",
+    bounds=_SECONDS,
+).series()
+FANOUT_HOT_CHANNELS = gauge(
+    "shardyard_fanout_hot_channels", "channels", "Channels that are split over several partitions of `fanout`."
+).series()
+FANOUT_SPLIT_EVENTS = counter(
+    "shardyard_fanout_split_events_total", "events", "Events of hot channels that coordinators split."
+).series()
+
+# The pipeline
+
+INGEST_RECORDS = counter(
+    "shardyard_ingest_records_total", "records", "Records that a continuous ingest has written to its lake."
+).series()
+INGEST_RECORDS_PER_SECOND = gauge(
+    "shardyard_ingest_records_per_second", "records/s", "How fast the last batch of an ingest was written."
+).series()
+INGEST_LAG_RECORDS = gauge(
+    "shardyard_ingest_lag_records",
+    "records",
+    "Records of the topics that were not in the lake of an ingest after its last batch, by offsets.",
+).series()
+INGEST_BATCH_SECONDS = histogram(
+    "shardyard_ingest_batch_seconds",
+    "seconds",
+    "Time that a batch of an ingest took, from the planning until it was durable in the lake.",
+    bounds=_BATCH_SECONDS,
+).series()
+INGEST_RESTARTS = counter(
+    "shardyard_ingest_restarts_total", "restarts", "Restarts of the query of a continuous ingest after a failure."
+).series()
+# Sharded queues
+
+SHARDING_PUBLISHED = counter(
+    "shardyard_sharding_published_messages_total",
+    "messages",
+    "Messages stored in queues, once for each queue.",
+).series()
+SHARDING_UNROUTABLE = counter(
+    "shardyard_sharding_unroutable_messages_total",
+    "messages",
+    "Messages that no queue took.",
+).series()
+SHARDING_DELIVERED = counter(
+    "shardyard_sharding_delivered_messages_total", "messages", "Messages that were delivered to consumers."
+).series()
+SHARDING_REDELIVERED = counter(
+    "shardyard_sharding_redelivered_messages_total",
+    "messages",
+    "Those of them that may have been delivered before.",
+).series()
+SHARDING_ACKNOWLEDGED = counter(
+    "shardyard_sharding_acknowledged_messages_total", "messages", "Messages that consumers have acknowledged."
+).series()
+SHARDING_DEAD_LETTERS = counter(
+    "shardyard_sharding_dead_letters_total",
+    "messages",
+    "Messages that became dead letters: rejected, delivery_limit, expired or maxlen.",
+    "reason",
+)
+SHARDING_DROPPED = counter(
+    "shardyard_sharding_dropped_messages_total",
+    "messages",
+    "Messages that were dropped: expired or maxlen without a dead-letter exchange, rejected dead letters, and those "
+    "that came back to a queue by itself.",
+    "reason",
+)
+SHARDING_QUEUES = gauge("shardyard_sharding_queues", "queues", "Queues that this node serves.").series()
+SHARDING_READY = gauge(
+    "shardyard_sharding_ready_messages",
+    "messages",
+    "Messages that wait for delivery, in each queue that this node serves (the first 500 by name).",
+    "queue",
+)
+SHARDING_UNACKNOWLEDGED = gauge(
+    "shardyard_sharding_unacknowledged_messages",
+    "messages",
+    "Messages that were delivered and not acknowledged, likewise.",
+    "queue",
+)
+SHARDING_CONSUMERS = gauge(
+    "shardyard_sharding_consumers", "consumers", "Consumers that read a queue, likewise.", "queue"
+)

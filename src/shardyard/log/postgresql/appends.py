@@ -78,7 +78,7 @@ class PostgresqlLookup:
         end the transaction of a process that was stopped (`idle_in_transaction_session_timeout`)."""
         group = [append for append in group if _may_exist(append.partition)]
         places = {(append.partition.topic, number_of(append.partition)) for append in group}
-        fences = sorted({append.fence.name for append in group if append.fence is not None})
+        fences = sorted({fence.name for append in group for fence in append.fences})
         stamps = [
             (append.partition.topic, append.partition.index, append.stamp.producer, append.stamp.sequence)
             for append in group

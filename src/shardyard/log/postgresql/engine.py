@@ -1,7 +1,7 @@
 """`PostgresqlLog`: the port, on top of the threads that read and write."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -14,15 +14,26 @@ from shardyard.log.port import READ_BYTES, READ_RECORDS
 from shardyard.log.postgresql import reading
 from shardyard.log.postgresql.catalog import PostgresqlCatalog
 from shardyard.log.postgresql.maintenance import Maintenance, is_alone
+from shardyard.log.postgresql.read_many import read_many
 from shardyard.log.postgresql.schema import MIGRATIONS
 from shardyard.log.postgresql.sessions import Sessions
 from shardyard.log.postgresql.steps import Committed, Step
 from shardyard.log.postgresql.tail import Tail
 from shardyard.log.postgresql.writer import Writer
-from shardyard.log.waiting import wait_at_most
-from shardyard.model import Appended, Fence, InvalidValue, OffsetBeyondEnd, Partition, Span, whole_number
+from shardyard.log.requests import Outcomes, ReadRequest
+from shardyard.log.waiting import Looked, look_until_news, wait_at_most
+from shardyard.model import (
+    Appended,
+    Fence,
+    InvalidValue,
+    OffsetBeyondEnd,
+    Partition,
+    ShardyardError,
+    Span,
+    whole_number,
+)
 from shardyard.model.batch import Batch
-from shardyard.model.checks import check_int64
+from shardyard.model.checks import check_int64, check_text
 from shardyard.model.limits import Limits
 from shardyard.model.url import parse_url
 from shardyard.runtime.clock import Clock
@@ -63,6 +74,8 @@ class PostgresqlLog(DatabaseLog):
         self._sessions = Sessions(self._url, THREADS, self._cache.clear)
         self._tail = Tail(self._url, self._ends)
         self._writer = Writer(self._url, self._given_now, self._tail.notify)
+        self._ids: dict[Partition, int] = {}
+        """Of partitions that were read together with others."""
         self._steps = Maintenance()
 
     async def read(
@@ -87,15 +100,35 @@ class PostgresqlLog(DatabaseLog):
         place, batch = await self._run(fetch)
         if len(batch) or wait <= 0:
             return batch
-        arrived = self._tail.wait_for(place.id, offset, news)
+        arrived = self._tail.wait_for([(place.id, offset)], news)
         try:
             await wait_at_most(arrived, wait, self._clock)
         finally:
             arrived.cancel()
         return (await self._run(fetch))[1]
 
+    async def read_many(
+        self,
+        requests: Sequence[ReadRequest],
+        *,
+        max_records: int = READ_RECORDS,
+        max_bytes: int = READ_BYTES,
+        total_bytes: int | None = None,
+        wait: float = 0.0,
+    ) -> Outcomes:
+        rules.check_reads(requests, max_records, max_bytes, total_bytes)
+
+        def look(connection: Connection) -> Looked:
+            return read_many(connection, self._cache, self._ids, requests, max_records, max_bytes, total_bytes)
+
+        return await look_until_news(lambda: self._run(look), self._tail, wait, self._clock)
+
     async def span(self, partition: Partition) -> Span:
         return await self._run(lambda connection: reading.find(connection, partition).span)
+
+    async def ends(self, topic: str, *, dropped: bool = False) -> dict[int, Span]:
+        check_text("topic", topic)
+        return await self._run(lambda connection: reading.spans(connection, topic, dropped=dropped))
 
     async def offset_at(self, partition: Partition, timestamp: int) -> int:
         since = check_int64("timestamp", timestamp)
@@ -161,8 +194,8 @@ class PostgresqlLog(DatabaseLog):
     def _now(self) -> int:
         return rules.milliseconds(self._clock)
 
-    async def _write(self, request: Append) -> Appended:
-        return await self._writer.append(request)
+    async def _write(self, requests: Sequence[Append]) -> list[Appended | ShardyardError]:
+        return await self._writer.append(requests)
 
     @property
     def _waiting_bytes(self) -> int:

@@ -7,7 +7,7 @@ PostgreSQL frees the space by itself (autovacuum).
 import logging
 
 from shardyard.log import merging
-from shardyard.log.database import CLEAR_BATCHES, FORGET_FROM, STAMP_MS
+from shardyard.log.database import CLEAR_BATCHES, FORGET_EVERY, FORGET_FROM, STAMP_MS
 from shardyard.log.postgresql import retention
 from shardyard.log.postgresql.appends import PUT_BATCH, batch_row
 from shardyard.log.postgresql.catalog import NOW
@@ -22,8 +22,6 @@ STAMPS_A_STEP = 10_000
 """Stamps examined or deleted in one step; more than one producer has."""
 PARTITIONS_A_STEP = 200
 """Partitions examined or deleted in one step."""
-FORGET_EVERY = 1000
-"""How many times maintenance runs before it looks for old stamps again, which takes a while if there are many."""
 _BEFORE_ALL = (0, "")
 """A partition and a producer that come before all others."""
 _LOCK = int.from_bytes(b"yard-log", "big")

@@ -115,6 +115,22 @@ def offset_at(connection: Connection, partition: Partition, timestamp: int) -> i
         offset = loaded.end
 
 
+def spans(connection: Connection, topic: str, *, dropped: bool) -> dict[int, Span]:
+    """The spans of all partitions of a topic, with those that were dropped if `dropped`."""
+    if not may_be_topic(topic):
+        raise UnknownTopic(topic)
+    rows = connection.execute(
+        'SELECT p.number, t.epoch, p.first, p."end" FROM log_partitions p'
+        " JOIN log_topics t ON t.name = p.topic AND (p.number < t.partitions OR %s) WHERE t.name = %s"
+        " ORDER BY p.number",
+        (dropped, topic),
+        binary=True,
+    ).fetchall()
+    if not rows:
+        raise UnknownTopic(topic)
+    return {number: Span(*span) for number, *span in rows}
+
+
 def ends(connection: Connection, partition_ids: list[int]) -> dict[int, int]:
     """The ends of those partitions that still exist."""
     rows = connection.execute(

@@ -76,5 +76,9 @@ def _create(connection: Connection) -> None:
         connection.execute(statement)
 
 
-MIGRATIONS: tuple[Migration, ...] = (_create,)
+def _allow_few_records(_: Connection) -> None:
+    """Batches of a few records are stored in MessagePack from here on, which earlier versions can't read."""
+
+
+MIGRATIONS: tuple[Migration, ...] = (_create, _allow_few_records)
 """Each turns a version of the tables into the next. A new database goes through all of them, so all are alike."""

@@ -2,7 +2,7 @@
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from shardyard.log.postgresql.catalog import CHANGED, CHANNEL
@@ -38,11 +38,11 @@ class Tail:
         """What a reader notes before it reads, for `wait_for`."""
         return self._waiters.news
 
-    def wait_for(self, partition_id: int, offset: int, since: int) -> "asyncio.Future[None]":
-        """A future that is done when the partition has a record at `offset` or is gone, and soon if that is so already.
-        `since`: the `news` before the caller saw that there is no such record. The caller cancels the future when it no
-        longer waits."""
-        arrived = self._waiters.wait_for(partition_id, offset)
+    def wait_for(self, places: Sequence[tuple[int, int]], since: int) -> "asyncio.Future[None]":
+        """A future that is done when one of the partitions, given by id, has a record at its offset or is gone, and
+        soon if that is so already. `since`: the `news` before the caller saw that there is no such record. The caller
+        cancels the future when it no longer waits."""
+        arrived = self._waiters.wait_for(places)
         with self._lock:
             if self._closing:  # since the caller read
                 self._waiters.notify_all()

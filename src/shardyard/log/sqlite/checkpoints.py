@@ -29,7 +29,8 @@ class Checkpoints:
         self._db = connect(path, "power")
         self._bytes = 0
         self._wanted = threading.Event()
-        self._unfinished = False
+        self.unfinished = False
+        """`finish` has something to do, which may take a while."""
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="shardyard-log-checkpoint", daemon=True)
         self._thread.start()
@@ -43,8 +44,8 @@ class Checkpoints:
 
     def finish(self, db: sqlite3.Connection) -> None:
         """Complete the thread's checkpoint on the writer's connection."""
-        if self._unfinished:
-            self._unfinished = False
+        if self.unfinished:
+            self.unfinished = False
             self._checkpoint(db, "PASSIVE")
             if self.wal_bytes() > LIMIT_BYTES:
                 db.execute(f"PRAGMA busy_timeout = {LIMIT_WAIT_MS}")
@@ -70,7 +71,7 @@ class Checkpoints:
             if self._closing:
                 break
             self._checkpoint(self._db, "PASSIVE")
-            self._unfinished = True
+            self.unfinished = True
 
     def _checkpoint(self, db: sqlite3.Connection, kind: str) -> None:
         try:

@@ -5,35 +5,40 @@ import fcntl
 import logging
 import sqlite3
 import threading
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import IO, TypeVar, get_args
+from typing import IO, TypeVar, cast, get_args
 
 from shardyard.log import rules
-from shardyard.log.appending import Append, PartitionState
+from shardyard.log.appending import Append, Changes, PartitionState
 from shardyard.log.batch_cache import BatchCache
 from shardyard.log.catalog import StoredCatalog
 from shardyard.log.database import LOCK_SECONDS, DatabaseLog
 from shardyard.log.port import READ_BYTES, READ_RECORDS
+from shardyard.log.requests import Outcomes, ReadRequest
 from shardyard.log.sqlite import maintenance, store
 from shardyard.log.sqlite.catalog import SqliteCatalog
 from shardyard.log.sqlite.files import Durability, connect, create_or_check, open_lock, translated
+from shardyard.log.sqlite.known_ends import KnownEnds
+from shardyard.log.sqlite.read_many import read_many
 from shardyard.log.sqlite.tail import Tail
-from shardyard.log.sqlite.writer import Operation, Writer
-from shardyard.log.waiting import wait_at_most
+from shardyard.log.sqlite.writer import Appends, Operation, Writer
+from shardyard.log.waiting import Looked, look_until_news, wait_at_most
 from shardyard.model import (
     Appended,
     Busy,
     Fence,
     InvalidValue,
     Partition,
+    ShardyardError,
     Span,
     whole_number,
 )
 from shardyard.model.batch import Batch
-from shardyard.model.checks import check_int64
+from shardyard.model.checks import check_int64, check_text
 from shardyard.model.limits import Limits
 from shardyard.runtime.clock import Clock
 
@@ -42,6 +47,8 @@ T = TypeVar("T")
 
 MAINTAIN_SECONDS = 2.0
 READERS = 3
+RECENT_BATCHES = 16
+"""Of a partition for which readers wait, kept at hand as they were appended."""
 INLINE_READ_BYTES = 1024 * 1024
 """If no more than this has just arrived, a waiting read fetches it in the event loop's own thread."""
 
@@ -73,8 +80,14 @@ class SqliteLog(DatabaseLog):
         self._cache = BatchCache()
         self._ends: dict[Partition, tuple[int, int]] = {}
         """The id of each partition that was read to its end, and that end: what follows was just written."""
-        self._tail = Tail(self._folder, lambda: connect(self._path, "process"))
-        self._writer = Writer(self._path, durability, busy_wait, self._now, self._tail.committed)
+        self._ids: dict[Partition, int] = {}
+        """Of partitions that were read together with others."""
+        self._recent: dict[Partition, deque[int]] = {}
+        """The first offsets of the batches that were kept at hand for readers that waited for them."""
+        self._forgetter = maintenance.Forgetter()
+        self._known = KnownEnds()
+        self._tail = Tail(self._folder, lambda: connect(self._path, "process"), self._known.clear)
+        self._writer = Writer(self._path, durability, busy_wait, self._now, self._committed, self._known.clear)
 
     # Records
 
@@ -93,33 +106,102 @@ class SqliteLog(DatabaseLog):
         max_records = whole_number("max_records", max_records, at_least=1)
         max_bytes = whole_number("max_bytes", max_bytes, at_least=1)
 
-        def fetch(db: sqlite3.Connection) -> tuple[PartitionState, Batch]:
-            if fence is not None:
-                rules.check_fence(fence, store.fence_epoch(db, fence.name))
-            return store.read(db, self._cache, partition, offset, epoch, max_records, max_bytes)
+        self._open()
+        wanted = (self._cache, partition, offset, epoch, max_records, max_bytes)
 
-        news = self._tail.news
+        def fetch(db: sqlite3.Connection) -> tuple[PartitionState, Batch]:
+            return store.read(db, *wanted, fence)
+
+        def fetch_newest(db: sqlite3.Connection) -> tuple[PartitionState, Batch | None]:
+            found = store.find(db, partition, fence)
+            return found, store.newest(found, *wanted)
+
+        async def fetch_new(partition_id: int) -> tuple[PartitionState, Batch]:
+            """Records that were just written: usually by this process, so that they are at hand."""
+            found, batch = await self._look_inline(fetch_newest, in_transaction=False)
+            return (found, batch) if batch is not None else await self._look_at_new(partition_id, offset, fetch)
+
+        async def fetch_arrived(partition_id: int) -> tuple[PartitionState, Batch]:
+            """The same when a record has arrived: if this process has written it, the writer has just looked whether
+            anything else has changed."""
+            known = self._known.find(partition, fence)
+            batch = None if known is None else store.newest(known, *wanted)
+            return (known, batch) if known is not None and batch else await fetch_new(partition_id)
+
+        news, version = self._tail.news, self._known.version
+        known = self._known.find(partition, fence) if wait > 0 else None
         partition_id, end = self._ends.get(partition, (0, -1))
-        if self._cache.covers(partition, offset, max_records, max_bytes):
+        if known is not None and known.end == offset and epoch in (None, known.epoch):
+            found, batch = known, Batch(partition, known.epoch, offset, ())
+        elif self._cache.covers(partition, offset, max_records, max_bytes):
             await asyncio.sleep(0)  # a reader that takes many batches in a row must not keep other tasks from running
             found, batch = await self._look_inline(fetch)
         elif 0 <= end <= offset:
-            found, batch = await self._look_at_new(partition_id, offset, fetch)
+            found, batch = await fetch_new(partition_id)
         else:
             found, batch = await self._look(fetch)
+        self._note_end(partition, found, batch, fence, version)  # also if it is cancelled while it waits
         if not len(batch) and wait > 0:
-            arrived = self._tail.wait_for(found.id, offset, news)
+            arrived = self._tail.wait_for([(found.id, offset)], news)
             try:
                 has_arrived = await wait_at_most(arrived, wait, self._clock)
             finally:
                 arrived.cancel()
-            found, batch = await (self._look_at_new(found.id, offset, fetch) if has_arrived else self._look(fetch))
+            version = self._known.version
+            found, batch = await (fetch_arrived(found.id) if has_arrived else self._look(fetch))
+            self._note_end(partition, found, batch, fence, version)
+        return batch
+
+    async def read_many(
+        self,
+        requests: Sequence[ReadRequest],
+        *,
+        max_records: int = READ_RECORDS,
+        max_bytes: int = READ_BYTES,
+        total_bytes: int | None = None,
+        wait: float = 0.0,
+    ) -> Outcomes:
+        rules.check_reads(requests, max_records, max_bytes, total_bytes)
+
+        def look(db: sqlite3.Connection, most: int | None = None) -> Looked | None:
+            return read_many(db, self._cache, self._ids, requests, max_records, max_bytes, total_bytes, most)
+
+        async def look_inline_if_few() -> Looked:
+            few = await self._look_inline(partial(look, most=INLINE_READ_BYTES))
+            return few if few is not None else cast(Looked, await self._look(look))
+
+        return await look_until_news(look_inline_if_few, self._tail, wait, self._clock)
+
+    def _committed(self, changes: Changes, *, only_appends: bool) -> None:
+        """Keep what was appended at hand for readers that wait for it, and wake them."""
+        for partition, epoch, batch in changes.loaded:
+            partition_id = self._ids.get(partition) or self._ends.get(partition, (0, -1))[0]
+            if self._tail.is_awaited(partition_id):
+                self._cache.add(partition, epoch, batch)
+                recent = self._recent.setdefault(partition, deque())
+                recent.append(batch.first)
+                if len(recent) > RECENT_BATCHES:  # readers that wait have it: kept longer, it would only take memory
+                    self._cache.drop(partition, recent.popleft())
+        if only_appends and not changes.fences:
+            self._known.grew(changes.ends)
+        else:
+            self._known.clear()
+        self._tail.committed(changes.ends, only_appends=only_appends)
+
+    def _note_end(
+        self, partition: Partition, found: PartitionState, batch: Batch, fence: Fence | None, version: int
+    ) -> None:
         if batch.end == found.end:
             self._ends[partition] = (found.id, batch.end)
-        return batch
+            self._known.add(partition, found, fence, version)
 
     async def span(self, partition: Partition) -> Span:
         return await self._look(lambda db: store.span(db, partition))
+
+    async def ends(self, topic: str, *, dropped: bool = False) -> dict[int, Span]:
+        """Its few rows are in memory, and fan-out workers look at them before each batch."""
+        check_text("topic", topic)
+        return await self._look_inline(lambda db: store.spans(db, topic, dropped=dropped))
 
     async def offset_at(self, partition: Partition, timestamp: int) -> int:
         since = check_int64("timestamp", timestamp)
@@ -141,12 +223,16 @@ class SqliteLog(DatabaseLog):
         with open_lock(self._folder / "maintain.lock") as lock:
             while not _acquired(lock):  # noqa: ASYNC110 another process sends no event
                 await asyncio.sleep(LOCK_SECONDS)
-            for name, step in maintenance.steps().items():
-                if name == "merge":
-                    await self._merge(partial(self._change, step), in_background=in_background)
+            for step in maintenance.steps(self._forgetter).values():
+                if isinstance(step, maintenance.Merger):
+                    await self._merge(partial(self._merge_run, step), in_background=in_background)
                 else:
                     while await self._change(step):
                         pass
+
+    async def _merge_run(self, merger: maintenance.Merger) -> bool:
+        await self._look(merger.plan)
+        return await self._change(merger)
 
     def _stop(self) -> None:
         self._writer.close()
@@ -160,9 +246,10 @@ class SqliteLog(DatabaseLog):
     def _now(self) -> int:
         return rules.milliseconds(self._clock)
 
-    async def _write(self, request: Append) -> Appended:
-        appended: Appended = await self._writer.do(request)
-        return appended
+    async def _write(self, requests: Sequence[Append]) -> list[Appended | ShardyardError]:
+        outcomes: list[Appended | ShardyardError]
+        outcomes = await self._writer.do(Appends(requests, sum(request.size for request in requests)))
+        return outcomes
 
     @property
     def _waiting_bytes(self) -> int:
@@ -187,12 +274,13 @@ class SqliteLog(DatabaseLog):
         self._open()
         return await asyncio.get_running_loop().run_in_executor(self._readers, self._snapshot, work)
 
-    async def _look_inline(self, work: Callable[[sqlite3.Connection], T]) -> T:
+    async def _look_inline(self, work: Callable[[sqlite3.Connection], T], *, in_transaction: bool = True) -> T:
         """The same in this thread. For records that are in memory, because they were just written or are in the cache,
-        going to another thread and back would take ten times as long as reading them."""
+        going to another thread and back would take ten times as long as reading them. A single statement needs no
+        transaction."""
         self._open()
         try:
-            return self._snapshot(work, wait=False)
+            return self._snapshot(work, wait=False, in_transaction=in_transaction)
         except Busy:
             return await self._look(work)
 
@@ -205,7 +293,9 @@ class SqliteLog(DatabaseLog):
         few = await self._look_inline(fetch_few)
         return few if few is not None else await self._look(fetch)
 
-    def _snapshot(self, work: Callable[[sqlite3.Connection], T], *, wait: bool = True) -> T:
+    def _snapshot(
+        self, work: Callable[[sqlite3.Connection], T], *, wait: bool = True, in_transaction: bool = True
+    ) -> T:
         """Run `work` on one state of the log, with this thread's own connection. `wait`: while the file is busy."""
         with translated(self._path):
             db: sqlite3.Connection | None = getattr(self._local, "db", None)
@@ -214,6 +304,8 @@ class SqliteLog(DatabaseLog):
                 if not wait:
                     db.execute("PRAGMA busy_timeout = 0")
                 self._connections.append(db)
+            if not in_transaction:
+                return work(db)
             db.execute("BEGIN")
             try:
                 return work(db)

@@ -23,7 +23,7 @@ OPEN_SECONDS = 30.0
 UPGRADE_SECONDS = 2.0
 """How long to wait for processes of an older version to close the file."""
 _APPLICATION_ID = 0x53594C47  # "SYLG"
-_SCHEMA_VERSION = 4
+_SCHEMA_VERSION = 5
 _SCHEMA = """
 CREATE TABLE epochs (last INTEGER NOT NULL);
 INSERT INTO epochs VALUES (0);
@@ -92,10 +92,11 @@ ALTER TABLE topics ADD COLUMN sealed_until INTEGER NOT NULL DEFAULT 0;
 UPDATE topics SET generation = epoch;
 UPDATE topics SET sealed = 0 WHERE successor IS NULL;
 """,
+    4: "",
 }
 """The statements that upgrade a file to the next version. A new file goes through all of them, so all files are alike.
 Generations come from the counter of epochs, so a topic's epoch can be its first one. A seal of version 3 had no holder
-that could renew it."""
+that could renew it. Version 4 had Arrow batches only."""
 
 
 def create_or_check(folder: Path) -> Path:
@@ -233,6 +234,10 @@ def translate(error: sqlite3.Error, path: Path) -> ShardyardError:
 
 
 def _is_full(path: Path) -> bool:
-    """Whether the disk has no free block: then an I/O error means that it is full."""
-    room = os.statvfs(path.parent)
+    """Whether the disk has no free block: then an I/O error means that it is full. A disk that does not even say how
+    much is free has another problem."""
+    try:
+        room = os.statvfs(path.parent)
+    except OSError:
+        return False
     return room.f_bavail * room.f_frsize < PAGE_BYTES * 16

@@ -7,12 +7,13 @@ appends never wait long behind it.
 import logging
 import sqlite3
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from shardyard.log import merging
 from shardyard.log.appending import PartitionState
-from shardyard.log.database import CLEAR_BATCHES, FORGET_FROM, STAMP_MS
+from shardyard.log.database import CLEAR_BATCHES, FORGET_EVERY, FORGET_FROM, STAMP_MS
 from shardyard.log.sqlite import store
-from shardyard.log.stored_batches import LoadedBatch, decode, encode
+from shardyard.log.stored_batches import LoadedBatch, StoredBatch, decode, encode
 from shardyard.model import Damaged, Partition, PartitionOutOfRange, Retention, UnknownTopic
 
 _log = logging.getLogger(__name__)
@@ -24,15 +25,33 @@ VACUUM_PAGES = 512
 """The number of free pages from which on the file is shrunk, and by which it is in one step."""
 PARTITIONS_A_STEP = 200
 """Partitions examined in one step."""
+STAMPS_A_STEP = 2000
+"""Stamps examined or deleted in one step; more than one producer has."""
+_BEFORE_ALL = (0, "")
+"""A partition and a producer that come before all others."""
+
+_PRODUCERS = """
+SELECT partition, producer, max(at) < ?, count(*)
+FROM (
+    SELECT partition, producer, at FROM stamps
+    WHERE (partition, producer) > (?, ?) ORDER BY partition, producer, sequence LIMIT ?
+)
+GROUP BY partition, producer ORDER BY partition, producer
+"""
+_CLEAR_STAMPS = """
+DELETE FROM stamps WHERE (partition, producer, sequence) IN (
+    SELECT partition, producer, sequence FROM stamps WHERE partition = ? LIMIT ?
+)
+"""
 
 
-def steps() -> dict[str, Step]:
+def steps(forgetter: "Forgetter") -> dict[str, Step]:
     """The steps by name, in their order."""
     return {
         "retain": retention(),
-        "forget": forget_stamps,
+        "forget": forgetter,
         "clear": clearing(),
-        "merge": merger(),
+        "merge": Merger(),
         "free": free_space,
     }
 
@@ -92,16 +111,43 @@ def _first_within(db: sqlite3.Connection, found: PartitionState, size: int) -> i
     return keep
 
 
-def forget_stamps(db: sqlite3.Connection, now: int) -> bool:
-    """Forget producers whose last append is long ago, once there are enough stamps for it to matter."""
+class Forgetter:
+    """A step that forgets producers whose last append is long ago, once there are enough stamps for it to matter. It
+    examines some producers in each step, and is kept between the times that maintenance runs, because it skips most of
+    them: to examine all producers takes a while if there are many."""
+
+    def __init__(self) -> None:
+        self._after = _BEFORE_ALL
+        """The last partition and producer that were examined."""
+        self._times_to_skip = 0
+
+    def __call__(self, db: sqlite3.Connection, now: int) -> bool:
+        if self._times_to_skip > 0:
+            self._times_to_skip -= 1
+            return False
+        if self._after != _BEFORE_ALL or _has_many_stamps(db):
+            self._after = _forget_some(db, now, self._after)
+        if self._after == _BEFORE_ALL:
+            self._times_to_skip = FORGET_EVERY
+            return False
+        return True
+
+
+def _has_many_stamps(db: sqlite3.Connection) -> bool:
     (stamps,) = db.execute("SELECT count(*) FROM (SELECT 1 FROM stamps LIMIT ?)", (FORGET_FROM,)).fetchone()
-    if stamps >= FORGET_FROM:
-        db.execute(
-            "DELETE FROM stamps WHERE (partition, producer) IN"
-            " (SELECT partition, producer FROM stamps GROUP BY partition, producer HAVING max(at) < ?)",
-            (now - STAMP_MS,),
-        )
-    return False
+    return bool(stamps >= FORGET_FROM)
+
+
+def _forget_some(db: sqlite3.Connection, now: int, after: tuple[int, str]) -> tuple[int, str]:
+    """Forget old producers among those that follow `after`. Returns the last that was examined, or `_BEFORE_ALL` if it
+    was the last of all."""
+    producers = db.execute(_PRODUCERS, (now - STAMP_MS, *after, STAMPS_A_STEP)).fetchall()
+    is_all = sum(stamps for *_, stamps in producers) < STAMPS_A_STEP
+    if not is_all:
+        producers.pop()  # some of its stamps may not have been examined
+    old = [(partition, producer) for partition, producer, is_old, _ in producers if is_old]
+    db.executemany("DELETE FROM stamps WHERE partition = ? AND producer = ?", old)
+    return _BEFORE_ALL if is_all else producers[-1][:2]
 
 
 def clearing() -> Step:
@@ -123,31 +169,69 @@ def clearing() -> Step:
 
 def _clear(db: sqlite3.Connection, partition: int, first: int, topic: str | None) -> bool:
     dead = db.execute(
-        "SELECT id FROM batches WHERE partition = ? AND first + count <= ? ORDER BY first LIMIT ?",
-        (partition, first, CLEAR_BATCHES),
+        "SELECT id FROM batches WHERE partition = ? AND first < ? AND first + count <= ? ORDER BY first LIMIT ?",
+        (partition, first, first, CLEAR_BATCHES),
     ).fetchall()
     db.executemany("DELETE FROM batches WHERE id = ?", dead)
-    if topic is None and not dead:
-        db.execute("DELETE FROM stamps WHERE partition = ?", (partition,))
+    if dead or topic is not None:
+        return bool(dead)
+    stamps = db.execute(_CLEAR_STAMPS, (partition, STAMPS_A_STEP)).rowcount
+    if not stamps:
         db.execute("DELETE FROM partitions WHERE id = ?", (partition,))
-    return bool(dead)
+    return bool(stamps)
 
 
-def merger() -> Step:
-    """Merges what is there when it starts. What producers append meanwhile waits for the next time, or it would never
+@dataclass(slots=True)
+class _Merge:
+    """What a step of merging changes."""
+
+    done: dict[int, int] = field(default_factory=dict)
+    """By partition, the offset below which nothing is left to merge."""
+    partition: int = 0
+    run: list[tuple[int, int]] = field(default_factory=list)
+    """The ids and first offsets of the batches that become one."""
+    merged: StoredBatch | None = None
+    is_last: bool = False
+    """There is nothing else to do."""
+
+
+class Merger:
+    """A step that merges a run of small neighbours into one batch. `plan`, which reads and encodes the batches, is
+    called before it in a thread that only reads: what is left for the writer takes a fraction of the time, and appends
+    do not wait for the rest.
+
+    It merges what is there when it starts. What producers append meanwhile waits for the next time, or it would never
     finish."""
-    ends: dict[int, int] = {}
 
-    def step(db: sqlite3.Connection, _: int) -> bool:
-        if not ends:
-            ends.update(db.execute('SELECT id, "end" FROM partitions WHERE merged < "end"').fetchall())
-        return merge(db, ends)
+    def __init__(self) -> None:
+        self._ends: dict[int, int] = {}
+        self._next = _Merge(is_last=True)
 
-    return step
+    def plan(self, db: sqlite3.Connection) -> None:
+        """Find what to merge next."""
+        if not self._ends:
+            self._ends.update(db.execute('SELECT id, "end" FROM partitions WHERE merged < "end"').fetchall())
+        self._next = _plan(db, self._ends)
+
+    def __call__(self, db: sqlite3.Connection, _: int) -> bool:
+        merge = self._next
+        if merge.merged is not None:
+            found = db.execute(
+                "SELECT id, first FROM batches WHERE partition = ? AND first >= ? AND first <= ? ORDER BY first",
+                (merge.partition, merge.run[0][1], merge.run[-1][1]),
+            ).fetchall()
+            if found != merge.run:  # they were trimmed, or their topic was deleted
+                return True
+            db.executemany("DELETE FROM batches WHERE id = ?", [(batch,) for batch, _ in merge.run])
+            store.put_batch(db, merge.partition, merge.merged)
+        for partition, done in merge.done.items():
+            db.execute("UPDATE partitions SET merged = ? WHERE id = ?", (done, partition))
+        return not merge.is_last
 
 
-def merge(db: sqlite3.Connection, ends: dict[int, int]) -> bool:
-    """Merge one run of small neighbours below the `ends` of their partitions into one batch."""
+def _plan(db: sqlite3.Connection, ends: dict[int, int]) -> _Merge:
+    """The next run of small neighbours below the `ends` of their partitions."""
+    merge = _Merge()
     for partition, merged_to in db.execute('SELECT id, merged FROM partitions WHERE merged < "end"').fetchall():
         rows = db.execute(
             "SELECT id, first, count, bytes FROM batches WHERE partition = ? AND first >= ? AND first < ?"
@@ -156,31 +240,32 @@ def merge(db: sqlite3.Connection, ends: dict[int, int]) -> bool:
         ).fetchall()
         run = merging.next_run([merging.StoredSize(*row) for row in rows])
         if run.done > merged_to:
-            db.execute("UPDATE partitions SET merged = ? WHERE id = ?", (run.done, partition))
+            merge.done[partition] = run.done
         if run.is_due:
             try:
-                _merge_run(db, partition, run.ids)
+                parts = _load(db, partition, run.ids)
+                data = merging.merged(parts, f"partition {partition}")
             except Damaged as error:  # it is left for inspection, and must not block the others
                 _log.warning("merging will be retried: %s", error)
                 ends[partition] = 0
                 continue
-            return True
+            merge.partition, merge.run = partition, [(i, p.first) for i, p in zip(run.ids, parts, strict=True)]
+            merge.merged = encode(partition, parts[0].first, data)
+            return merge
         if run.done > merged_to and len(rows) > merging.MERGE_BATCHES:  # nothing to merge in these, but there are more
-            return True
-    return False
+            return merge
+    merge.is_last = True
+    return merge
 
 
-def _merge_run(db: sqlite3.Connection, partition: int, ids: list[int]) -> None:
-    where = f"partition {partition}"
+def _load(db: sqlite3.Connection, partition: int, ids: list[int]) -> list[LoadedBatch]:
     parts: list[LoadedBatch] = []
     for batch in ids:
         first, count, checksum, stored = db.execute(
             "SELECT first, count, checksum, data FROM batches WHERE id = ?", (batch,)
         ).fetchone()
-        parts.append(decode(stored, checksum, partition, first, count, where))
-    data = merging.merged(parts, where)
-    db.executemany("DELETE FROM batches WHERE id = ?", [(batch,) for batch in ids])
-    store.put_batch(db, partition, encode(partition, parts[0].first, data))
+        parts.append(decode(stored, checksum, partition, first, count, f"partition {partition}"))
+    return parts
 
 
 def free_space(db: sqlite3.Connection, _: int) -> bool:

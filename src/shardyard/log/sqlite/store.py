@@ -9,6 +9,7 @@ from shardyard.log.batch_cache import BatchCache
 from shardyard.log.sqlite.catalog import SqliteCatalog
 from shardyard.log.stored_batches import LoadedBatch, Read, StoredBatch, decode, first_since
 from shardyard.model import (
+    Fence,
     OffsetBeyondEnd,
     Partition,
     PartitionOutOfRange,
@@ -23,18 +24,25 @@ Connection = sqlite3.Connection
 # Partitions, fences and stamps
 
 
-def find(db: Connection, partition: Partition) -> PartitionState:
+_FIND = (
+    'SELECT p.id, t.epoch, p.first, p."end", t.sealed, t.successor, coalesce(t.open_partitions, t.partitions),'
+    " t.generation, t.sealed_since, t.sealed_until, (SELECT epoch FROM fences WHERE name = ?3)"
+    " FROM partitions p JOIN topics t ON t.name = p.topic AND p.number < t.partitions"
+    " WHERE p.topic = ?1 AND p.number = ?2"
+)
+
+
+def find(db: Connection, partition: Partition, fence: Fence | None = None) -> PartitionState:
+    """`Fenced` if a higher epoch than that of the fence is known."""
     rules.check_partition(partition)
-    row = db.execute(
-        'SELECT p.id, t.epoch, p.first, p."end", t.sealed, t.successor, coalesce(t.open_partitions, t.partitions),'
-        " t.generation, t.sealed_since, t.sealed_until"
-        " FROM partitions p JOIN topics t ON t.name = p.topic AND p.number < t.partitions"
-        " WHERE p.topic = ? AND p.number = ?",
-        (partition.topic, partition.index if partition.index < 2**63 else -1),  # the highest that SQLite can compare
-    ).fetchone()
+    index = partition.index if partition.index < 2**63 else -1  # the highest that SQLite can compare
+    row = db.execute(_FIND, (partition.topic, index, fence and fence.name)).fetchone()
     if row is None:
         raise PartitionOutOfRange(partition, SqliteCatalog(db, 0).topic(partition.topic).partitions)
-    return PartitionState(*row)
+    *state, known = row
+    if fence is not None:
+        rules.check_fence(fence, known)
+    return PartitionState(*state)
 
 
 def fence_epoch(db: Connection, name: str) -> int | None:
@@ -101,13 +109,25 @@ def put(db: Connection, changes: Changes, now: int) -> None:
 def put_batch(db: Connection, partition_id: int, batch: StoredBatch) -> None:
     db.execute(
         "INSERT INTO batches (partition, first, count, latest, bytes, checksum, data) VALUES (?, ?, ?, ?, ?, ?, ?)",
-        (partition_id, batch.first, batch.count, batch.latest, batch.data.size, batch.checksum, batch.data),
+        (partition_id, batch.first, batch.count, batch.latest, len(batch.data), batch.checksum, batch.data),
     )
 
 
 def span(db: Connection, partition: Partition) -> Span:
     found = find(db, partition)
     return Span(found.epoch, found.first, found.end)
+
+
+def spans(db: Connection, topic: str, *, dropped: bool) -> dict[int, Span]:
+    """Of all partitions of the topic, with those that were dropped if `dropped`."""
+    rows = db.execute(
+        'SELECT p.number, t.epoch, p.first, p."end" FROM partitions p JOIN topics t ON t.name = p.topic'
+        " WHERE p.topic = ? AND (p.number < t.partitions OR ?) ORDER BY p.number",
+        (topic, dropped),
+    ).fetchall()
+    if not rows:
+        SqliteCatalog(db, 0).topic(topic)  # raises the error
+    return {number: Span(*span) for number, *span in rows}
 
 
 def read(
@@ -118,17 +138,45 @@ def read(
     epoch: int | None,
     max_records: int,
     max_bytes: int,
+    fence: Fence | None,
 ) -> tuple[PartitionState, Batch]:
-    found = find(db, partition)
-    span = Span(found.epoch, found.first, found.end)
-    rules.check_offset(partition, span, offset, epoch)
-    wanted = Read(partition, span, offset, max_records, max_bytes)
+    found = find(db, partition, fence)
+    wanted = _wanted(found, partition, offset, epoch, max_records, max_bytes)
     for batch in _batches_from(db, cache, partition, found, offset):
         if not wanted.add(batch):
             if wanted.end < batch.end:  # the next read will continue in this batch
                 cache.add(partition, found.epoch, batch)
             break
     return found, wanted.result()
+
+
+def newest(
+    found: PartitionState,
+    cache: BatchCache,
+    partition: Partition,
+    offset: int,
+    epoch: int | None,
+    max_records: int,
+    max_bytes: int,
+) -> Batch | None:
+    """The same of a partition whose state was found, without a statement: nothing, or what is cached. None if other
+    batches have to be read."""
+    wanted = _wanted(found, partition, offset, epoch, max_records, max_bytes)
+    while wanted.end < found.end:
+        cached = cache.find(partition, found.epoch, wanted.end)
+        if cached is None:
+            return None
+        if not wanted.add(cached):
+            break
+    return wanted.result()
+
+
+def _wanted(
+    found: PartitionState, partition: Partition, offset: int, epoch: int | None, max_records: int, max_bytes: int
+) -> Read:
+    span = Span(found.epoch, found.first, found.end)
+    rules.check_offset(partition, span, offset, epoch)
+    return Read(partition, span, offset, max_records, max_bytes)
 
 
 def _batches_from(
@@ -138,6 +186,8 @@ def _batches_from(
     while (cached := cache.find(partition, found.epoch, offset)) is not None:
         yield cached
         offset = cached.end
+    if offset >= found.end:
+        return
     rows = db.execute(
         "SELECT first, count, checksum, data FROM batches WHERE partition = ?1 AND first >="
         " (SELECT max(first) FROM batches WHERE partition = ?1 AND first <= ?2) ORDER BY first",

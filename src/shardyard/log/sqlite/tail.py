@@ -7,7 +7,7 @@ import logging
 import sqlite3
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +27,10 @@ WHERE p.id IN (SELECT value FROM json_each(?))
 class Tail:
     """Wakes readers when a partition grows. A thread, idle while no reader waits, is signalled by other processes."""
 
-    def __init__(self, folder: Path, connect: Callable[[], sqlite3.Connection]) -> None:
+    def __init__(self, folder: Path, connect: Callable[[], sqlite3.Connection], on_change: Callable[[], None]) -> None:
+        """`on_change` is called in the thread when another process may have changed the log, before readers wake."""
         self._folder = folder / "listeners"
+        self._on_change = on_change
         self._connect = connect
         self._waiters = Waiters()
         self._sender = Sender(self._folder)
@@ -44,11 +46,11 @@ class Tail:
         """What a reader notes before it reads, for `wait_for`."""
         return self._waiters.news
 
-    def wait_for(self, partition_id: int, offset: int, since: int) -> asyncio.Future[None]:
-        """A future that is done when the partition has a record at `offset` or is gone, and soon if that is so already.
-        `since`: the `news` before the caller saw that there is no such record. The caller cancels the future when it no
-        longer waits."""
-        arrived = self._waiters.wait_for(partition_id, offset)
+    def wait_for(self, places: Sequence[tuple[int, int]], since: int) -> asyncio.Future[None]:
+        """A future that is done when one of the partitions, given by id, has a record at its offset or is gone, and
+        soon if that is so already. `since`: the `news` before the caller saw that there is no such record. The caller
+        cancels the future when it no longer waits."""
+        arrived = self._waiters.wait_for(places)
         with self._lock:
             if self._closing:  # since the caller read
                 self._waiters.notify_all()
@@ -63,6 +65,10 @@ class Tail:
                 self._wake()
             self._lock.notify()
         return arrived
+
+    def is_awaited(self, partition_id: int) -> bool:
+        """Whether a reader of this process waits for the partition to grow."""
+        return partition_id in self._waiters
 
     def committed(self, ends: dict[int, int], *, only_appends: bool) -> None:
         """Wake the readers that wait for offsets below these ends, by partition id, and those of other processes. Other
@@ -125,6 +131,7 @@ class Tail:
         """Wake readers if anything has changed since the version `seen`. Returns the version now."""
         version = db.execute("PRAGMA data_version").fetchone()
         if version != seen:
+            self._on_change()  # first: who begins to wait after `awaited` must not rely on what was known before
             awaited = self._waiters.awaited()
             ends = dict(db.execute(_ENDS, (json.dumps(awaited),)).fetchall())
             self._waiters.notify({partition_id: ends.get(partition_id, GONE) for partition_id in awaited})

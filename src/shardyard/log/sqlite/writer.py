@@ -1,24 +1,40 @@
-"""Group commit: one thread writes for all producers of the process, everything that is waiting in one commit."""
+"""Group commit: everything that the tasks of an event loop have submitted is written in one transaction.
 
+A small group is written in the thread of the event loop, up to the commit: another thread would take the interpreter
+from it with every statement, and wait to get it back. Only the commit, which waits for the disk, is left to a
+thread. A large group is written by the thread as a whole: the event loop can go on meanwhile.
+"""
+
+import asyncio
+import logging
+import queue
 import sqlite3
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
-from shardyard.log.appending import Append, Appending, outcome_of
-from shardyard.log.database import LINGER_SECONDS
+from shardyard.log.appending import Append, Appending, Changes, outcome_of
 from shardyard.log.sqlite import store
 from shardyard.log.sqlite.checkpoints import Checkpoints
 from shardyard.log.sqlite.files import PAGE_BYTES, Durability, connect, translate
-from shardyard.model import Busy
-from shardyard.runtime.group_commit import GroupCommit, Outcome, after_commit
+from shardyard.log.sqlite.lookup_cache import LookupCache
+from shardyard.model import Busy, Closed, InvalidCall, ShardyardError
+from shardyard.runtime.group_commit import Outcome, after_commit, outcomes_of, settle
+from shardyard.runtime.metrics import GROUP_COMMIT_UNITS
 
+_log = logging.getLogger(__name__)
+
+NAME = "the log's writer"
 GROUP_BYTES = 32 * 1024 * 1024
 """The most that one commit writes."""
 GROUP_REQUESTS = 4096
+SMALL_BYTES = 1024 * 1024
+SMALL_REQUESTS = 512
+"""A group of more is written by the thread."""
 _RETRY_SECONDS = 0.0005
 """How often to try for the write lock while another process holds it."""
 
@@ -32,14 +48,49 @@ class Operation:
     size: int = 0
 
 
-class OnCommit(Protocol):
-    """Called with the new ends by partition id, and whether nothing else was changed."""
+@dataclass(slots=True)
+class Appends:
+    """The appends of one call, which are committed together."""
 
-    def __call__(self, ends: dict[int, int], *, only_appends: bool) -> None: ...
+    requests: Sequence[Append]
+    size: int
+
+
+class OnCommit(Protocol):
+    """Called with what was appended, and whether nothing else was changed."""
+
+    def __call__(self, changes: Changes, *, only_appends: bool) -> None: ...
+
+
+Request: TypeAlias = Appends | Operation
+
+
+@dataclass(slots=True)
+class _Written:
+    """What a transaction has done that is to be committed."""
+
+    outcomes: list[Outcome]
+    changes: Changes
+    """Of all appends."""
+
+
+@dataclass(slots=True)
+class _Group:
+    loop: asyncio.AbstractEventLoop
+    requests: list[Request]
+    results: list["asyncio.Future[Any]"]
+    written: _Written | None = None
+    """If it is only to be committed."""
+    is_committed: bool = False
+    """It was written in the event loop, and the thread has committed it."""
 
 
 class Writer:
-    """Writes what the tasks of an event loop submit, everything that is waiting in one commit."""
+    """Writes what the tasks of an event loop submit, everything that is waiting in one commit.
+
+    A group is what was submitted while the last one was written. Requests whose callers were cancelled before it began
+    are skipped.
+    """
 
     def __init__(
         self,
@@ -48,78 +99,233 @@ class Writer:
         busy_wait: float,
         now: Callable[[], int],
         on_commit: OnCommit,
+        on_change_elsewhere: Callable[[], None],
     ) -> None:
-        """`busy_wait`: seconds to wait for other processes. `now`: the time in milliseconds. `on_commit` is called with
-        the new ends by partition id, before any caller gets its result."""
+        """`busy_wait`: seconds to wait for other processes. `now`: the time in milliseconds. `on_commit` is called
+        before any caller gets its result, in the event loop or in the thread; `on_change_elsewhere` before a commit if
+        something else has changed the log since the last one."""
         self._path = path
         self._now = now
         self._busy_wait = busy_wait
         self._on_commit = on_commit
+        self._on_change_elsewhere = on_change_elsewhere
         self._db = connect(path, durability)
         self._db.execute("PRAGMA busy_timeout = 0")  # `_begin` tries more often than SQLite would
+        self._lookup = LookupCache(self._db)
         self._checkpoints = Checkpoints(path)
-        self._group_commit = GroupCommit(
-            "the log's writer", self._carry_out, most=GROUP_REQUESTS, most_bytes=GROUP_BYTES, linger=LINGER_SECONDS
-        )
+        self.waiting_bytes = 0
+        """The size of the requests that have not started."""
+        self._waiting: list[tuple[Request, asyncio.Future[Any]]] = []
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._is_busy = False
+        """A group is being written, or is about to be."""
+        self._closing = False
+        self._groups: queue.SimpleQueue[_Group | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name=NAME, daemon=True)
+        self._thread.start()
 
-    @property
-    def waiting_bytes(self) -> int:
-        return self._group_commit.waiting_bytes
-
-    async def do(self, request: Append | Operation) -> Any:
+    async def do(self, request: Request) -> Any:
         """Carry out a request. It is durable when this returns."""
-        return await self._group_commit.do(request, request.size)
+        return await self.submit(request)
+
+    def submit(self, request: Request) -> "asyncio.Future[Any]":
+        """The same. The future is done when the request is durable, or has the error that refuses it."""
+        if self._closing:
+            raise Closed(NAME)
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:
+            self._adopt(loop)
+        result: asyncio.Future[Any] = loop.create_future()
+        self._waiting.append((request, result))
+        self.waiting_bytes += request.size
+        if not self._is_busy:
+            self._is_busy = True
+            loop.call_soon(self._start_group)
+        return result
 
     def close(self) -> None:
-        """Finish what was submitted, then stop."""
-        self._group_commit.close()
+        """Finish what was submitted, then stop. Called in another thread than the event loop's."""
+        self._closing = True
+        loop = self._loop
+        try:
+            if loop is None:
+                self._groups.put(None)
+            else:
+                loop.call_soon_threadsafe(self._stop_if_idle)
+        except RuntimeError:  # the loop is closed, and nobody waits any more
+            self._groups.put(None)
+        self._thread.join()
         self._checkpoints.close()
         self._db.close()
 
-    def _carry_out(self, group: list[Append | Operation]) -> list[Outcome]:
-        self._checkpoints.finish(self._db)
+    # In the event loop
+
+    def _adopt(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Work for another event loop from now on; the one before is closed, and so nobody waits for what it has
+        submitted."""
+        if self._loop is not None:
+            if not self._loop.is_closed():
+                raise InvalidCall(
+                    f"{self._path} is in use in another event loop: open the log once for each event loop that uses it"
+                )
+            self._waiting.clear()
+            self.waiting_bytes = 0
+            self._is_busy = False
+        self._loop = loop
+
+    def _start_group(self) -> None:
+        group = self._next_group()
+        if not group.requests:
+            self._is_busy = False
+            self._stop_if_idle()
+            return
+        count = sum(map(_count, group.requests))
+        GROUP_COMMIT_UNITS.observe(count)
+        if (
+            not self._checkpoints.unfinished
+            and count <= SMALL_REQUESTS
+            and sum(request.size for request in group.requests) <= SMALL_BYTES
+            and not any(isinstance(request, Operation) for request in group.requests)
+        ):
+            group.written = self._write_small(group.requests)
+        self._groups.put(group)
+
+    def _next_group(self) -> _Group:
+        group = _Group(asyncio.get_running_loop(), [], [])
+        size = count = taken = 0
+        for request, result in self._waiting:
+            if count >= GROUP_REQUESTS or (group.requests and size + request.size > GROUP_BYTES):
+                break
+            taken += 1
+            self.waiting_bytes -= request.size
+            if not result.done():  # its caller still waits
+                group.requests.append(request)
+                group.results.append(result)
+                size += request.size
+                count += _count(request)
+        del self._waiting[:taken]
+        return group
+
+    def _write_small(self, requests: list[Request]) -> _Written | None:
+        """Everything but the commit; None if the thread has to do all of it, because another process is writing, or
+        because something is wrong: it finds out for which of the requests."""
         try:
-            outcomes, ends, batches = self._commit(group)
+            self._db.execute("BEGIN IMMEDIATE")
+            return self._write(requests)
+        except Exception as error:  # noqa: BLE001 the thread tries again, and tells the callers what is wrong
+            _log.debug("%d requests are left to the thread: %s", len(requests), error)
+            return None
+
+    def _finish_group(self, group: _Group, outcomes: list[Outcome]) -> None:
+        self._after_commit(group)
+        settle(group.results, outcomes)
+        if self._waiting:
+            group.loop.call_soon(self._start_group)  # after the callers that were just woken
+        else:
+            self._is_busy = False
+            self._stop_if_idle()
+
+    def _stop_if_idle(self) -> None:
+        if self._closing and not self._is_busy:
+            self._groups.put(None)
+
+    # In the thread
+
+    def _run(self) -> None:
+        while (group := self._groups.get()) is not None:
+            outcomes = self._outcomes(group)
+            try:
+                group.loop.call_soon_threadsafe(self._finish_group, group, outcomes)
+            except RuntimeError:  # the loop is closed, and nobody waits any more
+                _log.debug("a result of %d requests came after its event loop was closed", len(group.requests))
+                self._after_commit(group)  # readers may wait elsewhere
+
+    def _outcomes(self, group: _Group) -> list[Outcome]:
+        written = group.written
+        if written is None:
+            return outcomes_of(NAME, self._carry_out, group.requests)
+        try:
+            self._commit()
+        except ShardyardError as error:
+            return [error] * len(group.requests)
+        except Exception as error:  # noqa: BLE001 whatever it is, the callers must get it and the thread must survive
+            _log.exception("%s failed unexpectedly", NAME)
+            return [error] * len(group.requests)
+        group.is_committed = True
+        return written.outcomes
+
+    def _carry_out(self, requests: list[Request]) -> list[Outcome]:
+        try:
+            if self._db.in_transaction:  # it could not be rolled back then
+                self._roll_back()
+            self._checkpoints.finish(self._db)
+            self._begin()
+            written = self._write(requests)
         except sqlite3.Error as error:
+            if len(apart := _apart(requests)) > 1:  # an operation that meets damage must not fail the appends
+                return [outcome for part in apart for outcome in outcomes_of(NAME, self._carry_out, part)]
             raise translate(error, self._path) from error
-        after_commit(lambda: self._committed(group, ends, batches))
-        return outcomes
+        self._commit()
+        after_commit(lambda: self._committed(requests, written))
+        return written.outcomes
 
-    def _committed(self, group: list[Append | Operation], ends: dict[int, int], batches: int) -> None:
-        only_appends = all(isinstance(request, Append) for request in group)
-        self._on_commit(ends, only_appends=only_appends)
-        written = sum(request.size for request in group) + batches * 2 * PAGE_BYTES
-        if not only_appends:  # other requests may write any amount
-            written = max(written, self._checkpoints.wal_bytes())
-        self._checkpoints.grew(written)
-
-    def _commit(self, group: list[Append | Operation]) -> tuple[list[Outcome], dict[int, int], int]:
-        """Carry out the group in one transaction. Returns an outcome for each request, the new ends, and the number of
-        batches that were written."""
-        db = self._db
-        self._begin()
-        now = self._now()
+    def _commit(self) -> None:
         try:
-            ends: dict[int, int] = {}
-            outcomes: list[Outcome] = []
-            batches = 0
-            for _, requests in groupby(group, type):
-                appending = Appending(store.SqliteLookup(db), now)
-                for request in requests:
-                    if isinstance(request, Append):
-                        outcomes.append(outcome_of(appending.append, request))
+            self._db.execute("COMMIT")
+        except sqlite3.Error as error:
+            self._roll_back()
+            raise translate(error, self._path) from error
+
+    # In either
+
+    def _after_commit(self, group: _Group) -> None:
+        """What follows the commit of a group that was written in the event loop. It is done there, too: the thread has
+        to wait for the interpreter, so it does only what waits for the disk."""
+        written = group.written
+        if group.is_committed and written is not None:
+            after_commit(lambda: self._committed(group.requests, written))
+
+    def _committed(self, requests: list[Request], written: _Written) -> None:
+        only_appends = not any(isinstance(request, Operation) for request in requests)
+        self._on_commit(written.changes, only_appends=only_appends)
+        size = sum(request.size for request in requests) + len(written.changes.batches) * 2 * PAGE_BYTES
+        if not only_appends:  # other requests may write any amount
+            size = max(size, self._checkpoints.wal_bytes())
+        self._checkpoints.grew(size)
+
+    def _write(self, requests: list[Request]) -> _Written:
+        """Carry out the requests in the transaction that was begun. If this raises, it was rolled back."""
+        db, now = self._db, self._now()
+        written = _Written([], Changes())
+        try:
+            if self._lookup.begin():
+                self._on_change_elsewhere()
+            for are_operations, same in groupby(requests, lambda request: isinstance(request, Operation)):
+                appending = Appending(self._lookup, now)
+                for request in same:
+                    if isinstance(request, Appends):
+                        written.outcomes.append([outcome_of(appending.append, each) for each in request.requests])
                     else:
-                        outcomes.append(outcome_of(request.work, db, now))
+                        written.outcomes.append(outcome_of(request.work, db, now))
+                if are_operations:
+                    self._lookup.clear()
+                    continue
                 changes = appending.changes()
                 store.put(db, changes, now)
-                ends |= changes.ends
-                batches += len(changes.batches)
-            db.execute("COMMIT")
+                self._lookup.stored(changes)
+                written.changes.ends |= changes.ends
+                written.changes.fences |= changes.fences
+                written.changes.batches += changes.batches
+                written.changes.loaded += changes.loaded
         except BaseException:
-            if db.in_transaction:
-                db.execute("ROLLBACK")
+            self._roll_back()
             raise
-        return outcomes, ends, batches
+        return written
+
+    def _roll_back(self) -> None:
+        self._lookup.clear()
+        if self._db.in_transaction:
+            self._db.execute("ROLLBACK")
 
     def _begin(self) -> None:
         deadline = time.monotonic() + self._busy_wait
@@ -134,3 +340,14 @@ class Writer:
                 time.sleep(_RETRY_SECONDS)
             else:
                 return
+
+
+def _apart(requests: list[Request]) -> list[list[Request]]:
+    """Each operation by itself, and the appends between two of them together."""
+    runs = groupby(requests, lambda request: isinstance(request, Operation))
+    parts = ([[one] for one in same] if are_operations else [list(same)] for are_operations, same in runs)
+    return [part for several in parts for part in several]
+
+
+def _count(request: Request) -> int:
+    return len(request.requests) if isinstance(request, Appends) else 1

@@ -38,7 +38,7 @@ class PostgresqlStore:
         """`busy_wait`: see `Registry.busy_wait`. `clock` is for tests."""
         self.busy_wait = busy_wait
         self._clock = clock
-        self._compiled: dict[Update, str] = {}
+        self._compiled: dict[Update, bytes] = {}
         """The SQL of the statements of `update_each`."""
         self._watches = Watches()
         self._listener = Listener(url, "registry", {_CHANNEL: self._notified}, self._call_all)
@@ -71,14 +71,24 @@ class PostgresqlStore:
         PostgreSQL to store it, and does not say which rows matched."""
         if not rows:
             return []
-        if statement not in self._compiled:
-            self._compiled[statement] = str(statement.compile(dialect=connection.dialect))
         with driver_connection(connection).cursor() as cursor:
-            cursor.executemany(self._compiled[statement].encode(), rows, returning=True)
+            cursor.executemany(self._compile(connection, statement), rows, returning=True)
             matched = [cursor.rowcount > 0]
             while cursor.nextset():
                 matched.append(cursor.rowcount > 0)
         return matched
+
+    def update_all(self, connection: Connection, statement: Update, rows: Sequence[Values]) -> int:
+        if not rows:
+            return 0
+        with driver_connection(connection).cursor() as cursor:
+            cursor.executemany(self._compile(connection, statement), rows)
+            return cursor.rowcount
+
+    def _compile(self, connection: Connection, statement: Update) -> bytes:
+        if statement not in self._compiled:
+            self._compiled[statement] = str(statement.compile(dialect=connection.dialect)).encode()
+        return self._compiled[statement]
 
     def record_touched(self, connection: Connection, names: set[str]) -> None:
         connection.execute(_NOTIFY, {"channel": _CHANNEL, "payloads": list(_payloads(names))})

@@ -65,12 +65,19 @@ class SqliteStore:
 
     def update_each(self, connection: Connection, statement: Update, rows: Sequence[Values]) -> list[bool]:
         """The statement goes to SQLite directly: SQLAlchemy takes far longer to pass it on than SQLite to run it."""
+        sql, names = self._compile(connection, statement)
+        execute = _driver(connection).execute
+        return [execute(sql, [row[name] for name in names]).rowcount > 0 for row in rows]
+
+    def update_all(self, connection: Connection, statement: Update, rows: Sequence[Values]) -> int:
+        sql, names = self._compile(connection, statement)
+        return _driver(connection).executemany(sql, [[row[name] for name in names] for row in rows]).rowcount
+
+    def _compile(self, connection: Connection, statement: Update) -> tuple[str, Sequence[str]]:
         if statement not in self._compiled:
             compiled = statement.compile(dialect=connection.dialect)
             self._compiled[statement] = str(compiled), compiled.positiontup or []
-        sql, names = self._compiled[statement]
-        execute = _driver(connection).execute
-        return [execute(sql, [row[name] for name in names]).rowcount > 0 for row in rows]
+        return self._compiled[statement]
 
     def record_touched(self, connection: Connection, names: set[str]) -> None:
         connection.exec_driver_sql(_RECORD_TOUCHED, [(name,) for name in names])
