@@ -1,17 +1,19 @@
-"""A driver process that tests kill: `python -m tests.pipeline.driver ingest|write|reshard|hold_seal LOG FOLDER`.
+"""A driver process that tests kill: `python -m tests.pipeline.driver JOB LOG FOLDER`.
 
 Prints a line when a batch or round has started, and "done" at the end.
 """
 
 import sys
-import threading
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from unittest.mock import patch
 
 from pyspark.sql import SparkSession
 
-from shardyard.pipeline.lake.ingest import Progress, ingest
-from shardyard.pipeline.reshard import reshard as resharding
+from shardyard.pipeline.lake.ingest import ingest
+from shardyard.pipeline.lake.progress import Progress
+from shardyard.pipeline.reshard import copying, spark_rounds
 from shardyard.pipeline.reshard.reshard import reshard
 from shardyard.pipeline.session import session
 
@@ -22,11 +24,11 @@ def print_now(text: object) -> None:
     print(text, flush=True)
 
 
-def run_ingest(spark: SparkSession, log: str, folder: Path) -> None:
+def run_ingest(spark: SparkSession, log: str, folder: Path, format: str = "delta") -> None:  # noqa: A002 as in ingest
     def show(progress: Progress) -> None:
         print_now(f"{progress.records} records, {progress.left} left")
 
-    ingest(spark, log, ["orders"], folder / "lake", records_per_batch=BATCH, on_progress=show)
+    ingest(spark, log, ["orders"], folder / "lake", format=format, records_per_batch=BATCH, on_progress=show)
 
 
 def run_write(spark: SparkSession, log: str, folder: Path) -> None:
@@ -41,22 +43,16 @@ def run_write(spark: SparkSession, log: str, folder: Path) -> None:
 
 
 def run_reshard(spark: SparkSession, log: str, folder: Path) -> None:
-    with patch.multiple(resharding, SWITCH_BELOW=0, RECORDS_PER_TASK=BATCH):
+    with patch.object(copying, "SPARK_ABOVE", 0), patch.object(spark_rounds, "RECORDS_PER_TASK", BATCH):
         reshard(spark, log, "orders", partitions=7, registry=f"sqlite:///{folder / 'registry.db'}", on_step=print_now)
 
 
-def run_hold_seal(spark: SparkSession, log: str, folder: Path) -> None:
-    """A reshard that prints "sealed" when everything is copied and the topic is sealed, and then does not go on."""
-
-    def hold(_: object) -> None:
-        print_now("sealed")
-        threading.Event().wait()
-
-    with patch.object(resharding._Reshard, "_translate_positions", hold):
-        run_reshard(spark, log, folder)
-
-
-JOBS = {"ingest": run_ingest, "write": run_write, "reshard": run_reshard, "hold_seal": run_hold_seal}
+JOBS: dict[str, Callable[[SparkSession, str, Path], None]] = {
+    "ingest": run_ingest,
+    "ingest_parquet": partial(run_ingest, format="parquet"),
+    "write": run_write,
+    "reshard": run_reshard,
+}
 
 if __name__ == "__main__":
     job, log, folder = sys.argv[1:]

@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from shardyard.model import InvalidValue
-from shardyard.pipeline.balance import hot_keys
+from shardyard.pipeline.balance import key_sample
 from shardyard.pipeline.balance.figures import TopicBalance
 from shardyard.pipeline.balance.loads import LOADS
 from shardyard.pipeline.balance.report import Scheme, balance_report, loads_of_table, window_us
@@ -148,12 +148,12 @@ def test_records_without_keys_and_an_empty_frame_can_be_measured(spark: SparkSes
 def test_very_many_keys_are_sampled_and_the_report_says_so(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hot_keys, "SAMPLE_KEYS", 1000)
+    monkeypatch.setattr(key_sample, "SAMPLE_KEYS", 1000)
     loads = loads_of_table(spark.range(20_000), key="id")
     (topic,) = balance_report(loads, [FNV], hot=1).topics
     check = topic.key_check
-    assert (check.one_in, check.exact) == (20, False)
-    assert check.distinct == check.counted * 20 == pytest.approx(20_000, rel=0.15)
+    assert (check.one_in, check.exact) == (32, False)
+    assert check.distinct == check.counted * 32 == pytest.approx(20_000, rel=0.15)
     assert sum(check.schemes[0].keys.counts) == check.counted
     assert topic.schemes[0].records.total == 20_000
     assert topic.hot_keys.others_records >= 1

@@ -1,6 +1,5 @@
 """A driver is killed in the middle of a job, and the next one finishes its work."""
 
-import asyncio
 import contextlib
 import os
 import random
@@ -11,15 +10,12 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import pyarrow.dataset as ds
 import pytest
 from pyspark.sql import SparkSession
 
-from shardyard.log import Sender, open_log
-from shardyard.log.port import SEAL_SECONDS
-from shardyard.model import Partition, Record, Sealed
 from shardyard.registry import open_registry
 from tests.pipeline.driver import JOBS
+from tests.pipeline.lakes import numbers, require_delta
 from tests.pipeline.logs import by_key, contents, create, fill, url
 
 KILLS = int(os.environ.get("KILLS", "1"))
@@ -94,10 +90,14 @@ def log(tmp_path: Path) -> str:
 
 
 @pytest.mark.timeout(TEST_TIMEOUT_SECONDS)
-def test_a_killed_ingest_leaves_every_record_in_the_lake_once(spark: SparkSession, log: str, tmp_path: Path) -> None:
-    crash("ingest", spark, log, tmp_path)
-    table = ds.dataset(tmp_path / "lake" / "records", format="parquet", partitioning="hive").to_table()
-    assert sorted(int(value) for value in table["value"].to_pylist()) == list(range(RECORDS))
+@pytest.mark.parametrize("job", ["ingest", "ingest_parquet"])
+def test_a_killed_ingest_leaves_every_record_in_the_lake_once(
+    spark: SparkSession, log: str, tmp_path: Path, job: str
+) -> None:
+    if job == "ingest":
+        require_delta(spark)
+    crash(job, spark, log, tmp_path)
+    assert numbers(tmp_path / "lake") == list(range(RECORDS))
 
 
 @pytest.mark.timeout(TEST_TIMEOUT_SECONDS)
@@ -116,34 +116,3 @@ def test_a_killed_reshard_leaves_every_record_in_the_new_topic_once_in_order(
     open_registry(f"sqlite:///{tmp_path / 'registry.db'}").close()
     crash("reshard", spark, log, tmp_path)
     assert by_key(contents(log, "orders.2")) == by_key(contents(log, "orders"))
-
-
-@pytest.mark.timeout(TEST_TIMEOUT_SECONDS)
-def test_producers_continue_when_the_seal_of_a_killed_reshard_ends_and_the_next_run_copies_what_they_sent(
-    spark: SparkSession, log: str, tmp_path: Path
-) -> None:
-    open_registry(f"sqlite:///{tmp_path / 'registry.db'}").close()
-    drivers = Drivers("hold_seal", log, tmp_path)
-
-    async def produce() -> None:
-        """Kill the driver while a producer waits for the seal."""
-        async with open_log(log) as opened:
-            sealed = await opened.topic("orders")
-            assert (sealed.sealed, sealed.successor) == (True, None)
-            with pytest.raises(Sealed):
-                await opened.append(Partition("orders", 0), [Record("refused", b"key-1", b"")])
-            sender = Sender(opened, "orders", timeout=SEAL_SECONDS + 2)  # for the last back-off, and a busy machine
-            drivers.kill()
-            await sender.send([Record(f"late-{n}", b"key-%d" % n, b"") for n in range(100)])
-            assert (await opened.topic("orders")).successor is None
-
-    try:
-        assert "sealed\n" in drivers.start()
-        asyncio.run(produce())
-        drivers.await_last_jvm()
-        JOBS["reshard"](spark, log, tmp_path)
-    finally:
-        drivers.kill_all()
-    expected = by_key(contents(log, "orders"))
-    assert sum(map(len, expected.values())) == RECORDS + 100
-    assert by_key(contents(log, "orders.2")) == expected

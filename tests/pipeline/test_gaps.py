@@ -1,7 +1,7 @@
 """Offsets with gaps: everything below Spark reads, stages and translates records by their own offsets."""
 
 import asyncio
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,14 +10,17 @@ from typing import Any, TypeVar, cast
 import numpy as np
 import pyarrow as pa
 import pytest
-from pyspark.sql import SparkSession
 
 from shardyard.model import Partition, Retention, Span
 from shardyard.model.batch import Batch
 from shardyard.pipeline.blocking import BlockingLog
 from shardyard.pipeline.partitioning import PartitionerSpec
+from shardyard.pipeline.reshard import direct_rounds
+from shardyard.pipeline.reshard.direct_rounds import DirectRounds
 from shardyard.pipeline.reshard.job import Job
-from shardyard.pipeline.reshard.reshard import _Reshard, _stage
+from shardyard.pipeline.reshard.offset_translation import Chunk
+from shardyard.pipeline.reshard.positions import GroupPositions, skip
+from shardyard.pipeline.reshard.spark_rounds import stage_task
 from shardyard.pipeline.source import offsets, source
 from shardyard.pipeline.source.columns import COLUMNS, offsets_of, to_spark
 from shardyard.pipeline.source.offsets import DataLost, Range
@@ -141,42 +144,71 @@ def test_a_partition_that_became_shorter_is_an_error_but_a_gap_at_the_end_is_non
 # Resharding
 
 
-def resharding(log: GappyLog, spec: PartitionerSpec) -> _Reshard:
-    job = Job(PARTITION.topic, EPOCH, "orders.2", EPOCH, spec, Retention())
-    no_spark = cast(SparkSession, None)
-    return _Reshard(no_spark, "sqlite:////log", cast(BlockingLog, log), job, None, print)
+def job_for(spec: PartitionerSpec) -> Job:
+    return Job(PARTITION.topic, EPOCH, "orders.2", EPOCH, spec, Retention())
 
 
+def stage_by_spark(log: GappyLog, staging: Staging, spec: PartitionerSpec) -> tuple[Chunk, str]:
+    batch = asyncio.run(log.read(PARTITION, 0, max_records=100))
+    (staged,) = stage_task(staging, spec)(iter(to_spark(batch, COLUMNS, log.end)))
+    (row,) = staged.to_pylist()
+    return Chunk(row["partition"], row["start"], row["end"], tuple(row["counts"])), row["file"]
+
+
+def stage_directly(log: GappyLog, staging: Staging, spec: PartitionerSpec) -> tuple[Chunk, str]:
+    rounds = DirectRounds(cast(BlockingLog, log), staging, job_for(spec))
+    done, (file,) = rounds.stage([0, 0], [0, log.end])
+    assert done.ends == (0, log.end)
+    (chunk,) = done.chunks
+    return chunk, file
+
+
+@pytest.mark.parametrize("stage", [stage_by_spark, stage_directly])
 @pytest.mark.parametrize(
     "spec", [PartitionerSpec("modulus", "fnv1a32", 3), PartitionerSpec("round_robin", None, 3)], ids=str
 )
 def test_a_staged_chunk_and_any_part_of_it_are_counted_alike(
-    log: GappyLog, spec: PartitionerSpec, tmp_path: Path
+    log: GappyLog, spec: PartitionerSpec, stage: Callable[..., tuple[Chunk, str]], tmp_path: Path
 ) -> None:
-    batch = asyncio.run(log.read(PARTITION, 0, max_records=100))
     staging = Staging(tmp_path)
-    (staged,) = _stage(staging, spec)(iter(to_spark(batch, COLUMNS, END)))
-    (row,) = staged.to_pylist()
-    assert (row["partition"], row["start"], row["end"]) == (PARTITION.index, OFFSETS[0], OFFSETS[-1] + 1)
-    assert sum(row["counts"]) == len(OFFSETS)
-    written = pa.Table.from_batches(staging.read(row["file"])).to_pylist()
+    chunk, file = stage(log, staging, spec)
+    assert (chunk.partition, chunk.start, chunk.end) == (PARTITION.index, OFFSETS[0], OFFSETS[-1] + 1)
+    assert sum(chunk.counts) == len(OFFSETS)
+    written = pa.Table.from_batches(staging.read(file)).to_pylist()
     targets = {int(record["value"]): record["partition"] for record in written}
     log.records_per_read = 3
-    count_targets = resharding(log, spec)._count_targets
-    for end in range(OFFSETS[0], END):
+    positions = GroupPositions(cast(BlockingLog, log), job_for(spec), None)
+    for end in [*range(OFFSETS[0], END), *range(OFFSETS[0], END, 7)]:  # forwards, and then from the start again
         done = [targets[n] for n, offset in enumerate(OFFSETS) if offset < end]
-        assert count_targets(PARTITION.index, row["start"], end) == [done.count(q) for q in range(3)]
+        counts = positions._count_targets("billing", PARTITION.index, chunk.start, end)
+        assert counts == [done.count(q) for q in range(3)]
 
 
-def test_round_robin_uses_all_partitions_even_if_every_second_offset_is_a_gap(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stage", [stage_by_spark, stage_directly])
+def test_round_robin_uses_all_partitions_even_if_every_second_offset_is_a_gap(
+    stage: Callable[..., tuple[Chunk, str]], tmp_path: Path
+) -> None:
     every_second = GappyLog(list(range(0, 16, 2)), 16, skips_gaps=True)
-    batch = asyncio.run(every_second.read(PARTITION, 0, max_records=100))
-    (staged,) = _stage(Staging(tmp_path), PartitionerSpec("round_robin", None, 4))(iter(to_spark(batch, COLUMNS, 16)))
-    assert staged.to_pylist()[0]["counts"] == [2, 2, 2, 2]
+    chunk, _ = stage(every_second, Staging(tmp_path), PartitionerSpec("round_robin", None, 4))
+    assert chunk.counts == (2, 2, 2, 2)
+
+
+def test_a_direct_round_ends_where_its_limits_are_reached(
+    log: GappyLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(direct_rounds, "ROUND_RECORDS", 3)
+    rounds = DirectRounds(cast(BlockingLog, log), Staging(tmp_path), job_for(PartitionerSpec("round_robin", None, 3)))
+    at, found = 0, []
+    while at < END:
+        done, _ = rounds.stage([0, at], [0, END])
+        found.append(sum(sum(chunk.counts) for chunk in done.chunks))
+        assert done.ends[1] > at
+        at = done.ends[1]
+    assert sum(found) == len(OFFSETS)
+    assert max(found) == 4
 
 
 @pytest.mark.parametrize("count", range(1, len(OFFSETS) + 1))
 def test_the_offset_behind_some_records_is_found_by_reading_them(log: GappyLog, count: int) -> None:
     log.records_per_read = 3
-    job = resharding(log, PartitionerSpec("round_robin", None, 3))
-    assert job._skip(PARTITION, 0, count) == OFFSETS[count - 1] + 1
+    assert skip(cast(BlockingLog, log), PARTITION, 0, count) == OFFSETS[count - 1] + 1

@@ -19,7 +19,8 @@ from shardyard.pipeline.history import files as files_module
 from shardyard.pipeline.history import history as history_module
 from shardyard.pipeline.history.files import HistoryFiles, NewRows, to_compare, to_merge
 from shardyard.pipeline.history.history import HistoryRun, MalformedRecord, history
-from shardyard.pipeline.lake.files import Lake
+from shardyard.pipeline.lake.lake import Lake
+from shardyard.pipeline.lake.parquet import ParquetRecords
 from shardyard.wire.inbox import InboxEntry, Mark, encode_entry
 from shardyard.wire.messaging import Message
 
@@ -33,6 +34,7 @@ class Inbox:
 
     def __init__(self, folder: Path) -> None:
         self.lake = Lake(folder / "lake")
+        self.records = ParquetRecords(self.lake, 1)
         self.tables = folder / "tables"
         self._ends = [0] * (PARTITIONS + 1)
         self._batches = 0
@@ -40,14 +42,14 @@ class Inbox:
     def add(self, *values: InboxEntry | bytes) -> None:
         """Publish a batch."""
         rows = [self._row(value) for value in values]
-        with self.lake.exclusive():
+        with self.lake.exclusive("parquet"):
             self.lake.set_topics(["inbox"])
-            staged = self.lake.new_staging()
+            staged = self.records.new_staging()
             folder = staged / "topic=inbox" / "day=2026-01-31"
             folder.mkdir(parents=True)
             pq.write_table(pa.Table.from_pylist(rows), folder / "part.parquet")
-            self.lake.complete(self._batches, staged)
-            self.lake.publish(self._batches)
+            self.records.complete(self._batches, staged)
+            self.records.publish(self._batches)
         self._batches += 1
 
     def _row(self, value: InboxEntry | bytes) -> dict[str, object]:
@@ -210,23 +212,23 @@ def test_records_are_read_once_when_the_lake_merges_its_files_also_while_they_ar
     inbox.add(message(2), b"no entry")
 
     def merge() -> None:
-        (plan,) = inbox.lake.plan_merges(2**20, 2)
-        staged = inbox.lake.new_staging()
+        (plan,) = inbox.records.plan_merges(2**20, 2)
+        staged = inbox.records.new_staging()
         staged.mkdir(parents=True)
         pq.write_table(pa.concat_tables(map(pq.read_table, plan.files)), staged / "part.parquet")
-        inbox.lake.apply_merge(plan, staged)
+        inbox.records.apply_merge(plan, staged)
 
     reads: list[list[Path]] = []
 
-    def files(lake: Lake, topic: str) -> list[Path]:
-        found = original(lake, topic)
+    def files(records: ParquetRecords, session: SparkSession, topic: str) -> list[Path]:
+        found = original(records, session, topic)
         reads.append(found)
         if len(reads) == 1:
             merge()
         return found
 
-    original = Lake.files
-    monkeypatch.setattr(Lake, "files", files)
+    original = ParquetRecords.files
+    monkeypatch.setattr(ParquetRecords, "files", files)
     done = inbox.run(spark)
     assert [len(found) for found in reads] == [2, 1]
     assert (done.records, done.messages, done.malformed) == (2, 1, 1)

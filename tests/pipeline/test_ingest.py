@@ -2,10 +2,12 @@
 
 import json
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
-import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from shardyard.model import (
@@ -19,9 +21,12 @@ from shardyard.model import (
     WrongSchemaVersion,
 )
 from shardyard.pipeline.blocking import blocking
-from shardyard.pipeline.lake import ingest as ingest_module
-from shardyard.pipeline.lake.files import COLUMNS, Lake, Merge
-from shardyard.pipeline.lake.ingest import Progress, ingest
+from shardyard.pipeline.lake import lake as layout
+from shardyard.pipeline.lake.ingest import batch_writer, ingest, maintain
+from shardyard.pipeline.lake.lake import COLUMNS, Lake
+from shardyard.pipeline.lake.progress import Progress
+from shardyard.pipeline.spark_errors import SparkEnded
+from tests.pipeline.lakes import files, numbers, require_delta
 from tests.pipeline.logs import append, create, fill, url
 
 
@@ -32,38 +37,38 @@ def log(tmp_path: Path) -> str:
 
 @pytest.fixture
 def lake(tmp_path: Path) -> Path:
-    return tmp_path / "lake"
+    return tmp_path / "my lake"
 
 
-def numbers(lake: Path, topic: str = "orders") -> list[int]:
-    """The values in the lake, read with pyarrow alone."""
-    files = ds.dataset(lake / "records", format="parquet", partitioning="hive")
-    table = files.to_table(filter=ds.field("topic") == topic)
-    return sorted(int(value) for value in table["value"].to_pylist())
+@pytest.fixture(params=["delta", "parquet"])
+def form(request: pytest.FixtureRequest, spark: SparkSession) -> str:
+    """The format of the lake."""
+    chosen = str(request.param)
+    if chosen == "delta":
+        require_delta(spark)
+    return chosen
 
 
-def files(lake: Path) -> list[Path]:
-    return sorted((lake / "records").rglob("*.parquet"))
-
-
-def test_the_lake_holds_every_record_once_by_topic_and_day(spark: SparkSession, log: str, lake: Path) -> None:
+def test_the_lake_holds_every_record_once_by_topic_and_day(
+    spark: SparkSession, log: str, lake: Path, form: str
+) -> None:
     create(log, "orders", 3)
     create(log, "returns", 1)
     fill(log, "orders", 100)
     fill(log, "returns", 10)
-    done = ingest(spark, log, ["orders", "returns"], lake)
-    assert (done.records, done.topics) == (110, ("orders", "returns"))
+    done = ingest(spark, log, ["orders", "returns"], lake, format=form)
+    assert (done.format, done.records, done.batches, done.topics) == (form, 110, 1, ("orders", "returns"))
     assert numbers(lake) == list(range(100))
     assert numbers(lake, "returns") == list(range(10))
     folders = {path.parent.relative_to(lake / "records") for path in files(lake)}
     assert folders == {Path("topic=orders/day=2025-10-09"), Path("topic=returns/day=2025-10-09")}
-    assert tuple(pq.read_schema(files(lake)[0]).names) == COLUMNS
+    assert pq.read_schema(files(lake)[0]).names[: len(COLUMNS)] == list(COLUMNS)  # Delta adds topic and day
 
 
 def test_an_ingest_continues_where_the_last_one_stopped(spark: SparkSession, log: str, lake: Path) -> None:
     create(log, "orders", 3)
     fill(log, "orders", 100)
-    ingest(spark, log, ["orders"], lake)
+    ingest(spark, log, ["orders"], lake, format="parquet")
     assert ingest(spark, log, ["orders"], lake).records == 0
     fill(log, "orders", 50, first=100)
     create(log, "returns", 2)
@@ -90,6 +95,7 @@ def test_a_continuous_ingest_runs_until_it_is_stopped(spark: SparkSession, log: 
         log,
         ["orders"],
         lake,
+        format="parquet",
         continuous=True,
         every=0.1,
         on_progress=append_more,
@@ -99,123 +105,53 @@ def test_a_continuous_ingest_runs_until_it_is_stopped(spark: SparkSession, log: 
     assert numbers(lake) == list(range(50))
 
 
-def write_three_files(spark: SparkSession, log: str, lake: Path) -> None:
+def test_small_files_are_merged_and_no_row_changes(
+    spark: SparkSession, log: str, lake: Path, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     create(log, "orders", 2)
     for n in range(3):
         fill(log, "orders", 20, first=n * 20)
-        ingest(spark, log, ["orders"], lake, tasks=1)
-
-
-def test_small_files_are_merged_and_no_row_changes(
-    spark: SparkSession, log: str, lake: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_three_files(spark, log, lake)
+        ingest(spark, log, ["orders"], lake, format=form, tasks=1)
     assert len(files(lake)) == 3
-    monkeypatch.setattr(ingest_module, "MIN_MERGE_FILES", 3)
+    monkeypatch.setattr(layout, "MIN_MERGE_FILES", 3)
     ingest(spark, log, ["orders"], lake)
     assert len(files(lake)) == 1
     assert numbers(lake) == list(range(60))
     assert [path.name for path in lake.iterdir() if path.name != "records"] == ["_shardyard"]
 
 
-def test_files_are_merged_up_to_a_size(tmp_path: Path) -> None:
-    lake = Lake(tmp_path / "lake")
-    folder = lake.records / "topic=orders" / "day=2026-01-31"
-    folder.mkdir(parents=True)
-    for name, size in {"a": 40, "b": 30, "c": 40, "d": 60, "e": 10}.items():
-        (folder / f"{name}.parquet").write_bytes(b"x" * size)
-    names = [[path.stem for path in merge.files] for merge in lake.plan_merges(100, 2)]
-    assert names == [["a", "b"], ["c", "e"]]
-    assert lake.plan_merges(100, 5) == []
+class FailingMaintenance:
+    """Rows that are written, and files that can't be merged."""
+
+    def __init__(self, failure: Exception) -> None:
+        self.failure = failure
+        self.calls: list[str] = []
+
+    def write(self, _rows: Any, batch: int) -> None:
+        self.calls.append(f"write {batch}")
+
+    def maintain(self, _spark: Any) -> None:
+        self.calls.append("maintain")
+        raise self.failure
 
 
-def test_the_files_of_a_topic_are_those_of_published_batches_and_a_merged_file_instead_of_what_it_replaces(
-    tmp_path: Path,
+@pytest.mark.parametrize(
+    "failure", [PySparkException("OPTIMIZE failed"), OSError("no space left"), Damaged("it", "rows"), KeyError("file")]
+)
+def test_maintenance_that_fails_is_logged_and_tried_again_after_further_batches(
+    failure: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
-    lake = Lake(tmp_path / "lake")
-    folder = lake.records / "topic=orders" / "day=2026-01-31"
-    with lake.exclusive():
-        assert lake.files("orders") == []
-        folder.mkdir(parents=True)
-        for name in ("batch-00000001-a", "batch-00000002-a", "batch-00000003-a", "merged-b"):
-            (folder / f"{name}.parquet").touch()
-        own = tmp_path / "lake" / "_shardyard"
-        (own / "published.json").write_text('{"batch": 2}')
-        assert [path.stem for path in lake.files("orders")] == ["batch-00000001-a", "batch-00000002-a", "merged-b"]
-        merge = {"staged": "", "target": str(folder / "merged-b.parquet"), "remove": [str(lake.files("orders")[0])]}
-        (own / "merge.json").write_text(json.dumps(merge))
-        assert [path.stem for path in lake.files("orders")] == ["batch-00000002-a", "merged-b"]
+    records: Any = FailingMaintenance(failure)
+    write, batch = batch_writer(records), Mock()
+    for number in (18, 19, 20, 39):
+        write(batch, number)
+    assert records.calls == ["write 18", "write 19", "maintain", "write 20", "write 39", "maintain"]
+    assert [record.message.startswith("maintenance of the lake ") for record in caplog.records] == [True, True]
 
 
-# Interruptions
-
-
-def test_a_batch_that_was_interrupted_while_its_files_were_published_is_finished(
-    spark: SparkSession, log: str, lake: Path
-) -> None:
-    create(log, "orders", 2)
-    fill(log, "orders", 40)
-    ingest(spark, log, ["orders"], lake, tasks=2)
-    assert len(files(lake)) == 2
-    unpublish(lake, files(lake)[1:])
-    ingest(spark, log, ["orders"], lake)
-    assert numbers(lake) == list(range(40))
-
-
-def unpublish(lake: Path, last: list[Path]) -> None:
-    """Restore the state before the last files of batch 0 were published, as if the driver had died then."""
-    own = lake / "_shardyard"
-    staged = own / "staging" / json.loads((own / "complete.json").read_text())["staged"]
-    for path in last:
-        target = staged / path.parent.relative_to(lake / "records") / path.name.removeprefix("batch-00000000-")
-        target.parent.mkdir(parents=True, exist_ok=True)
-        path.rename(target)
-    (own / "published.json").unlink()
-    (own / "checkpoint" / "commits" / "0").unlink()
-    (own / "checkpoint" / "commits" / ".0.crc").unlink()
-
-
-def test_a_batch_that_was_interrupted_while_it_was_written_is_written_again(
-    spark: SparkSession, log: str, lake: Path
-) -> None:
-    create(log, "orders", 2)
-    fill(log, "orders", 40)
-    ingest(spark, log, ["orders"], lake, tasks=2)
-    unpublish(lake, files(lake))
-    (lake / "_shardyard" / "complete.json").unlink()
-    ingest(spark, log, ["orders"], lake)
-    assert numbers(lake) == list(range(40))
-
-
-def test_a_merge_that_was_interrupted_is_finished(
-    spark: SparkSession, log: str, lake: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_three_files(spark, log, lake)
-
-    def crash(_self: Path, missing_ok: bool = False) -> None:
-        raise KeyboardInterrupt(missing_ok)
-
-    monkeypatch.setattr(ingest_module, "MIN_MERGE_FILES", 3)
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "unlink", crash)
-        with pytest.raises(KeyboardInterrupt):
-            ingest(spark, log, ["orders"], lake)
-    assert len(files(lake)) == 4  # the merged one and those it replaces
-    ingest(spark, log, ["orders"], lake)
-    assert len(files(lake)) == 1
-    assert numbers(lake) == list(range(60))
-
-
-def test_a_merge_never_replaces_files_by_one_with_another_number_of_rows(tmp_path: Path) -> None:
-    import pyarrow as pa  # noqa: PLC0415
-
-    for name, rows in {"a": 3, "b": 4}.items():
-        pq.write_table(pa.table({"x": [0] * rows}), tmp_path / f"{name}.parquet")
-    staged = tmp_path / "staged"
-    staged.mkdir()
-    pq.write_table(pa.table({"x": [0] * 6}), staged / "c.parquet")
-    with pytest.raises(Damaged, match="2 files with 7 rows became one with 6"):
-        ingest_module.check_rows(Merge(tmp_path, (tmp_path / "a.parquet", tmp_path / "b.parquet")), staged)
+def test_maintenance_that_finds_no_spark_any_more_says_so() -> None:
+    with pytest.raises(SparkEnded):
+        maintain(FailingMaintenance(ConnectionRefusedError()), Mock())  # type: ignore[arg-type]
 
 
 # Invalid input: an error of one line, and nothing is written
@@ -244,12 +180,12 @@ def test_a_folder_that_is_not_a_lake_is_not_changed(spark: SparkSession, log: st
 def test_a_lake_of_another_version_is_not_changed(spark: SparkSession, log: str, lake: Path) -> None:
     create(log, "orders", 1)
     fill(log, "orders", 5)
-    ingest(spark, log, ["orders"], lake)
+    ingest(spark, log, ["orders"], lake, format="parquet")
     before = files(lake)
     state = lake / "_shardyard" / "lake.json"
-    state.write_text(json.dumps(json.loads(state.read_text()) | {"schema_version": 2}))
+    state.write_text(json.dumps(json.loads(state.read_text()) | {"schema_version": 3}))
     fill(log, "orders", 5, first=5)
-    with pytest.raises(WrongSchemaVersion, match="has schema version 2, this Shardyard works with 1"):
+    with pytest.raises(WrongSchemaVersion, match="has schema version 3, this Shardyard works with 2"):
         ingest(spark, log, ["orders"], lake)
     assert files(lake) == before
 
@@ -260,7 +196,7 @@ def test_a_checkpoint_that_is_missing_or_damaged_is_not_started_again(
 ) -> None:
     create(log, "orders", 1)
     fill(log, "orders", 5)
-    ingest(spark, log, ["orders"], lake)
+    ingest(spark, log, ["orders"], lake, format="parquet")
     metadata = lake / "_shardyard" / "checkpoint" / "metadata"
     match damage:
         case "missing":
@@ -277,7 +213,7 @@ def test_a_checkpoint_that_is_missing_or_damaged_is_not_started_again(
 def test_invalid_offsets_in_the_checkpoint_give_an_error_of_one_line(spark: SparkSession, log: str, lake: Path) -> None:
     create(log, "orders", 1)
     fill(log, "orders", 5)
-    ingest(spark, log, ["orders"], lake)
+    ingest(spark, log, ["orders"], lake, format="parquet")
     offsets = lake / "_shardyard" / "checkpoint" / "offsets"
     (offsets / ".0.crc").unlink()
     lines = (offsets / "0").read_text().splitlines()
@@ -310,7 +246,7 @@ def test_the_day_is_in_utc_and_other_tools_can_read_the_timestamp(spark: SparkSe
 
 def test_a_second_ingest_into_the_same_lake_is_refused(spark: SparkSession, log: str, lake: Path) -> None:
     create(log, "orders", 1)
-    with Lake(lake).exclusive(), pytest.raises(Busy, match="another ingest is running"):
+    with Lake(lake).exclusive("parquet"), pytest.raises(Busy, match="another ingest is running"):
         ingest(spark, log, ["orders"], lake)
 
 
@@ -321,7 +257,7 @@ def test_a_deleted_topic_of_the_lake_fails_the_ingest_unless_data_may_be_lost(
     create(log, "returns", 1)
     fill(log, "orders", 5)
     fill(log, "returns", 5)
-    ingest(spark, log, ["orders", "returns"], lake)
+    ingest(spark, log, ["orders", "returns"], lake, format="parquet")
     with blocking(log) as opened:
         opened.wait(opened.log.delete_topic("returns"))
     fill(log, "orders", 5, first=5)

@@ -9,8 +9,9 @@ from shardyard.pipeline.source import offsets
 from shardyard.pipeline.source.offsets import DataLost, Offsets, Range, TopicOffsets, TopicSpans
 
 
-def topic_spans(*spans: tuple[int, int], epoch: int = 7) -> TopicSpans:
-    return TopicSpans(epoch, tuple(Span(epoch, first, end) for first, end in spans))
+def topic_spans(*spans: tuple[int, int], epoch: int = 7, dropped: int = 0) -> TopicSpans:
+    """`dropped`: how many of the partitions, the last ones."""
+    return TopicSpans(epoch, len(spans) - dropped, tuple(Span(epoch, first, end) for first, end in spans))
 
 
 def at(*numbers: int, epoch: int = 7) -> Offsets:
@@ -61,6 +62,8 @@ def test_new_partitions_and_topics_are_read_from_their_first_record() -> None:
     ("start", "spans", "message", "continues_at"),
     [
         (at(1, 0), SPANS, "offsets 1 to 1 of t/0 were trimmed", at(2, 0)),
+        (at(2), SPANS | {"t": topic_spans((2, 10), (3, 5))}, "offsets 0 to 2 of t/1 were trimmed", at(2, 3)),
+        (at(4, 1), {"t": topic_spans((2, 10), (5, 5), dropped=1)}, "offsets 1 to 4 of t/1 were dropped", at(4, 5)),
         (at(4, 1, epoch=6), SPANS, r"topic 't' was deleted and recreated \(epoch 6, now 7\)", at(2, 0)),
         (at(11, 1), SPANS, "t/0 ends at 10, before offset 11", at(10, 1)),
         (Offsets({"u": TopicOffsets(1, (0,))}), {}, "topic 'u' is no longer read", Offsets({})),
@@ -72,6 +75,12 @@ def test_lost_records_fail_the_read_or_are_skipped(
     with pytest.raises(DataLost, match=message + ".*set failOnDataLoss to false"):
         offsets.reconcile(start, spans, fail=True)
     assert offsets.reconcile(start, spans, fail=False) == continues_at
+
+
+@pytest.mark.parametrize("start", [at(4), at(4, 5)], ids=["before it was known", "after it was read"])
+def test_a_dropped_partition_is_remembered_in_case_that_it_is_added_again(start: Offsets) -> None:
+    assert offsets.reconcile(start, {"t": topic_spans((2, 10), (5, 5), dropped=1)}, fail=True) == at(4, 5)
+    assert offsets.reconcile(at(4, 5), {"t": topic_spans((2, 10), (5, 8))}, fail=True) == at(4, 5)
 
 
 def test_a_trigger_reads_from_each_partition_in_proportion_to_its_backlog() -> None:

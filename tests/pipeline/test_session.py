@@ -1,6 +1,7 @@
 """The session: its settings, the interpreter of its workers, and a clear error without Java."""
 
 import json
+import logging
 import os
 import shutil
 import subprocess
@@ -9,9 +10,11 @@ from pathlib import Path
 
 import pyspark
 import pytest
+from py4j.protocol import Py4JNetworkError
 from pyspark.sql import SparkSession
 
-from shardyard.pipeline.session import MissingJava, check_java, session
+from shardyard.pipeline.session import MissingJava, check_java, quiet_py4j, session
+from shardyard.pipeline.spark_errors import SparkEnded
 from tests.pipeline.logs import create, fill, url
 
 JOB = """
@@ -67,6 +70,23 @@ def test_a_command_without_java_fails_with_one_line(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("error: Spark needs Java 17 or later, and there is none")
     assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "is_logged"),
+    [
+        (Py4JNetworkError("Error while sending or receiving"), False),
+        (ConnectionResetError("Connection reset by peer"), False),
+        (SparkEnded(), False),
+        (ValueError("a mistake in a function that Spark calls"), True),
+    ],
+)
+def test_a_call_from_the_jvm_that_fails_leaves_a_trace_unless_the_jvm_is_gone(
+    error: Exception, is_logged: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    quiet_py4j()
+    logging.getLogger("py4j.clientserver").error("There was an exception", exc_info=error)
+    assert ["There was an exception" in record.message for record in caplog.records] == [True] * is_logged
 
 
 def test_the_running_session_is_reused_and_has_the_settings_of_the_jobs(spark: SparkSession) -> None:

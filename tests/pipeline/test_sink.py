@@ -10,10 +10,13 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 as everybody calls it
+from pyspark.sql.datasource import WriterCommitMessage
 
 from shardyard.log.sqlite import SqliteLog
 from shardyard.model import InvalidValue, Record
 from shardyard.pipeline.blocking import blocking
+from shardyard.pipeline.source.options import write_options
+from shardyard.pipeline.source.sink import BatchSink, StreamSink
 from shardyard.pipeline.source.staging import Manifest, Staging, commit, staging_folder
 from shardyard.placement import Jump, Modulus
 from tests.log.samples import move
@@ -274,6 +277,21 @@ class Crash(Exception):
     pass
 
 
+def fail_after(appends: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every append after so many fail."""
+    append_for_real = SqliteLog.append
+    left = appends
+
+    async def append(self: SqliteLog, *args: Any, **options: Any) -> Any:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise Crash
+        return await append_for_real(self, *args, **options)
+
+    monkeypatch.setattr(SqliteLog, "append", append)
+
+
 def test_an_interrupted_batch_is_finished_with_the_files_of_the_first_attempt(
     log: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -281,18 +299,8 @@ def test_an_interrupted_batch_is_finished_with_the_files_of_the_first_attempt(
     epoch = create(log, "orders", 3).epoch
     staging = Staging(staging_folder(log))
     first = Manifest("p", 4, "orders", epoch, (stage(staging, range(100)), stage(staging, range(100, 200))), {})
-    left = 9
-
-    async def interrupted(self: SqliteLog, *args: Any, **options: Any) -> Any:
-        nonlocal left
-        left -= 1
-        if left < 0:
-            raise Crash
-        return await append_for_real(self, *args, **options)
-
-    append_for_real = SqliteLog.append
     with monkeypatch.context() as patch:
-        patch.setattr(SqliteLog, "append", interrupted)
+        fail_after(9, patch)
         with pytest.raises(Crash):
             run(log, first)
     assert 0 < len(numbers(contents(log, "orders"))) < 200
@@ -305,6 +313,44 @@ def test_an_interrupted_batch_is_finished_with_the_files_of_the_first_attempt(
     assert run(log, Manifest("p", 4, "orders", epoch, (stage(staging, range(200)),), {})) == 0
     assert len(numbers(contents(log, "orders"))) == 200
     assert sorted(path.name for path in staged_files(log)) == ["done.json", "p.lock"]
+
+
+def stage_in_task(sink: StreamSink | BatchSink) -> list[WriterCommitMessage | None]:
+    """What Spark has when the only task of a batch of 100 records is done."""
+    return [sink.write(iter([numbered(range(100), 7).select(["id", "key", "value"])]))]
+
+
+def test_a_batch_whose_commit_fails_is_finished_by_the_next_attempt_after_spark_has_aborted_it(
+    log: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create(log, "orders", 3)
+    options = write_options({"log": log, "topic": "orders", "producer": "p"}, streaming=True)
+    with monkeypatch.context() as patch:
+        fail_after(1, patch)
+        for _ in range(2):
+            sink = StreamSink(options)
+            messages = stage_in_task(sink)
+            with pytest.raises(Crash):
+                sink.commit(messages, 0)
+            sink.abort(messages, 0)
+    assert 0 < len(numbers(contents(log, "orders"))) < 100
+    sink = StreamSink(options)
+    sink.commit(stage_in_task(sink), 0)
+    assert numbers(contents(log, "orders")) == list(range(100))
+    assert [path for path in staged_files(log) if path.suffix == ".arrow"] == []
+
+
+def test_a_write_without_a_name_leaves_nothing_behind_when_its_commit_fails(
+    log: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create(log, "orders", 3)
+    sink = BatchSink(write_options({"log": log, "topic": "orders"}, streaming=False))
+    messages = stage_in_task(sink)
+    fail_after(1, monkeypatch)
+    with pytest.raises(Crash):
+        sink.commit(messages)
+    sink.abort(messages)
+    assert staged_files(log) == []
 
 
 @pytest.mark.parametrize("dropped", [False, True])

@@ -9,12 +9,16 @@ from typing import Any
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql.streaming.datasource import ReadAllAvailable
 from pyspark.sql.streaming.query import StreamingQuery
 
 from shardyard.model import Partition, Record
 from shardyard.pipeline.blocking import blocking
 from shardyard.pipeline.source.columns import COLUMNS
-from tests.pipeline.logs import append, create, fill, url
+from shardyard.pipeline.source.offsets import DataLost, Range
+from shardyard.pipeline.source.options import read_options
+from shardyard.pipeline.source.source import RangePartition, StreamReader
+from tests.pipeline.logs import append, create, fill, numbered, url
 
 START_MS = 1_760_000_000_000
 
@@ -217,6 +221,54 @@ def test_trimmed_records_fail_the_stream_unless_data_may_be_lost(
         streamed("s", available_now=True).awaitTermination()
     streamed("s", available_now=True, failOnDataLoss="false").awaitTermination()
     assert seen("s") == [*range(10), *range(15, 20)]
+
+
+def stream_reader(log: str, **options: str) -> StreamReader:
+    """What Spark calls in the driver and in tasks, without Spark."""
+    given = {"log": log, "topics": "orders", "startingOffsets": "earliest"} | options
+    return StreamReader(read_options(given, streaming=True), COLUMNS)
+
+
+def test_a_partition_that_was_dropped_fails_the_stream_only_if_it_was_not_read_to_its_end(log: str) -> None:
+    epoch = create(log, "orders", 2).epoch
+    at: dict[str, Any] = {}
+
+    def trigger(**options: str) -> list[tuple[int, int]]:
+        """Start the query again. Returns the offsets that it reads of partition 1."""
+        nonlocal at
+        reader = stream_reader(log, **options)
+        try:
+            start = at or reader.initialOffset()
+            at = reader.latestOffset(start, ReadAllAvailable())
+            tasks = reader.partitions(start, at)
+        finally:
+            reader.stop()
+        assert all(isinstance(task, RangePartition) and task.range.partition == 1 for task in tasks)
+        return [(task.range.start, task.range.end) for task in tasks if isinstance(task, RangePartition)]
+
+    with blocking(log) as opened:
+
+        def drop() -> None:
+            opened.wait(opened.log.contract_topic("orders", 1))
+            opened.wait(opened.log.drop_partitions("orders", 1))
+
+        append(log, "orders", 1, numbered(range(10), 1))
+        assert trigger() == [(0, 10)]
+        drop()
+        assert trigger() == []
+        opened.wait(opened.log.expand_topic("orders", 2))
+        append(log, "orders", 1, numbered(range(5), 1))
+        assert trigger() == [(10, 15)]
+        append(log, "orders", 1, numbered(range(5), 1))
+        drop()
+    with pytest.raises(DataLost, match="offsets 15 to 19 of orders/1 were dropped with it"):
+        trigger()
+    planned = RangePartition(Range("orders", 1, epoch, 15, 20))
+    with pytest.raises(DataLost, match="'orders' has partitions 0 to 0"):
+        list(stream_reader(log).read(planned))
+    assert list(stream_reader(log, failOnDataLoss="false").read(planned)) == []
+    assert trigger(failOnDataLoss="false") == []
+    assert trigger() == []
 
 
 def test_a_recreated_topic_fails_the_stream_unless_data_may_be_lost(

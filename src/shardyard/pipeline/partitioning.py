@@ -10,10 +10,11 @@ import pyarrow.compute as pc
 from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 as everybody calls it
 from pyspark.sql.functions import arrow_udf  # type: ignore[attr-defined]  # its stubs are behind
+from pyspark.sql.types import IntegerType
 
 from shardyard.model import InvalidValue, Topic
-from shardyard.pipeline.jvm import FNV1A32, has_fnv1a32
-from shardyard.placement import DEFAULT_HASH, Partitioner, partitioner_named
+from shardyard.pipeline.jvm.functions import call, has_functions
+from shardyard.placement import DEFAULT_HASH, Hash, Partitioner, hash_named, partitioner_named
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,17 +59,32 @@ def placement_column(key: Column | str, hash: str | None, partitioner: str, part
     """The partition of each key as an int column, bit for bit what `shardyard.placement` computes.
 
     The key column is binary, string or integer; a null key is placed like an empty one. The partitioner is one that
-    places by key: `modulus` or `jump`. The JVM computes `modulus` of `fnv1a32`; an Arrow function computes the others.
+    places by key: `modulus` or `jump`. It is computed inside Spark's JVM, or over Spark Connect by an Arrow function.
     """
     if partitioner == "round_robin":
         raise InvalidValue("partitioner", partitioner, "modulus or jump: round_robin does not place by key")
     partitioner_named(partitioner, partitions, hash)  # raises here and not in a task
-    if (partitioner, hash or DEFAULT_HASH[partitioner]) == ("modulus", "fnv1a32") and has_fnv1a32():
-        column = F.col(key) if isinstance(key, str) else key
-        return F.pmod(F.call_function(FNV1A32, column), F.lit(partitions)).cast("int")
+    column = F.col(key) if isinstance(key, str) else key
+    if has_functions():
+        return _in_jvm(column, hash_named(hash or DEFAULT_HASH[partitioner] or ""), partitioner, partitions)
+    return _by_arrow(column, hash, partitioner, partitions)
 
-    @arrow_udf("int")  # type: ignore[untyped-decorator]
+
+def _in_jvm(key: Column, hash_: Hash, partitioner: str, partitions: int) -> Column:
+    hashed = F.coalesce(call(hash_.name, key), F.lit(_signed(hash_(None))))  # an integer that is null has no hash
+    if partitioner == "modulus" and hash_.modulus_mask != 2**hash_.bits - 1:
+        hashed = hashed.bitwiseAND(F.lit(hash_.modulus_mask))
+    return call(partitioner, hashed, F.lit(partitions))
+
+
+def _signed(number: int) -> int:
+    """An unsigned number of 64 bits as the long with the same bits."""
+    return number - 2**64 if number >= 2**63 else number
+
+
+def _by_arrow(key: Column, hash_: str | None, partitioner: str, partitions: int) -> Column:
+    @arrow_udf(IntegerType())  # type: ignore[untyped-decorator]  # a name would be parsed by Connect's server
     def place(keys: pa.Array) -> pa.Array:
-        return partitioner_named(partitioner, partitions, hash).place_array(keys)
+        return partitioner_named(partitioner, partitions, hash_).place_array(keys)
 
     return cast(Column, place(key))

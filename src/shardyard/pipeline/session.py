@@ -1,6 +1,7 @@
 """The factory of Spark sessions: no other code creates one."""
 
 import contextlib
+import logging
 import os
 import re
 import shutil
@@ -13,7 +14,11 @@ from pathlib import Path
 from pyspark.sql import DataFrame, SparkSession
 
 from shardyard.model import InvalidCall
+from shardyard.model.extras import require
+from shardyard.pipeline.delta_jars import delta_settings
+from shardyard.pipeline.jvm.class_archive import ClassArchive
 from shardyard.pipeline.source.source import Shardyard
+from shardyard.pipeline.spark_errors import is_from_lost_jvm
 
 __all__ = ["DataFrame", "MissingJava", "SparkSession", "check_java", "session"]
 
@@ -21,6 +26,8 @@ MASTER = "local[*]"
 MEMORY = "2g"
 """Memory of the driver, which does all the work in local mode; enough for every job here on 2 cores."""
 MIN_JAVA = 17
+CONNECT = "sc://"
+"""How the address of a Spark Connect server begins."""
 
 _SETTINGS = {
     "spark.ui.enabled": "false",
@@ -34,7 +41,12 @@ _SETTINGS = {
 _LOCAL = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
 _JAVA = f"-Xss16m -Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties').as_uri()}"
 """A deep stack, because Spark matches the long message of a stopped query with a recursive regular expression."""
-_NOISE = (b"WARNING: Using incubator modules", b"Setting default log level", b"To adjust logging level")
+_NOISE = (
+    b"WARNING: Using incubator modules",
+    b"Setting default log level",
+    b"To adjust logging level",
+    b"Deleted ",  # Delta Lake prints how many files VACUUM deleted
+)
 
 
 class MissingJava(InvalidCall):
@@ -48,15 +60,24 @@ class MissingJava(InvalidCall):
 
 
 def session(
-    name: str, *, master: str | None = None, memory: str | None = None, settings: Mapping[str, str] | None = None
+    name: str,
+    *,
+    master: str | None = None,
+    memory: str | None = None,
+    settings: Mapping[str, str] | None = None,
+    java_options: str | None = None,
 ) -> SparkSession:
     """A Spark session for a job: the active one, or a new one.
 
-    `master` defaults to `local[*]`, or to the master that `spark-submit` was started with. Spark's Python workers use
-    the interpreter that runs this, unless another one is set by `spark.pyspark.python` in `settings` or by
-    `PYSPARK_PYTHON`.
+    `master` defaults to `local[*]`, or to the master that `spark-submit` was started with; `sc://host:15002` is a Spark
+    Connect server. Spark's Python workers use the interpreter that runs this, unless another one is set by
+    `spark.pyspark.python` in `settings` or by `PYSPARK_PYTHON`; those of a Spark Connect server use the server's own.
+    `java_options` of a new JVM are by default those that use the archive of classes, if there is one.
     """
+    quiet_py4j()
     settings = settings or {}
+    if master is not None and master.startswith(CONNECT):
+        return _connect(master, memory, settings)
     _set_interpreter(settings.get("spark.pyspark.python"))
     builder = SparkSession.builder.appName(f"shardyard {name}")
     config = _SETTINGS | {"spark.ui.showConsoleProgress": str(sys.stderr.isatty()).lower()}
@@ -68,7 +89,11 @@ def session(
         return spark
     check_java()
     master = master or MASTER
-    config |= {"spark.driver.memory": memory or MEMORY, "spark.driver.extraJavaOptions": _JAVA}
+    if java_options is None:
+        java_options = ClassArchive().use()
+    config |= {"spark.driver.memory": memory or MEMORY, "spark.driver.extraJavaOptions": f"{_JAVA} {java_options}"}
+    if not settings.keys() & (delta := delta_settings()).keys():  # a caller with jars of its own knows better
+        config |= delta
     if master.startswith("local"):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
         config |= _LOCAL
@@ -76,10 +101,36 @@ def session(
         return _create(builder.master(master), config | dict(settings))
 
 
+def _connect(remote: str, memory: str | None, settings: Mapping[str, str]) -> SparkSession:
+    """A session of a Spark Connect server. Only settings of SQL are a session's own there; others are the server's."""
+    if memory is not None:
+        raise InvalidCall(f"{remote} has its own memory: set it where the server is started (spark.driver.memory)")
+    require("pipeline", "Spark Connect", "grpc", "grpc_status", "zstandard")
+    config = {key: value for key, value in (_SETTINGS | dict(settings)).items() if key.startswith("spark.sql.")}
+    return _create(SparkSession.builder.remote(remote), config)
+
+
 def _set_interpreter(python: str | None) -> None:
     """Set the interpreter of the workers. Spark's own default, `python3`, need not be one that has Shardyard."""
     os.environ["PYSPARK_PYTHON"] = python or os.environ.get("PYSPARK_PYTHON") or sys.executable
     os.environ.pop("PYSPARK_DRIVER_PYTHON", None)  # data sources would run with it, and it may be Jupyter
+
+
+def quiet_py4j() -> None:
+    """Keep traces off standard error that Py4J logs for errors that it raises as well, or that every call raises."""
+    logging.getLogger().addFilter(_is_not_py4j)
+    for name in ("py4j.clientserver", "py4j.java_gateway"):  # a filter does not apply to loggers below its own
+        logging.getLogger(name).addFilter(_is_not_from_lost_jvm)
+
+
+def _is_not_py4j(record: logging.LogRecord) -> bool:
+    """Py4J logs errors that it raises as well, with the root logger."""
+    return "py4j" not in Path(record.pathname).parts
+
+
+def _is_not_from_lost_jvm(record: logging.LogRecord) -> bool:
+    """Py4J logs that a call from the JVM has failed here. If the JVM has ended meanwhile, the job itself says so."""
+    return record.exc_info is None or not is_from_lost_jvm(record.exc_info[1])
 
 
 def _create(builder: SparkSession.Builder, settings: Mapping[str, str]) -> SparkSession:
@@ -94,25 +145,40 @@ def check_java() -> None:
     java = str(Path(home) / "bin" / "java") if home else shutil.which("java")
     if java is None or not Path(java).is_file():
         raise MissingJava("none" if java is None else f"none at {java}")
+    if (version := _released_version(Path(java))) is not None and version >= MIN_JAVA:
+        return
     command = [java, "-version"]
     output = subprocess.run(command, capture_output=True, text=True, check=False).stderr  # noqa: S603 the user's own Java
-    version = re.search(r'version "(?:1\.)?(\d+)', output)
-    if version is None or int(version.group(1)) < MIN_JAVA:
+    match = re.search(r'version "(?:1\.)?(\d+)', output)
+    if match is None or int(match.group(1)) < MIN_JAVA:
         raise MissingJava(output.splitlines()[0] if output else f"something else at {java}")
+
+
+def _released_version(java: Path) -> int | None:
+    """The version according to the file `release` of a Java installation, which takes no time to start."""
+    try:
+        release = (java.resolve().parent.parent / "release").read_text(errors="replace")
+    except OSError:
+        return None
+    match = re.search(r'^JAVA_VERSION="(\d+)', release, re.MULTILINE)
+    return None if match is None else int(match.group(1))
 
 
 @contextlib.contextmanager
 def _quiet_startup() -> Iterator[None]:
-    """Filter the standard error of a JVM that is started inside this block: some of its lines mean nothing to users."""
+    """Filter the output of a JVM that is started inside this block: some of its lines mean nothing to users. What it
+    prints goes to standard error, because standard output is for results."""
     read_end, write_end = os.pipe()
-    stderr = os.dup(2)
-    threading.Thread(target=_forward, args=(read_end, os.dup(stderr)), name="spark-stderr", daemon=True).start()
-    os.dup2(write_end, 2)
+    before = {number: os.dup(number) for number in (1, 2)}
+    threading.Thread(target=_forward, args=(read_end, os.dup(2)), name="spark-stderr", daemon=True).start()
+    for number in before:
+        os.dup2(write_end, number)
     try:
         yield
     finally:
-        os.dup2(stderr, 2)
-        os.close(stderr)
+        for number, descriptor in before.items():
+            os.dup2(descriptor, number)
+            os.close(descriptor)
         os.close(write_end)
 
 

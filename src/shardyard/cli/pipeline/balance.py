@@ -123,9 +123,11 @@ def print_report(report: "BalanceReport") -> None:
         tables[f"{topic.topic}: {topic.records:,} records"] = [_scheme_row(load) for load in topic.schemes]
         tables[f"{topic.topic}: by time window"] = _window_rows(topic)
         tables[f"{topic.topic}: by member"] = _member_rows(topic)
-        tables[f"{topic.topic}: hot keys"] = _key_rows(topic)
+        tables[f"{topic.topic}: hot keys ({_bound(topic)})"] = _key_rows(topic)
     print_tables(tables)
     for topic in report.topics:
+        if not topic.hot_keys.keys and topic.hot_keys.others_records:
+            print_message(f"{topic.topic}: hot keys: none stands out, {_bound(topic)}")
         print_message(f"{topic.topic}: {topic.sentence}")
 
 
@@ -166,6 +168,13 @@ def _member_rows(topic: "TopicBalance") -> list[Row]:
         }
         for load in topic.members
     ]
+
+
+def _bound(topic: "TopicBalance") -> str:
+    """How far the list of hot keys is complete."""
+    hot = topic.hot_keys
+    size = "" if hot.others_bytes is None else f" or {hot.others_bytes:,} bytes"
+    return f"no {'other ' if hot.keys else ''}key has more than {hot.others_records:,} records{size}"
 
 
 def _key_rows(topic: "TopicBalance") -> list[Row]:

@@ -116,7 +116,7 @@ class _Demo:
         row = {
             "records": done.records,
             "batches": done.batches,
-            "files": len(list((lake / "records").rglob("*.parquet"))),
+            "format": done.format,
         }
         self._print_table([row])
         return row

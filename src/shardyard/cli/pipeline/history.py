@@ -56,8 +56,8 @@ def history(
     require_spark()
     from shardyard.pipeline.history.files import HistoryFiles
     from shardyard.pipeline.history.history import history as run
-    from shardyard.pipeline.lake.files import Lake
     from shardyard.pipeline.lake.ingest import ingest
+    from shardyard.pipeline.lake.lake import Lake
 
     source = Lake(lake)
     source.check()

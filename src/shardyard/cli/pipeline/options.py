@@ -20,7 +20,13 @@ LogUrl = Annotated[str, typer.Option("--log", metavar="URL", help=_LOG_HELP, sho
 OptionalLogUrl = Annotated[str | None, typer.Option("--log", metavar="URL", help=_LOG_HELP)]
 Master = Annotated[
     str | None,
-    typer.Option("--master", metavar="URL", help="The Spark master, such as spark://host:7077. Default: local[*]."),
+    typer.Option(
+        "--master",
+        "--remote",
+        metavar="URL",
+        help="The Spark master, such as spark://host:7077, or a Spark Connect server, such as sc://host:15002. "
+        "Default: local[*].",
+    ),
 ]
 Memory = Annotated[
     str | None,
@@ -31,7 +37,7 @@ Topics = Annotated[
 ]
 Parquet = Annotated[
     Path | None,
-    typer.Option("--parquet", metavar="PATH", help="Read Parquet files instead of a topic: a file or a folder."),
+    typer.Option("--parquet", metavar="PATH", help="Read Parquet files or a Delta table instead of a topic."),
 ]
 KeyColumn = Annotated[str, typer.Option("--key", metavar="COLUMN", help="With --parquet: the column with the key.")]
 BytesColumn = Annotated[
@@ -62,18 +68,21 @@ def spark_session(
     `own_progress`: the command shows its progress itself, so Spark does not.
     """
     require_spark()
+    from shardyard.pipeline.jvm.class_archive import ClassArchive
     from shardyard.pipeline.session import SparkSession, session
     from shardyard.pipeline.spark_errors import translate_spark_errors
 
     active = SparkSession.getActiveSession()
     settings = {"spark.ui.showConsoleProgress": "false"} if own_progress else {}
-    spark = session(name, master=master, memory=memory, settings=settings)
-    try:
-        with translate_spark_errors():
+    archive = ClassArchive()
+    spark = session(name, master=master, memory=memory, settings=settings, java_options=archive.use_or_make())
+    with translate_spark_errors():  # also those of stop(), if the JVM is gone
+        try:
             yield spark
-    finally:
-        if active is None:
-            spark.stop()
+        finally:
+            if active is None:
+                spark.stop()
+                archive.finish()
 
 
 def parse_counts(option: str, text: str) -> list[int]:
@@ -136,11 +145,12 @@ def read_loads(
     """The load that `balance` and `plan` measure, from topics or Parquet files."""
     from shardyard.pipeline.balance.loads import loads_of_table, loads_of_topic
     from shardyard.pipeline.blocking import blocking
+    from shardyard.pipeline.lake.delta import read_table
     from shardyard.pipeline.source.offset_lookup import fixed_range
     from shardyard.pipeline.source.options import absolute
 
     if parquet is not None:
-        table = spark.read.parquet(str(parquet))
+        table = read_table(spark, parquet)
         return loads_of_table(table, key=key, bytes=size, timestamp=timestamp, partition=partition, topic=topic_column)
     with blocking(absolute(str(log))) as opened:
         # The frame is read more than once, and the topics may grow in between.

@@ -2,6 +2,7 @@
 
 # ruff: noqa: PLC0415 commands start quickly: what is slow to import is imported by those that need it
 
+import contextlib
 from dataclasses import asdict
 from typing import Annotated
 
@@ -53,9 +54,10 @@ def reshard(
 ) -> None:
     """Rewrite a topic to another number of partitions or another partitioner, while producers keep writing.
 
-    The records of each key stay in order. The records are copied to a new topic and verified; then the old topic is
-    sealed for a moment while the last ones are copied. From then on producers (Sender) and groups use the new topic,
-    automatically. The old one stays until you delete it. If the command is interrupted, run it again to continue.
+    The records of each key stay in order. The records are copied to a new topic and verified, with Spark if there are
+    many; then the old topic is sealed for a moment while the last ones are copied. From then on producers (Sender) and
+    groups use the new topic, automatically. The old one stays until you delete it. If the command is interrupted, run
+    it again to continue.
 
     Examples:
 
@@ -84,9 +86,9 @@ def reshard(
 
     if registry is not None:
         check_registry(registry)
-    with spark_session("reshard", master, memory) as spark:
+    with contextlib.ExitStack() as stack:
         done = run(
-            spark,
+            lambda: stack.enter_context(spark_session("reshard", master, memory)),
             log,
             topic,
             partitions=partitions,

@@ -86,7 +86,11 @@ class HotKey:
 
 @dataclass(frozen=True, slots=True)
 class HotKeys:
-    """The keys with the most records and those with the most bytes, sorted by records. Their counts are exact."""
+    """The keys with the most records and those with the most bytes, sorted by records. Their counts are exact.
+
+    The list is complete as far as it goes: a key that has more records, or more bytes, than `others_records` or
+    `others_bytes` is in it. If very many keys have about equally many, none may be.
+    """
 
     keys: tuple[HotKey, ...]
     others_records: int

@@ -4,14 +4,13 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 import numpy as np
 from pyspark.sql import DataFrame
 
 from shardyard.model import InvalidValue, Member, Partition, whole_number
-from shardyard.pipeline.balance.count_blocks import CellCounts, collect_counts
-from shardyard.pipeline.balance.counting import ACTUAL, BUCKETS, THINNED, TOTAL, Counting
+from shardyard.pipeline.balance.count_blocks import CellCounts, TopicCounts, Windows, collect_counts
+from shardyard.pipeline.balance.counting import ACTUAL, TOTAL, Counting
 from shardyard.pipeline.balance.figures import (
     ACTUAL_NAME,
     BalanceReport,
@@ -26,7 +25,7 @@ from shardyard.pipeline.balance.figures import (
     TopicBalance,
     WindowLoad,
 )
-from shardyard.pipeline.balance.hot_keys import KeySelection, as_loads, count_keys, hottest_keys
+from shardyard.pipeline.balance.hot_keys import Candidates, KeyLoad, find_candidates, hottest
 from shardyard.pipeline.balance.loads import LOADS, loads_of_table, loads_of_topic
 from shardyard.pipeline.balance.scheme import MAX_PARTITIONS, Scheme, every_scheme
 from shardyard.pipeline.balance.verdict import verdict
@@ -48,10 +47,6 @@ MAX_MEMBERS = 100_000
 MAX_HOT_KEYS = 10_000
 _SECONDS = {"second": 1, "minute": 60, "hour": 3600, "day": 86400}
 
-Windows = dict[int | None, CellCounts]
-Row = Any
-"""A row of `hot_keys.KEYS`."""
-
 
 def balance_report(
     loads: DataFrame,
@@ -65,10 +60,11 @@ def balance_report(
 ) -> BalanceReport:
     """Measure `loads`, a frame with the columns of `LOADS`.
 
-    The frame is read twice, so if the topic still grows, it must be limited to a fixed range of offsets. `window` is a
-    length such as "1 hour"; windows start at multiples of it since 1970, UTC. The partitions of each topic are assigned
-    to members by each of `assignors` with each number of `members`. `hot` keys are listed by records, and as many by
-    bytes. `partitions` is the number of partitions of each topic, which is needed if the last ones hold no records.
+    The frame is read once, and a second time if it has very many keys. So if the topic still grows, the frame must be
+    limited to a fixed range of offsets. `window` is a length such as "1 hour"; windows start at multiples of it since
+    1970, UTC. The partitions of each topic are assigned to members by each of `assignors` with each number of
+    `members`. `hot` keys are listed by records, and as many by bytes. `partitions` is the number of partitions of each
+    topic, which is needed if the last ones hold no records.
     """
     if missing := [field.name for field in LOADS if field.name not in loads.columns]:
         raise InvalidValue("columns", ", ".join(loads.columns), f"those of loads; {', '.join(missing)} are missing")
@@ -87,18 +83,11 @@ def balance_report(
             raise InvalidValue(f"partitions of {topic!r}", count, f"at most {MAX_PARTITIONS}")
 
     counts = collect_counts(counting.counts(loads))
-    selections = {topic: _select_keys(counters) for topic, counters in counts.items()}
-    keys = count_keys(loads, selections).persist()
-    try:
-        key_counts = collect_counts(replace(counting, window_us=None, buckets=False).counts(as_loads(keys)))
-        rows = hottest_keys(keys, hot + 1).collect()
-    finally:
-        keys.unpersist()
+    candidates = find_candidates(loads, counts, hot)
     topics = []
     for topic in sorted(counts):
-        hottest = [row for row in rows if row["topic"] == topic]
-        figures = _Figures(counting, counts[topic], key_counts.get(topic, {}), (partitions or {}).get(topic, 1))
-        topics.append(figures.topic(topic, hottest, selections[topic], hot, assignors, members))
+        figures = _Figures(counting, counts[topic], (partitions or {}).get(topic, 1))
+        topics.append(figures.topic(topic, candidates[topic], hot, assignors, members))
     return BalanceReport(tuple(topics))
 
 
@@ -110,25 +99,13 @@ def window_us(length: str) -> int:
     return int(match[1]) * _SECONDS[match[2]] * 1_000_000
 
 
-def _select_keys(counters: Mapping[int, Windows]) -> KeySelection:
-    nothing = CellCounts(np.zeros(0, np.int64), np.zeros(0, np.int64))
-    buckets, thinned = (counters.get(counter, {}).get(None, nothing) for counter in (BUCKETS, THINNED))
-    return KeySelection.of(buckets, thinned.records)
-
-
 class _Figures:
     """Computes the figures of one topic from its counts."""
 
-    def __init__(
-        self,
-        counting: Counting,
-        counters: Mapping[int, Windows],
-        key_counters: Mapping[int, Windows],
-        min_partitions: int,
-    ) -> None:
+    def __init__(self, counting: Counting, counts: TopicCounts, min_partitions: int) -> None:
         self._counting = counting
-        self._counters = counters
-        self._key_counters = key_counters
+        self._counters = counters = counts.counters
+        self._sample = counts.sample
         self._totals = {counter: _sum_windows(windows) for counter, windows in counters.items()}
         self._partitioners = {s.name: partitioner_named(s.partitioner, s.partitions, s.hash) for s in counting.schemes}
         self._reported = {i: (scheme.name, scheme.partitions) for i, scheme in enumerate(counting.schemes)}
@@ -140,8 +117,7 @@ class _Figures:
     def topic(
         self,
         name: str,
-        hottest: Sequence[Row],
-        selection: KeySelection,
+        candidates: Candidates,
         hot: int,
         assignors: Sequence[str],
         members: Sequence[int],
@@ -155,8 +131,8 @@ class _Figures:
             keyless=int(total.records[0]),
             schemes=schemes,
             windows=self._windows(),
-            hot_keys=self._hot_keys(hottest, selection, hot, schemes),
-            key_check=self._key_check(selection.one_in),
+            hot_keys=self._hot_keys(candidates, hot, schemes),
+            key_check=self._key_check(),
             members=tuple(_member_load(load, a, count) for a in assignors for count in members for load in schemes),
         )
         return replace(figures, sentence=verdict(figures))
@@ -184,40 +160,39 @@ class _Figures:
             for number in numbers
         )
 
-    def _key_check(self, one_in: int) -> KeyCheck:
-        counted = int(self._key_counters[TOTAL][None].records.sum()) if self._key_counters else 0
-        spreads = tuple(
-            KeySpread(name, partitions, Spread.of(self._key_counters[counter][None].padded(partitions).records))
-            for counter, (name, partitions) in self._reported.items()
-            if counter in self._key_counters
-        )
-        return KeyCheck(counted, one_in, counted * one_in, spreads)
+    def _key_check(self) -> KeyCheck:
+        sample, spreads = self._sample, []
+        for counter, (name, partitions) in self._reported.items():
+            if counter == ACTUAL:
+                places = sample.partitions[sample.partitions >= 0]
+            else:
+                places = self._partitioners[name].place_array(sample.keys).to_numpy()
+            if len(sample):
+                spreads.append(KeySpread(name, partitions, Spread.of(np.bincount(places, minlength=partitions))))
+        return KeyCheck(len(sample), sample.one_in, len(sample) * sample.one_in, tuple(spreads))
 
-    def _hot_keys(
-        self, rows: Sequence[Row], selection: KeySelection, hot: int, schemes: Sequence[SchemeLoad]
-    ) -> HotKeys:
-        by_records = sorted(rows, key=lambda row: (-row["records"], bytes(row["key"])))
-        by_bytes = sorted(rows, key=lambda row: (-row["bytes"], bytes(row["key"])))
-        hottest = {bytes(row["key"]) for row in by_records[:hot]}
-        hottest |= {bytes(row["key"]) for row in by_bytes[:hot] if row["bytes"]}
-        listed = [row for row in by_records if bytes(row["key"]) in hottest]
-        others_records = max(selection.others_records, *(row["records"] for row in by_records[hot : hot + 1]), 0)
-        others_bytes = max(selection.others_bytes, *(row["bytes"] for row in by_bytes[hot : hot + 1]), 0)
-        keys = tuple(self._hot_key(row, schemes) for row in listed)
-        return HotKeys(keys, others_records, others_bytes if self._has_bytes else None)
+    def _hot_keys(self, candidates: Candidates, hot: int, schemes: Sequence[SchemeLoad]) -> HotKeys:
+        by_records = hottest(candidates.keys, "records", hot + 1, candidates.others_records)
+        by_bytes = hottest(candidates.keys, "bytes", hot + 1, candidates.others_bytes)
+        listed = {key.key: key for key in (*by_records[:hot], *by_bytes[:hot])}
+        others_records = max([candidates.others_records, *(key.records for key in by_records[hot:])])
+        others_bytes = max([candidates.others_bytes, *(key.bytes for key in by_bytes[hot:])])
+        by_load = sorted(listed.values(), key=lambda key: (-key.records, key.key))
+        found = tuple(self._hot_key(key, schemes) for key in by_load)
+        return HotKeys(found, others_records, others_bytes if self._has_bytes else None)
 
-    def _hot_key(self, row: Row, schemes: Sequence[SchemeLoad]) -> HotKey:
+    def _hot_key(self, load: KeyLoad, schemes: Sequence[SchemeLoad]) -> HotKey:
         total = self._totals[TOTAL]
-        key, records, size = bytes(row["key"]), int(row["records"]), int(row["bytes"])
         places = []
-        for load in schemes:
-            at = row["partition"] if load.scheme == ACTUAL_NAME else self._partitioners[load.scheme].place(key)
-            share = None if at is None else _share(records, load.records.counts[at])
-            of_bytes = None if at is None or load.bytes is None else _share(size, load.bytes.counts[at])
-            places.append(KeyPlace(load.scheme, at, share, of_bytes))
-        of_topic = _share(size, int(total.bytes.sum())) if self._has_bytes else None
-        share = _share(records, int(total.records.sum()))
-        return HotKey(key, records, size if self._has_bytes else None, share, of_topic, tuple(places))
+        for scheme in schemes:
+            name = scheme.scheme
+            at = load.partition if name == ACTUAL_NAME else self._partitioners[name].place(load.key)
+            share = None if at is None else _share(load.records, scheme.records.counts[at])
+            of_bytes = None if at is None or scheme.bytes is None else _share(load.bytes, scheme.bytes.counts[at])
+            places.append(KeyPlace(name, at, share, of_bytes))
+        of_topic = _share(load.bytes, int(total.bytes.sum())) if self._has_bytes else None
+        share = _share(load.records, int(total.records.sum()))
+        return HotKey(load.key, load.records, load.bytes if self._has_bytes else None, share, of_topic, tuple(places))
 
 
 def _sum_windows(windows: Windows) -> CellCounts:

@@ -20,7 +20,8 @@ from shardyard.messaging.history.manifest import Manifest, MessagesFile, ReadUpT
 from shardyard.model import InvalidValue, RetryLater
 from shardyard.pipeline.history.entries import MARKS, MESSAGES, entries, highest_marks, marks, messages, with_bucket
 from shardyard.pipeline.history.files import HistoryFiles, NewRows, describe, to_compare, to_merge
-from shardyard.pipeline.lake.files import Lake
+from shardyard.pipeline.lake.formats import records_of
+from shardyard.pipeline.lake.lake import Lake
 from shardyard.pipeline.spark_errors import translate_spark_errors
 from shardyard.wire.inbox import TOPIC
 
@@ -102,7 +103,7 @@ class _Run:
 
     def run(self) -> HistoryRun:
         for _ in range(ATTEMPTS):
-            files = self._lake.files(self._topic)
+            files = records_of(self._lake).files(self._spark, self._topic)
             try:
                 return self._add(files)
             except PySparkException:

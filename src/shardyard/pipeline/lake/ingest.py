@@ -1,7 +1,6 @@
 """ingest: topics -> lake, exactly once, either until the lake is up to date or without end."""
 
-import json
-import os
+import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,38 +8,26 @@ from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 as everybody calls it
-from pyspark.sql.streaming.listener import SourceProgress
 from pyspark.sql.streaming.query import StreamingQuery
 
-from shardyard.model import Damaged, InvalidValue, UnknownTopic
+from shardyard.model import InvalidValue, ShardyardError, UnknownTopic
 from shardyard.pipeline.blocking import blocking
-from shardyard.pipeline.lake.files import COLUMNS, Lake, Merge, count_rows
-from shardyard.pipeline.source.offsets import Offsets, ranges
+from shardyard.pipeline.lake.formats import choose_format, records_of
+from shardyard.pipeline.lake.lake import COLUMNS, Lake, Records
+from shardyard.pipeline.lake.progress import Progress, ProgressListener
+from shardyard.pipeline.lake.restarts import MAX_RESTARTS, Restart, Restarts
 from shardyard.pipeline.source.options import absolute
-from shardyard.pipeline.spark_errors import translate_spark_errors
+from shardyard.pipeline.spark_errors import SparkEnded, SparkFailed, translate_spark_errors
 
 RECORDS_PER_BATCH = 2_000_000
 EVERY_SECONDS = 5.0
-FILE_BYTES = 128 * 1024 * 1024
-"""The size that small files are merged up to."""
-MIN_MERGE_FILES = 8
-"""Small files of a topic and day are merged when there are this many."""
-MERGE_EVERY_BATCHES = 20
+MAINTAIN_EVERY_BATCHES = 20
 POLL_SECONDS = 0.2
 DAY_MICROSECONDS = 86_400_000_000
 
+_log = logging.getLogger(__name__)
 
 Stopped = Callable[[], bool]
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """The progress of an ingest."""
-
-    records: int
-    """Records ingested by this run."""
-    left: int
-    """Records that are yet to be ingested: an estimate by offsets, which is too high where these have gaps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +35,11 @@ class Ingested:
     """The result of an ingest."""
 
     lake: str
+    format: str
     topics: tuple[str, ...]
     records: int
     batches: int
+    restarts: int
 
 
 def ingest(
@@ -59,28 +48,40 @@ def ingest(
     topics: Sequence[str],
     lake: Path | str,
     *,
+    format: str | None = None,  # noqa: A002 as Spark and the command call it
     continuous: bool = False,
     every: float = EVERY_SECONDS,
+    max_restarts: int = MAX_RESTARTS,
     records_per_batch: int = RECORDS_PER_BATCH,
     fail_on_data_loss: bool = True,
     tasks: int | None = None,
     on_progress: Callable[[Progress], None] = lambda _: None,
+    on_restart: Callable[[Restart], None] = lambda _: None,
     stopped: Stopped = lambda: False,
 ) -> Ingested:
     """Bring the lake up to date with the topics; if `continuous`, again and again with pauses of `every` seconds.
 
     Topics that were ingested into the lake before are brought up to date as well, because a lake has one checkpoint.
-    `stopped` is called several times a second and ends the ingest when it returns True. The next ingest finishes a
-    batch that was interrupted by that.
+    `format` is delta or parquet; the default is the lake's own, or for a new lake delta if the session has it. A lake
+    of plain Parquet files is converted if `format` is delta.
+
+    If `continuous`, a query that fails is started again, with pauses that get longer; `GaveUp` is raised after
+    `max_restarts` of them without a batch in between. `stopped` is called several times a second and ends the ingest
+    when it returns True. The next ingest finishes a batch that was interrupted by that.
     """
     if not every >= 0:
         raise InvalidValue("every", every, "seconds, at least 0")
+    restarts = Restarts(max_restarts, on_restart)
     log = absolute(log)
     target = Lake(lake)
     target.check()
+    chosen = choose_format(spark, target, format)
     wanted = _checked_topics(log, topics, target, fail_on_data_loss)
-    with target.exclusive():
+    listener = ProgressListener(f"ingest into {target.root}")
+    with target.exclusive(chosen), translate_spark_errors():
         target.set_topics(wanted)
+        records = records_of(target, tasks)
+        records.prepare(spark)
         stream = (
             spark.readStream.format("shardyard")
             .options(
@@ -93,16 +94,25 @@ def ingest(
             .load()
         )
         spark.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")  # Spark's own is unknown elsewhere
-        batches = _BatchWriter(spark, target, tasks or os.cpu_count() or 1)
-        writer = stream.transform(by_day).writeStream.foreachBatch(batches.write).trigger(availableNow=True)
-        writer = writer.option("checkpointLocation", str(target.checkpoint))
-        with translate_spark_errors():
+        writer = stream.transform(by_day).writeStream.foreachBatch(batch_writer(records)).trigger(availableNow=True)
+        writer = writer.queryName(listener.query_name).option("checkpointLocation", str(target.checkpoint))
+        spark.streams.addListener(listener)
+        try:
             while True:
-                _run(writer.start(), batches, on_progress, stopped)
-                if not continuous or _pause(every, stopped):
+                pause = every
+                try:
+                    with translate_spark_errors():
+                        _run(writer.start(), listener, on_progress, stopped)
+                except SparkFailed as failure:
+                    if not continuous:
+                        raise
+                    pause = restarts.after(failure, listener.batches)
+                if not continuous or _pause(pause, stopped):
                     break
-            batches.merge()
-    return Ingested(str(target.root), tuple(wanted), batches.records, batches.batches)
+            maintain(records, spark)
+        finally:
+            spark.streams.removeListener(listener)
+    return Ingested(str(target.root), chosen, tuple(wanted), listener.records, listener.batches, restarts.total)
 
 
 def by_day(records: DataFrame) -> DataFrame:
@@ -112,6 +122,30 @@ def by_day(records: DataFrame) -> DataFrame:
     """
     day = F.floor(F.unix_micros("timestamp") / DAY_MICROSECONDS).cast("int")
     return records.withColumn("day", F.date_from_unix_date(day)).select("topic", "day", *COLUMNS)
+
+
+def batch_writer(records: Records) -> Callable[[DataFrame, int], None]:
+    """The function that writes each batch of the stream. Spark Connect runs it in a process of its own."""
+
+    def write(batch: DataFrame, number: int) -> None:
+        records.write(batch, number)
+        if number % MAINTAIN_EVERY_BATCHES == MAINTAIN_EVERY_BATCHES - 1:
+            maintain(records, batch.sparkSession)
+
+    return write
+
+
+def maintain(records: Records, spark: SparkSession) -> None:
+    """Maintain the lake if possible. A failure is logged: the rows are written, and the next attempt may succeed."""
+    try:
+        with translate_spark_errors():
+            records.maintain(spark)
+    except SparkEnded:
+        raise
+    except (ShardyardError, OSError) as error:
+        _log.warning("maintenance of the lake will be retried: %s", error)
+    except Exception:  # noqa: BLE001 the lake works without it
+        _log.exception("maintenance of the lake failed and will be retried")
 
 
 def _checked_topics(log: str, topics: Sequence[str], lake: Lake, fail_on_data_loss: bool) -> list[str]:
@@ -131,18 +165,19 @@ def _checked_topics(log: str, topics: Sequence[str], lake: Lake, fail_on_data_lo
 
 
 def _run(
-    query: StreamingQuery, batches: "_BatchWriter", on_progress: Callable[[Progress], None], stopped: Stopped
+    query: StreamingQuery, listener: ProgressListener, on_progress: Callable[[Progress], None], stopped: Stopped
 ) -> None:
     """Wait until the query ends or is to be stopped."""
     try:
         while not query.awaitTermination(POLL_SECONDS):  # type: ignore[arg-type]  # it takes fractions of a second
             if stopped():
                 return
-            if (last := query.lastProgress) is not None:
-                on_progress(Progress(batches.records, _remaining(last.sources[0])))
+            if listener.progress is not None:
+                on_progress(listener.progress)
     finally:
         query.stop()
-    on_progress(Progress(batches.records, 0))
+        listener.await_end(str(query.runId))
+    on_progress(Progress(listener.records, 0))
 
 
 def _pause(seconds: float, stopped: Stopped) -> bool:
@@ -151,51 +186,3 @@ def _pause(seconds: float, stopped: Stopped) -> bool:
     while not stopped() and time.monotonic() < deadline:
         time.sleep(min(POLL_SECONDS, seconds))
     return stopped()
-
-
-def _remaining(source: SourceProgress) -> int:
-    """An upper bound of the records that the query has yet to read, from the offsets in Spark's progress report."""
-    at, end = (json.loads(text or "null") for text in (source.endOffset, source.latestOffset))
-    if at is None or end is None:  # before the first trigger
-        return 0
-    return sum(r.max_records for r in ranges(Offsets.from_json(at), Offsets.from_json(end)))
-
-
-class _BatchWriter:
-    """Writes each batch of the stream to the lake."""
-
-    def __init__(self, spark: SparkSession, lake: Lake, tasks: int) -> None:
-        self._spark = spark
-        self._lake = lake
-        self._tasks = tasks
-        self.batches = self.records = 0
-
-    def write(self, records: DataFrame, batch: int) -> None:
-        """Write a batch exactly once: one that Spark replays is skipped if it was published, and finished if not."""
-        if self._lake.is_published(batch):
-            return
-        if not self._lake.is_complete(batch):
-            staged = self._lake.new_staging()
-            records.coalesce(self._tasks).write.partitionBy("topic", "day").parquet(str(staged))
-            self.records += self._lake.complete(batch, staged)
-        self._lake.publish(batch)
-        self.batches += 1
-        if self.batches % MERGE_EVERY_BATCHES == 0:
-            self.merge()
-
-    def merge(self) -> None:
-        """Merge small files into large ones."""
-        for merge in self._lake.plan_merges(FILE_BYTES, MIN_MERGE_FILES):
-            staged = self._lake.new_staging()
-            files = self._spark.read.parquet(*map(str, merge.files))
-            ordered = files.coalesce(1).sortWithinPartitions("partition", "offset")
-            ordered.write.parquet(str(staged))
-            check_rows(merge, staged)
-            self._lake.apply_merge(merge, staged)
-
-
-def check_rows(merge: Merge, staged: Path) -> None:
-    """Raise `Damaged` if the merged file has another number of rows than the files it is to replace."""
-    before, after = count_rows(merge.files), count_rows(staged.glob("*.parquet"))
-    if before != after:
-        raise Damaged(str(merge.folder), f"{len(merge.files)} files with {before} rows became one with {after}")

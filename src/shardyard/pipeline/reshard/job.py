@@ -4,10 +4,10 @@ import contextlib
 import json
 import re
 import shutil
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, overload
 
 from shardyard.model import Damaged, InvalidCall, InvalidValue, Moved, Retention, Topic, TopicExists
 from shardyard.model.limits import Limits, check_topic_name
@@ -15,6 +15,7 @@ from shardyard.pipeline.atomic_files import exclusive_lock, write_json
 from shardyard.pipeline.blocking import BlockingLog, blocking
 from shardyard.pipeline.partitioning import PartitionerSpec
 from shardyard.pipeline.reshard.offset_translation import Chunk
+from shardyard.pipeline.reshard.seal import SealTimes, end_left_seals
 from shardyard.pipeline.source.options import absolute
 from shardyard.pipeline.source.staging import Staging, staging_folder
 
@@ -71,33 +72,55 @@ class Round:
     chunks: tuple[Chunk, ...]
     target_ends: tuple[int, ...] | None = None
     """Where the target partitions ended after the round. None until the copy was compared with the source."""
+    is_direct: bool = False
+    """Copied without Spark, and so compared without it."""
 
     def to_json(self) -> dict[str, Any]:
-        chunks = [chunk.to_json() for chunk in self.chunks]
-        return {"starts": self.starts, "ends": self.ends, "chunks": chunks, "target_ends": self.target_ends}
+        return {
+            "starts": self.starts,
+            "ends": self.ends,
+            "chunks": [chunk.to_json() for chunk in self.chunks],
+            "target_ends": self.target_ends,
+            "is_direct": self.is_direct,
+        }
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> Self:
-        chunks = tuple(Chunk.from_json(chunk) for chunk in stored["chunks"])
         ends = stored["target_ends"]
-        return cls(tuple(stored["starts"]), tuple(stored["ends"]), chunks, None if ends is None else tuple(ends))
+        return cls(
+            tuple(stored["starts"]),
+            tuple(stored["ends"]),
+            tuple(Chunk.from_json(chunk) for chunk in stored["chunks"]),
+            None if ends is None else tuple(ends),
+            stored.get("is_direct", False),  # reshards that an earlier version has started have only rounds by Spark
+        )
 
     def counts(self, partitions: int) -> list[int]:
         """How many records the round brought to each target partition."""
         return [sum(chunk.counts[q] for chunk in self.chunks) for q in range(partitions)]
 
 
-class Rounds:
-    """The rounds of a reshard, stored on disk."""
+class Rounds(Sequence[Round]):
+    """The rounds of a reshard in their order, each stored on disk. Only one process at a time uses them."""
 
     def __init__(self, home: Path, job: Job) -> None:
         self._folder = home / f"rounds-{job.target_epoch}"
-
-    def all(self) -> list[Round]:
-        return [_load(path, Round.from_json) for path in sorted(self._folder.glob("*.json"))]
+        self._rounds = [_load(path, Round.from_json) for path in sorted(self._folder.glob("*.json"))]
 
     def store(self, number: int, done: Round) -> None:
+        """Store a new round or replace one, durably."""
         write_json(self._folder / f"{number:08}.json", done.to_json())
+        self._rounds[number : number + 1] = [done]
+
+    def __len__(self) -> int:
+        return len(self._rounds)
+
+    @overload
+    def __getitem__(self, index: int) -> Round: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Round]: ...
+    def __getitem__(self, index: int | slice) -> Round | list[Round]:
+        return self._rounds[index]
 
 
 def abort(log: str, topic: str) -> str:
@@ -110,6 +133,7 @@ def abort(log: str, topic: str) -> str:
             raise InvalidCall(f"there is no reshard of {topic!r} under way")
         if (successor := opened.wait(opened.log.topic(topic)).successor) is not None:
             raise Moved(topic, successor)
+        end_left_seals(opened, topic, SealTimes(folder))
         opened.wait(opened.log.set_retention(topic, job.retention))
         for existing in opened.wait(opened.log.topics()):
             if existing.name == job.target and existing.epoch == job.target_epoch:

@@ -11,18 +11,20 @@ from shardyard.pipeline.source.offsets import Offsets, TopicOffsets, TopicSpans
 from shardyard.pipeline.source.options import ReadBound
 
 
-async def topic_spans(log: Log, topics: Iterable[str], *, fail: bool = True) -> dict[str, TopicSpans]:
-    """What each topic holds. A topic that does not exist raises `UnknownTopic`, or is left out if `fail` is False."""
+async def topic_spans(
+    log: Log, topics: Iterable[str], *, fail: bool = True, dropped: bool = False
+) -> dict[str, TopicSpans]:
+    """What each topic holds; with partitions that were dropped, if `dropped`. A topic that does not exist raises
+    `UnknownTopic`, or is left out if `fail` is False."""
     found = {}
     for name in topics:
         try:
-            topic = await log.topic(name)
+            topic, spans = await log.topic(name), await log.ends(name, dropped=dropped)
         except UnknownTopic:
             if fail:
                 raise
             continue
-        spans = await asyncio.gather(*(log.span(partition) for partition in topic))
-        found[name] = TopicSpans(topic.epoch, tuple(spans))
+        found[name] = TopicSpans(spans[0].epoch, topic.partitions, tuple(spans[index] for index in sorted(spans)))
     return found
 
 

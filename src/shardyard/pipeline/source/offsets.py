@@ -15,9 +15,15 @@ from shardyard.model import InvalidCall, InvalidValue, Span
 
 @dataclass(frozen=True, slots=True)
 class TopicSpans:
-    """What a topic holds: the span of each of its partitions."""
+    """What a topic holds: the span of each of its partitions, and behind them of those that were dropped.
+
+    A dropped partition is an empty one here, so that offsets never forget it: if it is gone before it was read to its
+    end, that is noticed as a trim is, and if it is added again, the stream continues there.
+    """
 
     epoch: int
+    partitions: int
+    """How many there are. Those from this index on were dropped."""
     spans: tuple[Span, ...]
 
 
@@ -116,7 +122,8 @@ def reconcile(start: Offsets, spans: Mapping[str, TopicSpans], *, fail: bool) ->
     """`start`, adjusted to what the topics still hold.
 
     New topics and partitions are read from their first record. If records are gone, this raises `DataLost`, or moves on
-    to the next records that exist if `fail` is False.
+    to the next records that exist if `fail` is False. Whether records are gone of a partition that was dropped and that
+    `start` does not name is not known: it was dropped before the stream first saw it.
     """
     topics = {}
     for name, has in spans.items():
@@ -126,9 +133,11 @@ def reconcile(start: Offsets, spans: Mapping[str, TopicSpans], *, fail: bool) ->
             known = None
         offsets = []
         for i, span in enumerate(has.spans):
-            at = known.offsets[i] if known is not None and i < len(known.offsets) else 0
-            if at < span.first:
-                _lost(fail and known is not None, f"offsets {at} to {span.first - 1} of {name}/{i} were trimmed")
+            is_named = known is not None and i < len(known.offsets)
+            at = known.offsets[i] if known is not None and is_named else 0
+            if at < span.first and known is not None and (is_named or i < has.partitions):
+                gone = "trimmed" if i < has.partitions else "dropped with it, when the topic was contracted"
+                _lost(fail, f"offsets {at} to {span.first - 1} of {name}/{i} were {gone}")
             if at > span.end:
                 _lost(fail, f"{name}/{i} ends at {span.end}, before offset {at} up to which it was already read")
                 at = span.end

@@ -86,8 +86,8 @@ class _Sink:
             log.wait(commit(log.log, self._staging, manifest))
         self._staging.clear_orphans()
 
-    def _discard(self, messages: list[WriterCommitMessage | None]) -> None:
-        self._staging.discard(m.file for m in messages if isinstance(m, Staged) and m.file is not None)
+    def _abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        self._staging.abort(m.file for m in messages if isinstance(m, Staged) and m.file is not None)
 
 
 def _partition_column(data: pa.RecordBatch, topic: Topic) -> PartitionIndexes:
@@ -108,12 +108,14 @@ class BatchSink(_Sink, DataSourceArrowWriter):
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         named = self._options.producer
         producer = f"spark-{uuid.uuid4().hex}" if named is None else named
-        self._commit(messages, producer, 0, named=named is not None)
-        if named is None:
-            self._staging.forget(producer)
+        try:
+            self._commit(messages, producer, 0, named=named is not None)
+        finally:
+            if named is None:  # no later run finishes what this one has begun
+                self._staging.forget(producer)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        self._discard(messages)
+        self._abort(messages)
 
 
 class StreamSink(_Sink, DataSourceStreamArrowWriter):
@@ -128,7 +130,7 @@ class StreamSink(_Sink, DataSourceStreamArrowWriter):
         self._commit(messages, producer, batchId, named=name is not None)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002, N803 Spark's name
-        self._discard(messages)
+        self._abort(messages)
 
 
 def query_id(checkpoint: str) -> str:

@@ -9,7 +9,15 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-from shardyard.model import InvalidValue, OffsetBeyondEnd, OffsetTrimmed, Partition, UnknownTopic, WrongEpoch
+from shardyard.model import (
+    InvalidValue,
+    OffsetBeyondEnd,
+    OffsetTrimmed,
+    Partition,
+    PartitionOutOfRange,
+    UnknownTopic,
+    WrongEpoch,
+)
 from shardyard.pipeline.blocking import BlockingLog, blocking
 from shardyard.pipeline.source import offset_lookup, offsets
 from shardyard.pipeline.source.columns import COLUMNS, check_readable, check_writable, to_spark
@@ -125,7 +133,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _reconcile(self, start: dict[str, Any]) -> tuple[Offsets, dict[str, TopicSpans]]:
         log, fail = self._log(), self._options.fail_on_data_loss
-        spans = log.wait(offset_lookup.topic_spans(log.log, self._options.topics, fail=fail))
+        spans = log.wait(offset_lookup.topic_spans(log.log, self._options.topics, fail=fail, dropped=True))
         return offsets.reconcile(Offsets.from_json(start), spans, fail=fail), spans
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -141,7 +149,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _latest(self) -> Offsets:
         log = self._log()
         fail = self._options.fail_on_data_loss
-        return offsets.latest(log.wait(offset_lookup.topic_spans(log.log, self._options.topics, fail=fail)))
+        spans = log.wait(offset_lookup.topic_spans(log.log, self._options.topics, fail=fail, dropped=True))
+        return offsets.latest(spans)
 
     def _log(self) -> BlockingLog:
         """The log, opened on first use: the reader is also pickled and sent to tasks, before that."""
@@ -169,7 +178,7 @@ def _read(partition: InputPartition, options: ReadOptions, schema: StructType) -
                     raise DataLost(str(error)) from None
                 at = min(error.first, r.end)
                 continue
-            except (WrongEpoch, UnknownTopic, OffsetBeyondEnd) as error:
+            except (WrongEpoch, UnknownTopic, PartitionOutOfRange, OffsetBeyondEnd) as error:
                 if options.fail_on_data_loss:
                     raise DataLost(str(error)) from None
                 return

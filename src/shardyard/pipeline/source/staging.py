@@ -121,6 +121,11 @@ class Staging:
         for name in names:
             (self._files / name).unlink(missing_ok=True)
 
+    def abort(self, names: Iterable[str]) -> None:
+        """Delete the files of a batch that failed, unless a manifest lists them: then the batch may be stored in part,
+        and the next attempt finishes it with these files."""
+        self.discard(set(names) - self._listed())
+
     def pending(self, producer: str) -> Manifest | None:
         stored = _load(self._producers / producer / "pending.json")
         return None if stored is None else Manifest(**{**stored, "files": tuple(stored["files"])})
@@ -167,13 +172,16 @@ class Staging:
         """Delete the files of tasks that failed long ago."""
         if not self._files.is_dir():
             return
-        listed = {
-            file for home in self._producers.glob("*/") for m in [self.pending(home.name)] if m for file in m.files
-        }
+        listed = self._listed()
         for path in self._files.iterdir():
             with contextlib.suppress(FileNotFoundError):
                 if path.name not in listed and path.stat().st_mtime < time.time() - ORPHAN_SECONDS:
                     path.unlink()
+
+    def _listed(self) -> set[str]:
+        """The files of all pending batches."""
+        pending = (self.pending(home.name) for home in self._producers.glob("*/"))
+        return {file for manifest in pending if manifest is not None for file in manifest.files}
 
     def read(self, name: str) -> list[pa.RecordBatch]:
         """The batches of a file, memory-mapped."""

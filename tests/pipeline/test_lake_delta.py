@@ -1,0 +1,175 @@
+"""A lake that is a Delta table: exactly once, converted from plain files, merged, vacuumed, and read by other jobs."""
+
+import json
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+from pyspark.sql import SparkSession
+
+from shardyard.cli.pipeline.options import read_loads
+from shardyard.messaging.history.manifest import load_manifest
+from shardyard.model import InvalidValue, Record
+from shardyard.pipeline.delta_jars import MissingDelta
+from shardyard.pipeline.history.history import history
+from shardyard.pipeline.lake import delta, formats
+from shardyard.pipeline.lake import lake as layout
+from shardyard.pipeline.lake.delta import DeltaRecords
+from shardyard.pipeline.lake.formats import records_of
+from shardyard.pipeline.lake.ingest import by_day, ingest
+from shardyard.pipeline.lake.lake import Lake
+from shardyard.wire.inbox import InboxEntry, encode_entry
+from tests.pipeline.lakes import files, numbers, require_delta
+from tests.pipeline.logs import append, create, fill, url
+
+
+@pytest.fixture(autouse=True)
+def delta_lake(spark: SparkSession) -> None:
+    require_delta(spark)
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> str:
+    log = url(tmp_path)
+    create(log, "orders", 2)
+    fill(log, "orders", 40)
+    return log
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Path:
+    return tmp_path / "lake"
+
+
+def forget_commit(lake: Path, batch: int) -> None:
+    """Restore the checkpoint as it was before the batch was done, as if the driver had died then."""
+    for name in (f"{batch}", f".{batch}.crc"):
+        (lake / "_shardyard" / "checkpoint" / "commits" / name).unlink()
+
+
+def test_a_new_lake_is_a_delta_table_that_others_read_also_as_it_was_and_a_replayed_batch_is_in_it_once(
+    spark: SparkSession, log: str, lake: Path
+) -> None:
+    ingest(spark, log, ["orders"], lake)
+    forget_commit(lake, 0)
+    fill(log, "orders", 10, first=40)
+    done = ingest(spark, log, ["orders"], lake)
+    assert (done.format, done.records, done.batches) == ("delta", 10, 1)
+    assert numbers(lake) == list(range(50))
+    table = DeltaTable(lake / "records")
+    assert table.metadata().partition_columns == ["topic", "day"]
+    assert (table.protocol().min_reader_version, table.protocol().min_writer_version) == (1, 2)
+    table.load_as_version(1)
+    assert table.to_pyarrow_table().num_rows == 40
+
+
+def test_a_batch_that_a_killed_driver_still_commits_is_in_the_table_once(
+    spark: SparkSession, log: str, lake: Path, tmp_path: Path
+) -> None:
+    started, go_on = tmp_path / "started", tmp_path / "go-on"
+
+    def hold(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        started.touch()
+        while not go_on.exists():
+            time.sleep(0.02)
+        yield from batches
+
+    target = Lake(lake)
+    records = DeltaRecords(target, 1)
+    rows = spark.read.format("shardyard").options(log=log, topics="orders").load().transform(by_day)
+    with target.exclusive("delta"), ThreadPoolExecutor(1) as driver:
+        target.checkpoint.mkdir()
+        (target.checkpoint / "metadata").write_text('{"id": "one"}')
+        records.prepare(spark)
+        other = driver.submit(records.write, rows.mapInArrow(hold, rows.schema), 0)
+        try:
+            while not started.exists():  # its transaction has begun
+                assert not other.done()
+                time.sleep(0.02)
+            records.write(rows, 0)
+        finally:
+            go_on.touch()
+        other.result()
+    assert numbers(lake) == list(range(40))
+    assert DeltaTable(lake / "records").version() == 1
+
+
+def test_a_lake_of_plain_files_is_converted_also_if_its_last_batch_was_not_published(
+    spark: SparkSession, log: str, lake: Path
+) -> None:
+    ingest(spark, log, ["orders"], lake, format="parquet", tasks=1)
+    before = files(lake)
+    own = lake / "_shardyard"
+    staged = own / "staging" / json.loads((own / "complete.json").read_text())["staged"]
+    for path in before:
+        target = staged / path.parent.relative_to(lake / "records") / path.name.removeprefix("batch-00000000-")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        path.rename(target)
+    (own / "published.json").unlink()
+    forget_commit(lake, 0)
+    fill(log, "orders", 10, first=40)
+    assert ingest(spark, log, ["orders"], lake, format="delta").format == "delta"
+    assert numbers(lake) == list(range(50))
+    assert set(before) < set(files(lake))
+
+
+def test_a_delta_table_is_not_turned_into_plain_files_and_is_refused_without_delta(
+    spark: SparkSession, log: str, lake: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Lake(lake).exclusive("delta"):
+        pass
+    with pytest.raises(InvalidValue, match=r"format is 'parquet': expected delta, which the lake .* has already"):
+        ingest(spark, log, ["orders"], lake, format="parquet")
+    monkeypatch.setattr(formats, "has_delta", lambda _: False)
+    with pytest.raises(MissingDelta):
+        ingest(spark, log, ["orders"], lake)
+    assert ingest(spark, log, ["orders"], lake.with_name("other")).format == "parquet"
+
+
+def test_merged_files_are_kept_until_their_retention_is_over(
+    spark: SparkSession, log: str, lake: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stored() -> list[Path]:
+        return sorted((lake / "records").glob("topic=*/*/*.parquet"))
+
+    ingest(spark, log, ["orders"], lake, tasks=1)
+    fill(log, "orders", 10, first=40)
+    monkeypatch.setattr(layout, "MIN_MERGE_FILES", 2)
+    ingest(spark, log, ["orders"], lake, tasks=1)
+    assert (len(files(lake)), len(stored())) == (1, 3)
+
+    retention = "'delta.deletedFileRetentionDuration' = '0 hours'"
+    spark.sql(f"ALTER TABLE delta.`{lake / 'records'}` SET TBLPROPERTIES ({retention})")
+    records_of(Lake(lake)).maintain(spark)
+    assert len(stored()) == 3, "a day has not passed"
+    monkeypatch.setattr(delta, "VACUUM_SECONDS", 0.0)
+    records_of(Lake(lake)).maintain(spark)
+    assert stored() == files(lake)
+    assert numbers(lake) == list(range(50))
+
+
+def test_balance_and_history_read_the_table_and_not_the_files_that_it_has_replaced(
+    spark: SparkSession, tmp_path: Path, lake: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = url(tmp_path)
+    create(log, "inbox", 1)
+
+    def send(first: int) -> None:
+        entries = [InboxEntry(n << 22, "alice", "bob", "phone", n, n, f"message {n}") for n in range(first, first + 5)]
+        append(log, "inbox", 0, [Record(str(e.id), b"bob", encode_entry(e), (), e.at) for e in entries])
+        ingest(spark, log, ["inbox"], lake, tasks=1)
+
+    send(1_760_000_000_000)
+    assert history(spark, lake, tmp_path / "tables").messages == 5
+    monkeypatch.setattr(layout, "MIN_MERGE_FILES", 2)
+    send(1_760_000_000_005)
+    assert len(records_of(Lake(lake)).files(spark, "inbox")) == 1
+    done = history(spark, lake, tmp_path / "tables")
+    assert (done.records, done.messages, done.duplicates, done.total) == (5, 5, 0, 10)
+    assert load_manifest(tmp_path / "tables").lake_files == (str(files(lake)[0].relative_to(lake / "records")),)
+    loads = read_loads(spark, None, None, lake / "records", "key", "value", None, "partition")
+    assert loads.count() == 10
