@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import os
 import pty
 import sys
@@ -10,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from shardyard.client import MessagingClient
+from shardyard.cli.messaging.chat import status_lines
+from shardyard.client import MessagingClient, messaging_link
 from shardyard.client.messaging import Marked
 from shardyard.log import open_log
 from shardyard.messaging.history import open_history
@@ -186,8 +188,8 @@ def test_lines_of_a_pipe_are_sent_in_order_and_durable_when_the_command_ends() -
 @pytest.mark.parametrize(
     ("stdin", "arguments", "code", "reason"),
     [
-        (b"a\n", (), 2, "expected --with USER (the first 0 messages were sent)"),
-        (b"a\n/chats\n", ("--with", "bob"), 2, "(the first 1 messages were sent)"),
+        (b"a\n", (), 2, "expected --with USER or --channel NAME (nothing was sent)"),
+        (b"a\n/chats\n", ("--with", "bob"), 2, "(the first message was sent)"),
         (b"a\nb\n\xff\n", ("--with", "bob"), 2, "a line is not UTF-8 (the first 2 messages were sent)"),
         (b"a\n" + b"x" * 16385, ("--with", "bob"), 2, "beyond the limit of 16384"),
         (b"a", ("--with", "bob", "--server", "ftp://x"), 2, "expected an address such as http://127.0.0.1:7500"),
@@ -206,11 +208,20 @@ def test_a_chat_that_fails_says_why(stdin: bytes, arguments: tuple[str, ...], co
 def test_a_server_with_a_secret_takes_it_from_the_option_or_the_environment() -> None:
     async def scenario(url: str) -> None:
         arguments = ("chat", "--as", "alice", "--with", "bob")
-        assert (await shell(url, *arguments, stdin=b"a\n"))[0] == 1
+        code, _, err = await shell(url, *arguments, stdin=b"a\n")
+        assert (code, "give the secret with --secret or in SHARDYARD_SECRET" in " ".join(err.split())) == (1, True)
         assert (await shell(url, *arguments, "--secret", SECRET, stdin=b"a\n"))[0] == 0
         assert (await shell(url, *arguments, stdin=b"a\n", SHARDYARD_SECRET=SECRET))[0] == 0
 
     run(scenario, SECRET)
+
+
+def test_a_chat_shows_that_the_connection_is_lost_and_back(capsys: pytest.CaptureFixture[str]) -> None:
+    with status_lines():
+        logging.getLogger(messaging_link.__name__).warning("not connected")
+        logging.getLogger(messaging_link.__name__).info("connected to a server")
+    logging.getLogger(messaging_link.__name__).info("connected again")
+    assert [line.strip() for line in capsys.readouterr().err.splitlines()] == ["not connected", "connected to a server"]
 
 
 def test_where_shows_the_server_of_a_user() -> None:

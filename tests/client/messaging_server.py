@@ -63,7 +63,7 @@ class Peer:
             msgspec.convert({"type": "welcome", "user": "alice", "position": position, **fields}, wire.Welcome)
         )
 
-    async def deliver(self, *entries: Message | wire.Marked, epoch: int = 1) -> None:
+    async def deliver(self, *entries: Message | wire.Marked | wire.Posted, epoch: int = 1) -> None:
         await self.send(wire.Deliver(self.count, epoch, list(entries)))
         self.count += len(entries)
 
@@ -174,3 +174,8 @@ def message(number: int, text: str | None = None, sender: str = "bob", to: str =
 
 def messages(numbers: Sequence[int]) -> list[Message]:
     return [message(number) for number in numbers]
+
+
+def post(number: int, channel: str = "general", sender: str = "bob", offset: int | None = None) -> wire.Posted:
+    """The post with the id `number`, at this offset or the same one."""
+    return wire.Posted(str(number), channel, sender, f"p{number}", 5, number if offset is None else offset)

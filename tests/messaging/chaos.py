@@ -11,7 +11,6 @@ import argparse
 import asyncio
 import contextlib
 import logging
-import os
 import random
 import shutil
 import signal
@@ -31,7 +30,7 @@ from tests.messaging.ledger import Ledger
 from tests.messaging.library_client import LibraryClient
 from tests.messaging.raw_client import RawClient
 from tests.postgresql import PostgresqlServer, postgresql_server
-from tests.servers import free_port
+from tests.server_process import ServerProcess
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -39,55 +38,23 @@ if TYPE_CHECKING:
 SERVERS = 3
 USERS = 40
 PARTITIONS = 12
+LEAST_FAULTS = 2
+"""Of servers, in every run."""
 SESSION_SECONDS = 5.0
 QUIET_SECONDS = 60.0
 """How long it may take at the end until every client has everything."""
-STOP_SECONDS = 30.0
-"""How long a server may take to stop."""
 MOST_PRINTED = 5
 """Problems."""
 
 Client = RawClient | LibraryClient
 
 
-class Server:
-    """A messaging server that can be killed and started again on its port."""
+class Server(ServerProcess):
+    """A messaging server."""
 
     def __init__(self, folder: Path, name: str, stores: list[str], mirror: str) -> None:
-        self.name = name
-        self.port = free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
-        self.output = folder / f"{name}.log"
-        self._command = [sys.executable, "-m", "shardyard.cli", "messenger", *stores, "--mirror", mirror]
-        self._command += ["--port", str(self.port), "--partitions", str(PARTITIONS), "--rate", "1000"]
-        self._folder = folder
-        self.start()
-
-    def start(self) -> None:
-        environment = {key: value for key, value in os.environ.items() if not key.startswith("SHARDYARD_")}
-        with self.output.open("a") as output:
-            self.handle = subprocess.Popen(
-                self._command, stdout=output, stderr=output, cwd=self._folder, env=environment
-            )
-
-    def send_signal(self, number: signal.Signals) -> None:
-        self.handle.send_signal(number)
-
-    async def end(self, number: signal.Signals = signal.SIGKILL) -> None:
-        self.send_signal(number)
-        await asyncio.to_thread(self.handle.wait, STOP_SECONDS)
-
-    async def ready(self, seconds: float = 60.0) -> None:
-        """Wait until it serves."""
-        async with aiohttp.ClientSession() as http, asyncio.timeout(seconds):
-            while True:
-                if self.handle.poll() is not None:
-                    raise RuntimeError(f"{self.name} has ended: {self.output.read_text()[-2000:]}")
-                with contextlib.suppress(aiohttp.ClientError, OSError):
-                    async with http.get(f"{self.url}/readyz") as response:
-                        if response.status == 200:
-                            return
-                await asyncio.sleep(0.1)
+        options = ["messenger", *stores, "--mirror", mirror, "--partitions", str(PARTITIONS), "--rate", "1000"]
+        super().__init__(folder, name, options)
 
 
 @dataclass
@@ -199,7 +166,11 @@ class Chaos:
     # Faults
 
     async def _cause_faults(self) -> None:
+        """One after another. On a slow machine it takes longer until there were a few."""
         while time.monotonic() < self._until:
+            report = self.report
+            if report.kills + report.stalls + report.stops + report.drains < LEAST_FAULTS:
+                self._until = max(self._until, time.monotonic() + 3.0)
             await asyncio.sleep(self._rng.uniform(0.2, 1.5))
             if self._database is not None and self._rng.random() < 0.25:
                 await self._harm_database(self._database)
@@ -376,9 +347,7 @@ def _servers(folder: Path, database: PostgresqlServer | None, mirror: str) -> It
             yield servers
         finally:
             for server in servers:
-                server.send_signal(signal.SIGCONT)
-                server.handle.kill()
-                server.handle.wait()
+                server.discard()
 
 
 def run(

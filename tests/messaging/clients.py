@@ -10,7 +10,7 @@ import aiohttp
 import msgspec
 
 from shardyard.wire import messaging as wire
-from shardyard.wire.messaging import Format, Marked, Message, Position
+from shardyard.wire.messaging import Format, Marked, Message, Position, Posted
 from tests.server.websockets import CLOSE, RawClient
 
 F = TypeVar("F")
@@ -26,7 +26,7 @@ class Client:
         self.user = user
         self.device = device
         self.frames: list[wire.ServerFrame] = []
-        self.entries: list[Message | Marked] = []
+        self.entries: list[Message | Marked | Posted] = []
         self.code: int | None = None
         """With which the connection was closed."""
         self.position: Position | None = None
@@ -105,9 +105,15 @@ class Client:
         await self.until(lambda: len(self.entries) >= count)
         return self.texts
 
+    async def all_received(self, count: int) -> list[str]:
+        """The texts of all entries that the server has for this client, which are at least so many."""
+        await self.received(count)
+        await self.sync()
+        return self.texts
+
     @property
     def texts(self) -> list[str]:
-        return [entry.text if isinstance(entry, Message) else f"{entry.kind} {entry.upto}" for entry in self.entries]
+        return [f"{entry.kind} {entry.upto}" if isinstance(entry, Marked) else entry.text for entry in self.entries]
 
     @property
     def ids(self) -> list[str]:

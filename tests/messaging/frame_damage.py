@@ -11,6 +11,7 @@ import sys
 import time
 
 from shardyard.model import Malformed
+from shardyard.wire.channels import ChannelEvent, change, decode_event, encode_event, parse_change, parse_source
 from shardyard.wire.inbox import InboxEntry, Mark, decode_entry, encode_entry
 from shardyard.wire.messaging import Format, decode_from_client, decode_from_server, encode
 from tests.wire import frame_damage
@@ -75,6 +76,7 @@ def main(seed: int, count: int) -> None:
         encode_entry(InboxEntry(2484, "alice", "bob", "phone", 7, 5, "hi")),
         encode_entry(InboxEntry(2485, "bob", "alice", "desk", 1, 5, Mark("seen", 2484), copy=True)),
     ]
+    event = encode_event(ChannelEvent(2487, "bob", "phone", 7, 5, "hi"))
     taken = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     valid = 0
     for number in range(count):
@@ -84,6 +86,12 @@ def main(seed: int, count: int) -> None:
         if number % 10 == 0:
             with contextlib.suppress(Malformed):
                 decode_entry(frame_damage.damaged(chance.choice(entries), chance))
+            with contextlib.suppress(Malformed):
+                decode_event(frame_damage.damaged(event, chance))
+            with contextlib.suppress(Malformed):
+                parse_change(frame_damage.damaged(change("alice", added=True), chance))
+            with contextlib.suppress(Malformed):
+                parse_source(frame_damage.damaged(b"fanout.17.3.2484.99", chance).decode(errors="replace"))
     added = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - taken
     assert added < MAX_BYTES, f"decoding took {added >> 20} MB"
     assert valid < count, "nothing was damaged"

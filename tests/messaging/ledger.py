@@ -18,6 +18,9 @@ class Sending:
     sender: str
     device: str
     recipient: str
+    """A user, or a channel."""
+    audience: frozenset[str]
+    """The users whose clients get it."""
     order: int
     """Its place among those of its device to its recipient."""
     at: float = field(default_factory=time.monotonic)
@@ -79,7 +82,7 @@ class ClientLedger:
             not self.is_abandoned
             and self.created is not None
             and self.created < sending.at
-            and self.user in (sending.sender, sending.recipient)
+            and self.user in sending.audience
             and (self.user, self.device) != (sending.sender, sending.device)
         )
 
@@ -90,6 +93,10 @@ class Ledger:
     def __init__(self) -> None:
         self.sendings: dict[str, Sending] = {}
         self.clients: list[ClientLedger] = []
+        self.members: defaultdict[str, set[str]] = defaultdict(set)
+        """Of each channel: the users that have joined it for sure."""
+        self.joining: defaultdict[str, set[str]] = defaultdict(set)
+        """The users that have joined it, or may have."""
         self.owners: defaultdict[tuple[str, int], set[str]] = defaultdict(set)
         """The servers that welcomed a user under an epoch."""
         self.faults: list[tuple[float, str]] = []
@@ -104,7 +111,8 @@ class Ledger:
         order = self._orders[client.user, client.device, recipient]
         self._orders[client.user, client.device, recipient] += 1
         text = f"{client.user}/{client.device}>{recipient}#{order}{padding}"
-        sending = self.sendings[text] = Sending(text, client.user, client.device, recipient, order)
+        audience = frozenset(self.members.get(recipient, {client.user, recipient}))
+        sending = self.sendings[text] = Sending(text, client.user, client.device, recipient, audience, order)
         return sending
 
     def note(self, fault: str) -> None:
@@ -124,9 +132,10 @@ class Ledger:
             by_user[client.user].append(client)
         texts = {id(client): {receipt.text for receipt in client.receipts} for client in self.clients}
         for sending in self.stored().values():
-            for client in (*by_user[sending.recipient], *by_user[sending.sender]):
-                if client.must_have(sending) and sending.text not in texts[id(client)]:
-                    yield client, sending
+            for user in sending.audience:
+                for client in by_user[user]:
+                    if client.must_have(sending) and sending.text not in texts[id(client)]:
+                        yield client, sending
 
     def problems(self) -> list[str]:
         """What is not as promised, each with the events around it."""
@@ -153,7 +162,7 @@ class Ledger:
             if sending is None or (sending.sender, sending.recipient) != (receipt.sender, receipt.recipient):
                 yield f"{client.name} received {receipt}, which nobody sent"
                 continue
-            if client.user not in (sending.sender, sending.recipient):
+            if client.user not in sending.audience | self.joining[sending.recipient]:
                 yield f"{client.name} received {receipt}, which is not for its user"
             if (client.user, client.device) == (sending.sender, sending.device):
                 yield f"{client.name} received its own message {receipt}"

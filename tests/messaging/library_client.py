@@ -70,12 +70,15 @@ class LibraryClient:
 
     async def _read(self, client: MessagingClient) -> None:
         async for event in client.events():
-            if isinstance(event, Message):
-                self.notes.received(event.id, event.sender, event.recipient, event.text)
-            elif isinstance(event, Gap):
-                self.notes.problems.append(f"{self.notes.name}: {event}")
-            elif not isinstance(event, Presence):
-                self.notes.note(f"{type(event).__name__} {getattr(event, 'position', '')}")
+            self._receive(event)
+
+    def _receive(self, event: object) -> None:
+        if isinstance(event, Message):
+            self.notes.received(event.id, event.sender, event.recipient, event.text)
+        elif isinstance(event, Gap):
+            self.notes.problems.append(f"{self.notes.name}: {event}")
+        elif not isinstance(event, Presence):
+            self.notes.note(f"{type(event).__name__} {getattr(event, 'position', '')}")
 
     # Sending
 
@@ -99,16 +102,26 @@ class LibraryClient:
             self.unanswered += 1
             await self._send(sending, IMPATIENT_SECONDS)
 
+    async def _submit(
+        self,
+        client: MessagingClient,
+        sending: Sending,
+        number: int | None,
+        timeout: float | None,  # noqa: ASYNC109 it is that of the client
+    ) -> str:
+        """Returns the id of the message."""
+        return (await client.send(sending.recipient, sending.text, number=number, timeout=timeout)).id
+
     async def _send(self, sending: Sending, timeout: float | None) -> None:  # noqa: ASYNC109 it is that of the client
         number: int | None = None
         try:
             while self._client is not None:
                 try:
-                    sent = await self._client.send(sending.recipient, sending.text, number=number, timeout=timeout)
+                    id_ = await self._submit(self._client, sending, number, timeout)
                 except NotAcknowledged as error:
                     number = error.number if error.number is not None else number
                     continue
-                sending.id = sent.id
+                sending.id = id_
                 return
             sending.given_up = True
         except Closed:

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from shardyard.wire import messaging as wire
 from shardyard.wire.messaging import Format
+from tests.messaging.channel_yard import create_topics
 from tests.messaging.clients import Client, Clients
 from tests.messaging.frame_damage import damaged, whole_messages
 from tests.messaging.servers import Running, config, no_errors_logged, yard
@@ -67,6 +68,7 @@ def attacked(folder: Path) -> Iterator[Attacked]:
         opened = yard(folder, "memory")
         made = runner.run(opened.__aenter__())
         try:
+            runner.run(create_topics(made))
             server = runner.run(made.start(config(burst=10**6, rate=1e6, mirror="local")))
             healthy = runner.run(made.join(server, "alice"))
             yield Attacked(runner, server, made.clients, healthy)
@@ -76,7 +78,7 @@ def attacked(folder: Path) -> Iterator[Attacked]:
 
 def some_json(depth: int = 3) -> st.SearchStrategy[Any]:
     names = st.sampled_from(
-        ["type", "number", "to", "text", "token", "device", "position", "users", "with", "limit", "x"]
+        ["type", "number", "to", "text", "token", "device", "position", "users", "with", "limit", "channel", "x"]
     )
     types = st.sampled_from([kind.__struct_config__.tag for kind in wire.ClientFrame.__args__])
     leaves = (

@@ -5,12 +5,16 @@ import json
 import time
 from pathlib import Path
 
+import aiohttp
 import jwt
 import pytest
 
+from shardyard.log import open_log
 from shardyard.messaging.session import Session, State
 from shardyard.messaging.tokens import AUDIENCE, SERVERS
+from shardyard.registry import open_registry
 from shardyard.server.messaging import clients as clients_module
+from shardyard.server.messaging.app import running_messenger
 from shardyard.wire import messaging as wire
 from shardyard.wire.messaging import MAX_FRAME_BYTES, Format
 from tests.messaging.clients import Client, raw_close_code
@@ -408,3 +412,21 @@ def test_a_client_that_does_not_answer_the_close_is_disconnected(
             await raw.ended()
 
     run(tmp_path, scenario)
+
+
+def test_a_connection_that_has_sent_nothing_ends_when_the_server_stops() -> None:
+    """Browsers open such connections in advance."""
+
+    async def scenario() -> None:
+        with open_registry("memory://") as registry:
+            async with open_log("memory://") as log:
+                async with running_messenger(log, registry) as url, aiohttp.ClientSession() as session:
+                    host, port = url.removeprefix("http://").split(":")
+                    reader, writer = await asyncio.open_connection(host, int(port))
+                    async with session.get(f"{url}/healthz") as response:  # so the first one was accepted, too
+                        assert response.status == 200
+                assert await asyncio.wait_for(reader.read(), 5.0) == b""
+                writer.close()
+                await writer.wait_closed()
+
+    asyncio.run(scenario())

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from shardyard.messaging import ownership
+from shardyard.messaging.admission import Admission
 from shardyard.messaging.owned import OwnedPartition
-from shardyard.messaging.server import MessagingServer
 from shardyard.messaging.session import Session
 from shardyard.model import RetryLater
 from shardyard.wire import messaging as wire
@@ -289,13 +289,13 @@ def test_no_two_servers_serve_a_user_in_one_epoch_and_nothing_is_lost_when_they_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str
 ) -> None:
     observed: set[tuple[str, int, str]] = set()
-    attach = MessagingServer._attach
+    attach = Admission._attach
 
-    def observing(self: MessagingServer, session: Session, owned: OwnedPartition) -> bool:
-        observed.add((session.user, owned.epoch, self.address))
+    def observing(self: Admission, session: Session, owned: OwnedPartition) -> bool:
+        observed.add((session.user, owned.epoch, self._server.address))
         return attach(self, session, owned)
 
-    monkeypatch.setattr(MessagingServer, "_attach", observing)
+    monkeypatch.setattr(Admission, "_attach", observing)
     quick = config(session_timeout=1.0, mirror="local", burst=100_000, rate=100_000.0)
 
     async def scenario(yard: Yard) -> None:

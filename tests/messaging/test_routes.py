@@ -14,11 +14,11 @@ import pytest
 from yarl import URL
 
 from shardyard.client.paths import path
-from shardyard.messaging.peers import PeerAnswer
 from shardyard.messaging.tokens import AUDIENCE
 from shardyard.model import InvalidCall
 from shardyard.wire import messaging as wire
 from shardyard.wire.messaging import Format
+from shardyard.wire.peers import PeerAnswer
 from tests.messaging.clients import Client, address
 from tests.messaging.servers import Running, Yard, partition_of, run
 from tests.messaging.test_sending import ODD_NAMES

@@ -1,18 +1,23 @@
 """Sending: acknowledgements, order, sending again, refusals."""
 
 import asyncio
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from random import Random
 from unittest import mock
 
 import pytest
 
-from shardyard.messaging.server import MessagingServer
-from shardyard.messaging.session import REQUESTS, Outgoing, Session
-from shardyard.model import SEQUENCE_WINDOW, Appended, OutcomeUnknown
+from shardyard.log.requests import AppendRequest
+from shardyard.messaging.outgoing import Outgoing
+from shardyard.messaging.sending import Sending
+from shardyard.messaging.session import REQUESTS, Session
+from shardyard.model import SEQUENCE_WINDOW, Appended, OutcomeUnknown, ShardyardError
 from shardyard.wire import messaging as wire
 from shardyard.wire.inbox import MAX_TEXT_BYTES, MAX_USER_LENGTH, Mark
 from shardyard.wire.messaging import Format, Marked, Message
+from tests.messaging.clients import Client
 from tests.messaging.servers import Yard, config, run, user_of
 from tests.queues.engines import POSTGRESQL
 
@@ -92,6 +97,7 @@ def test_the_same_number_again_is_stored_once_on_any_connection_and_server(tmp_p
         # Another device has numbers of its own
         tablet = await yard.join(first, "alice", "tablet")
         assert not (await tablet.say(7, "bob", "twice")).duplicate
+        assert await bob.received(2) == ["once", "twice"]
 
         second = await yard.start()
         await yard.stop(first)
@@ -158,19 +164,65 @@ def test_a_copy_is_handed_over_when_a_retry_finds_that_the_message_was_stored(tm
     async def scenario(yard: Yard) -> None:
         server = await yard.start(config(mirror="local"))
         phone, tablet = await yard.join(server, "alice", "phone"), await yard.join(server, "alice", "tablet")
-        append, failures = yard.log.append, iter([OutcomeUnknown("the database", "cut")])
+        append_many, failures = yard.log.append_many, iter([OutcomeUnknown("the database", "cut")])
 
-        async def append_without_an_answer(*arguments: Any, **named: Any) -> Appended:
-            appended = await append(*arguments, **named)
+        async def append_without_an_answer(requests: Sequence[AppendRequest]) -> list[Appended | ShardyardError]:
+            appended = await append_many(requests)
             for failure in failures:
-                raise failure
+                return [failure] * len(requests)
             return appended
 
-        with mock.patch.object(yard.log, "append", append_without_an_answer):
+        with mock.patch.object(yard.log, "append_many", append_without_an_answer):
             await phone.say(1, "bob", "hello")
+        assert next(failures, None) is None, "it was used"
         assert await tablet.received(1) == ["hello"]
 
     run(tmp_path, scenario)
+
+
+def test_what_comes_together_is_stored_together_and_once_in_order_whatever_fails_at_first(tmp_path: Path) -> None:
+    """Of the messages of one call of the log, some are stored, some are not, and of some it is not known."""
+
+    async def scenario(yard: Yard) -> None:
+        server = await yard.start(config(burst=1000, unanswered=100))
+        users = [user_of(partition % 4, f"user-{partition}-") for partition in range(12)]
+        clients = [await yard.join(server, user) for user in users]
+        append_many, calls, random = yard.log.append_many, [], Random(1)
+
+        async def append_some(requests: Sequence[AppendRequest]) -> list[Appended | ShardyardError]:
+            calls.append(len(requests))
+            outcomes: list[Appended | ShardyardError] = []
+            for request in requests:
+                fails = random.random() < 0.2
+                outcome: Appended | ShardyardError = OutcomeUnknown("the database", "cut")
+                if not fails or random.random() < 0.5:
+                    (stored,) = await append_many([request])
+                    outcome = outcome if fails else stored
+                outcomes.append(outcome)
+            return outcomes
+
+        with mock.patch.object(yard.log, "append_many", append_some):
+            for number, client in enumerate(clients):
+                frames = [wire.Send(n, users[(number + n % 2 + 1) % 12], f"{number} {n}") for n in range(1, 21)]
+                await client.send(*frames)
+            for client in clients:
+                await client.until(partial(_has_answers, client, 20))
+        stored = [entry for entry in await yard.stored() if not entry.copy]
+        assert len(stored) == len({(entry.sender, entry.number) for entry in stored}) == 240
+        assert len(calls) < 240, "a call for several messages"
+        for client in clients:
+            texts = [text for text in await client.received(20) if isinstance(text, str)]
+            for sender in {text.split()[0] for text in texts}:
+                numbers = [int(text.split()[1]) for text in texts if text.split()[0] == sender]
+                assert numbers == sorted(set(numbers))
+        ids = {answer.id for client in clients for answer in client.answers if isinstance(answer, wire.Sent)}
+        assert ids == {str(entry.id) for entry in stored}
+
+    run(tmp_path, scenario)
+
+
+def _has_answers(client: Client, count: int) -> bool:
+    return len(client.answers) == count
 
 
 def test_marks_reach_the_other_user_and_the_history(tmp_path: Path) -> None:
@@ -340,14 +392,20 @@ def test_a_send_that_takes_long_is_stored_although_very_many_later_ones_were_ans
 ) -> None:
     """The log knows the numbers of a client within a window: no send may leave it before it is stored."""
     may_go_on = asyncio.Event()
-    store = MessagingServer.store
+    add = Sending.add
 
-    async def store_later(self: MessagingServer, session: Session, outgoing: Outgoing) -> wire.Sent:
+    async def add_later(sending: Sending, session: Session, outgoing: Outgoing) -> None:
+        await may_go_on.wait()
+        add(sending, session, outgoing)
+
+    def add_or_wait(self: Sending, session: Session, outgoing: Outgoing) -> None:
         if outgoing.number == 0:
-            await may_go_on.wait()
-        return await store(self, session, outgoing)
+            waiting.append(asyncio.ensure_future(add_later(self, session, outgoing)))
+        else:
+            add(self, session, outgoing)
 
-    monkeypatch.setattr(MessagingServer, "store", store_later)
+    waiting: list[asyncio.Future[None]] = []
+    monkeypatch.setattr(Sending, "add", add_or_wait)
 
     async def scenario(yard: Yard) -> None:
         server = await yard.start(config(burst=1000))

@@ -2,22 +2,33 @@
 
 from shardyard.wire.messaging import (
     CaughtUp,
+    Channels,
     Chat,
     Chats,
     ClientFrame,
     Deliver,
+    Done,
     Elsewhere,
     Gap,
+    GetChannels,
     GetChats,
     GetHistory,
+    GetPosts,
     Hello,
     History,
     IsTyping,
+    IsTypingIn,
+    Join,
+    Leave,
     Marked,
+    Membership,
     Message,
     Ping,
     Pong,
     Position,
+    Post,
+    Posted,
+    Posts,
     Presence,
     Refused,
     Send,
@@ -25,6 +36,7 @@ from shardyard.wire.messaging import (
     ServerFrame,
     SetMark,
     Typing,
+    TypingIn,
     Watch,
     Welcome,
 )
@@ -90,6 +102,46 @@ FROM_CLIENT: list[tuple[ClientFrame, str, str]] = [
         ("84a474797065a56368617473a66e756d6265720aa66265666f7265a432343834a56c696d697414"),
     ),
     (
+        Post(11, "news", "Grüß euch"),
+        ('{"type":"post","number":11,"channel":"news","text":"Grüß euch"}'),
+        ("84a474797065a4706f7374a66e756d6265720ba76368616e6e656ca46e657773a474657874ab4772c3bcc39f2065756368"),
+    ),
+    (
+        Join(12, "news"),
+        ('{"type":"join","number":12,"channel":"news"}'),
+        ("83a474797065a46a6f696ea66e756d6265720ca76368616e6e656ca46e657773"),
+    ),
+    (
+        Leave(13, "news"),
+        ('{"type":"leave","number":13,"channel":"news"}'),
+        ("83a474797065a56c65617665a66e756d6265720da76368616e6e656ca46e657773"),
+    ),
+    (
+        TypingIn("news"),
+        ('{"type":"typing-in","channel":"news"}'),
+        ("82a474797065a9747970696e672d696ea76368616e6e656ca46e657773"),
+    ),
+    (
+        GetPosts(14, "news"),
+        ('{"type":"posts","number":14,"channel":"news","before":null,"limit":50}'),
+        ("85a474797065a5706f737473a66e756d6265720ea76368616e6e656ca46e657773a66265666f7265c0a56c696d697432"),
+    ),
+    (
+        GetPosts(14, "news", "2484", 20),
+        ('{"type":"posts","number":14,"channel":"news","before":"2484","limit":20}'),
+        ("85a474797065a5706f737473a66e756d6265720ea76368616e6e656ca46e657773a66265666f7265a432343834a56c696d697414"),
+    ),
+    (
+        GetChannels(15),
+        ('{"type":"channels","number":15,"after":null,"limit":50}'),
+        ("84a474797065a86368616e6e656c73a66e756d6265720fa56166746572c0a56c696d697432"),
+    ),
+    (
+        GetChannels(15, "news", 20),
+        ('{"type":"channels","number":15,"after":"news","limit":20}'),
+        ("84a474797065a86368616e6e656c73a66e756d6265720fa56166746572a46e657773a56c696d697414"),
+    ),
+    (
         Ping(),
         ('{"type":"ping"}'),
         ("81a474797065a470696e67"),
@@ -153,6 +205,18 @@ FROM_SERVER: list[tuple[ServerFrame, str, str]] = [
         ),
     ),
     (
+        Deliver(8, 17, [Posted("2487", "news", "bob", "hi", 1794911298803, 703)]),
+        (
+            '{"type":"deliver","seq":8,"epoch":17,"entries":[{"type":"posted","id":"2487","channel":"news","from"'
+            ':"bob","text":"hi","at":1794911298803,"offset":703}]}'
+        ),
+        (
+            "84a474797065a764656c69766572a373657108a565706f636811a7656e74726965739187a474797065a6706f73746564a269"
+            "64a432343837a76368616e6e656ca46e657773a466726f6da3626f62a474657874a26869a26174cf000001a1e90ce4f3a66f"
+            "6666736574cd02bf"
+        ),
+    ),
+    (
         CaughtUp(Position(3, 17, 702)),
         ('{"type":"caught-up","position":{"partition":3,"epoch":17,"offset":702}}'),
         (
@@ -203,6 +267,21 @@ FROM_SERVER: list[tuple[ServerFrame, str, str]] = [
         ("82a474797065a6747970696e67a466726f6da3626f62"),
     ),
     (
+        IsTypingIn("news", "bob"),
+        ('{"type":"typing-in","channel":"news","from":"bob"}'),
+        ("83a474797065a9747970696e672d696ea76368616e6e656ca46e657773a466726f6da3626f62"),
+    ),
+    (
+        Done(12),
+        ('{"type":"done","number":12}'),
+        ("82a474797065a4646f6e65a66e756d6265720c"),
+    ),
+    (
+        Membership("news", True),
+        ('{"type":"membership","channel":"news","joined":true}'),
+        ("83a474797065aa6d656d62657273686970a76368616e6e656ca46e657773a66a6f696e6564c3"),
+    ),
+    (
         Presence("bob", 2, 1794911298800),
         ('{"type":"presence","user":"bob","online":2,"since":1794911298800}'),
         ("84a474797065a870726573656e6365a475736572a3626f62a66f6e6c696e6502a573696e6365cf000001a1e90ce4f0"),
@@ -231,6 +310,23 @@ FROM_SERVER: list[tuple[ServerFrame, str, str]] = [
             "01a1e90ce4f0a6756e7265616401a47365656ec0ae706565725f64656c697665726564a432343830a9706565725f7365656e"
             "a432343739a46d6f7265c2"
         ),
+    ),
+    (
+        Posts(14, [Posted("2487", "news", "bob", "hi", 1794911298803)], True),
+        (
+            '{"type":"posts-page","number":14,"posts":[{"type":"posted","id":"2487","channel":"news","from":"bob"'
+            ',"text":"hi","at":1794911298803}],"more":true}'
+        ),
+        (
+            "84a474797065aa706f7374732d70616765a66e756d6265720ea5706f7374739186a474797065a6706f73746564a26964a432"
+            "343837a76368616e6e656ca46e657773a466726f6da3626f62a474657874a26869a26174cf000001a1e90ce4f3a46d6f7265"
+            "c3"
+        ),
+    ),
+    (
+        Channels(15, ["chat", "news"], False),
+        ('{"type":"channel-list","number":15,"channels":["chat","news"],"more":false}'),
+        ("84a474797065ac6368616e6e656c2d6c697374a66e756d6265720fa86368616e6e656c7392a463686174a46e657773a46d6f7265c2"),
     ),
     (
         Elsewhere("ws://127.0.0.1:7501/v1/messaging", 0.25),

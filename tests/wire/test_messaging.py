@@ -87,6 +87,14 @@ def test_fields_with_a_default_may_be_left_out_and_unknown_ones_are_ignored() ->
         '{"type":"watch","users":[' + ",".join(['"x"'] * 201) + "]}",
         '{"type":"history","number":1,"with":"bob","limit":0}',
         '{"type":"history","number":1,"with":"bob","limit":201}',
+        '{"type":"post","number":1,"channel":"","text":"x"}',
+        '{"type":"post","number":1,"channel":"a\\u0000","text":"x"}',
+        '{"type":"join","number":1,"channel":"' + "x" * 129 + '"}',
+        '{"type":"leave","number":1}',
+        '{"type":"typing-in"}',
+        '{"type":"posts","number":1,"channel":"a","limit":201}',
+        '{"type":"posts","number":1,"channel":"a","before":"x"}',
+        '{"type":"channels","number":1,"after":""}',
         '[{"type":"ping"},5]',
         '[[{"type":"ping"}]]',
         "[" * 100_000,
@@ -107,17 +115,26 @@ def test_what_is_no_frame_of_a_client_is_malformed(text: str) -> None:
     [
         (
             InboxEntry(2484, "alice", "bob", "phone", 7, 1794911298800, "hi"),
-            "98 cd 09 b4 a5 61 6c 69 63 65 a3 62 6f 62 a5 70 68 6f 6e 65 07 cf 00 00 01 a1 e9 0c e4 f0 a2 68 69 c2",
+            "99 cd 09 b4 a5 61 6c 69 63 65 a3 62 6f 62 a5 70 68 6f 6e 65 07 cf 00 00 01 a1 e9 0c e4 f0 a2 68 69 c2 c2",
         ),
         (
             InboxEntry(2485, "bob", "alice", "desk", 1, 5, Mark("seen", 2484), copy=True),
-            "98 cd 09 b5 a3 62 6f 62 a5 61 6c 69 63 65 a4 64 65 73 6b 01 05 92 a4 73 65 65 6e cd 09 b4 c3",
+            "99 cd 09 b5 a3 62 6f 62 a5 61 6c 69 63 65 a4 64 65 73 6b 01 05 92 a4 73 65 65 6e cd 09 b4 c3 c2",
+        ),
+        (
+            InboxEntry(2486, "bob", "bob", "", 0, 5, "", away=True),
+            "99 cd 09 b6 a3 62 6f 62 a3 62 6f 62 a0 00 05 a0 c2 c3",
         ),
     ],
 )
 def test_an_entry_of_the_inbox_is_these_bytes(entry: InboxEntry, hexadecimal: str) -> None:
     assert encode_entry(entry).hex(" ") == hexadecimal
     assert decode_entry(bytes.fromhex(hexadecimal)) == entry
+
+
+def test_an_entry_from_before_there_were_channels_is_one_of_a_user_who_is_there() -> None:
+    before = "98 cd 09 b4 a5 61 6c 69 63 65 a3 62 6f 62 a5 70 68 6f 6e 65 07 05 a2 68 69 c2"
+    assert decode_entry(bytes.fromhex(before)) == InboxEntry(2484, "alice", "bob", "phone", 7, 5, "hi")
 
 
 @pytest.mark.parametrize("value", [b"", b"\xc1", b"\x90", b"hello", b"\x98" + b"\xc0" * 8, b"\x91" * 100_000])

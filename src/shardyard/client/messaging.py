@@ -3,17 +3,25 @@
 import asyncio
 import contextlib
 import logging
-import re
 import secrets
 from collections.abc import AsyncIterator, Iterable, Sequence
 from types import TracebackType
-from typing import Literal, Self, TypeVar
+from typing import Literal, Self
 
 import aiohttp
 from msgspec import structs
 
 from shardyard.client.brokers import server_address
 from shardyard.client.messaging_calls import Calls
+from shardyard.client.messaging_channels import ChannelCalls
+from shardyard.client.messaging_checks import (
+    checked_device,
+    checked_id,
+    checked_message,
+    checked_number,
+    checked_page_size,
+    checked_user,
+)
 from shardyard.client.messaging_directory import Directory, FetchToken
 from shardyard.client.messaging_inbox import Event, Inbox, ResumePoint
 from shardyard.client.messaging_link import Link
@@ -25,17 +33,15 @@ from shardyard.model import (
     ShardyardError,
     TooLarge,
     Unreachable,
-    check_text,
     whole_number,
 )
-from shardyard.model.checks import encoded_size
 from shardyard.model.url import without_password
 from shardyard.runtime.clock import Clock, SystemClock, timeout
-from shardyard.wire.inbox import MAX_TEXT_BYTES, MAX_USER_LENGTH, MarkKind
+from shardyard.wire.inbox import MarkKind
 from shardyard.wire.messaging import (
-    MAX_PAGE,
     MAX_WATCHED,
     CaughtUp,
+    Channels,
     Chat,
     Chats,
     Format,
@@ -44,8 +50,12 @@ from shardyard.wire.messaging import (
     GetHistory,
     History,
     IsTyping,
+    IsTypingIn,
     Marked,
+    Membership,
     Message,
+    Posted,
+    Posts,
     Presence,
     Send,
     Sent,
@@ -57,15 +67,20 @@ from shardyard.wire.messaging import (
 
 __all__ = [
     "CaughtUp",
+    "Channels",
     "Chat",
     "Chats",
     "Event",
     "Gap",
     "History",
     "IsTyping",
+    "IsTypingIn",
     "Marked",
+    "Membership",
     "Message",
     "MessagingClient",
+    "Posted",
+    "Posts",
     "Presence",
     "Sent",
 ]
@@ -73,15 +88,11 @@ __all__ = [
 _log = logging.getLogger(__name__)
 
 DEFAULT_PORT = 7500
-MAX_DEVICE_LENGTH = 64
-MAX_NUMBER = 2**53 - 1
-_ID = re.compile("[0-9]{1,19}")
-AnId = TypeVar("AnId", str, str | None)
 CLOSING_SECONDS = 1.0
 """For the last marks when the client is closed."""
 
 
-class MessagingClient:
+class MessagingClient(ChannelCalls):
     """One client of a user. It finds the user's server, stays connected, and resumes by itself where it was.
 
         async with MessagingClient("http://127.0.0.1:7500", user="alice") as client:
@@ -90,9 +101,10 @@ class MessagingClient:
                 print(message.sender, message.text)
 
     Iterating yields the messages for the user, and those that the user's other clients sent: each once, in the order
-    of each conversation, also across lost connections and servers that move. `events()` yields marks, presence and the
-    rest as well. Both read one queue, so that the order between a message and a mark stays visible, and nothing piles
-    up in a second queue that nobody reads: use one of them, in one task.
+    of each conversation, also across lost connections and servers that move. A message is a `Message`; one that was
+    posted to a channel which the user has joined is a `Posted`, which has a `channel` and no `recipient`. `events()`
+    yields marks, presence and the rest as well. Both read one queue, so that the order between a message and a mark
+    stays visible, and nothing piles up in a second queue that nobody reads: use one of them, in one task.
 
     The queue is bounded. While the program does not take messages, the client stops reading; they are delivered later.
     """
@@ -127,10 +139,10 @@ class MessagingClient:
             raise InvalidValue("servers", servers, f"at least one address such as http://127.0.0.1:{DEFAULT_PORT}")
         if format not in ("msgpack", "json"):
             raise InvalidValue("format", format, "msgpack or json")
-        self.user = _checked("user", user, MAX_USER_LENGTH)
+        self.user = checked_user(user)
         self._clock = clock or SystemClock()
         start = ResumePoint(secrets.token_hex(8), 0) if resume is None else ResumePoint.parse(resume)
-        device = start.device if device is None else _checked("device", device, MAX_DEVICE_LENGTH)
+        device = start.device if device is None else checked_device(device)
         self.device = device
         self._secret, self._token = secret, token
         self._timeout = timeout
@@ -213,12 +225,14 @@ class MessagingClient:
 
     # Receiving
 
-    def __aiter__(self) -> AsyncIterator[Message]:
+    def __aiter__(self) -> AsyncIterator[Message | Posted]:
         return _Messages(self)
 
     def events(self) -> AsyncIterator[Event]:
-        """Everything that arrives: `Message`, `Marked`, `IsTyping`, `Presence`, `CaughtUp` after what was missed while
-        there was no connection, and `Gap` if some of that can't be delivered any more: then load the history."""
+        """Everything that arrives: `Message`, `Posted`, `Marked`, `IsTyping`, `IsTypingIn`, `Presence`, `Membership` if
+        the user has joined or left a channel by any client, `CaughtUp` after what was missed while there was no
+        connection, and `Gap` if some of that can't be delivered any more: then load the history, and the `posts` of
+        channels. A change of membership while there is no connection is not repeated: `channels()` has it."""
         return _Events(self)
 
     async def next_event(self) -> Event:
@@ -246,26 +260,20 @@ class MessagingClient:
         What is sent to one user is stored in the order of the calls. A refusal is raised as the server's error, after
         retries if it may pass. `NotAcknowledged`: no answer came in time; pass its `number` to send the same again,
         which is then stored once."""
-        _checked("user", to, MAX_USER_LENGTH)
-        if not isinstance(text, str):
-            raise InvalidValue("text", text, "a string")
-        if number is not None and whole_number("number", number, at_least=0) > MAX_NUMBER:
-            raise InvalidValue("number", number, "that of a message that was not acknowledged")
-        size = encoded_size("text", text)
-        if size > MAX_TEXT_BYTES:
-            raise TooLarge("text in bytes", size, MAX_TEXT_BYTES)
+        checked_user(to)
+        checked_message(text)
         return await self._calls.store(
             f"the message to {to!r}",
             lambda given: Send(given, to, text),
-            to,
+            ("send", to),
             self._timeout if timeout is None else timeout,
-            number,
+            checked_number(number),
         )
 
     async def mark_seen(self, sender: str, upto: str) -> Sent:
         """Tell a user that the messages up to this one were read."""
         if self._marks is not None:
-            self._marks.seen(sender, _checked_id("upto", upto))
+            self._marks.seen(sender, checked_id("upto", upto))
         return await self._mark("seen", sender, upto, self._timeout)
 
     async def mark_delivered(self, sender: str, upto: str) -> Sent:
@@ -276,19 +284,19 @@ class MessagingClient:
         return await self._mark("delivered", sender, upto, None)
 
     async def _mark(self, kind: MarkKind, sender: str, upto: str, seconds: float | None) -> Sent:
-        _checked("user", sender, MAX_USER_LENGTH)
-        _checked_id("upto", upto)
+        checked_user(sender)
+        checked_id("upto", upto)
         return await self._calls.store(
             f"the mark for {sender!r}", lambda given: SetMark(given, sender, kind, upto), (kind, sender), seconds
         )
 
     async def typing(self, to: str) -> None:
         """Show another user that this one is typing. It is dropped if there is no connection."""
-        self._opened.send(Typing(_checked("user", to, MAX_USER_LENGTH)))
+        self._opened.send(Typing(checked_user(to)))
 
     async def watch(self, users: Iterable[str]) -> None:
         """Get the presence of these users as events, instead of those of the last call: now and after every change."""
-        watched = [_checked("user", user, MAX_USER_LENGTH) for user in users]
+        watched = [checked_user(user) for user in users]
         if len(watched) > MAX_WATCHED:
             raise TooLarge("number of watched users", len(watched), MAX_WATCHED)
         self._opened.watched = watched
@@ -298,8 +306,8 @@ class MessagingClient:
 
     async def history(self, peer: str, *, before: str | None = None, limit: int = 50) -> History:
         """Messages of a conversation, newest first. `before`: only older ones than the message with this id."""
-        _checked("user", peer, MAX_USER_LENGTH)
-        before, limit = _checked_id("before", before), _page_size(limit)
+        checked_user(peer)
+        before, limit = checked_id("before", before), checked_page_size(limit)
         return await self._calls.ask(
             "the history", lambda number: GetHistory(number, peer, before, limit), History, self._timeout
         )
@@ -307,7 +315,7 @@ class MessagingClient:
     async def chats(self, *, before: str | None = None, limit: int = 50) -> Chats:
         """The user's conversations, the one with the newest message first. `before`: only those whose last message is
         older than the one with this id."""
-        before, limit = _checked_id("before", before), _page_size(limit)
+        before, limit = checked_id("before", before), checked_page_size(limit)
         return await self._calls.ask(
             "the list of chats", lambda number: GetChats(number, before, limit), Chats, self._timeout
         )
@@ -327,33 +335,18 @@ class _Events(AsyncIterator[Event]):
         return await self._client.next_event()
 
 
-class _Messages(AsyncIterator[Message]):
+class _Messages(AsyncIterator[Message | Posted]):
     def __init__(self, client: MessagingClient) -> None:
         self._client = client
 
-    async def __anext__(self) -> Message:
+    async def __anext__(self) -> Message | Posted:
         while True:
             event = await self._client.next_event()
-            if isinstance(event, Message):
+            if isinstance(event, Message | Posted):
                 return event
             if isinstance(event, Gap):
-                _log.warning("messages for %r are missing, load the history: %s", self._client.user, event.reason)
-
-
-def _checked(what: str, name: str, longest: int) -> str:
-    check_text(what, name)
-    if len(name) > longest:
-        raise InvalidValue(what, name, f"at most {longest} characters")
-    return name
-
-
-def _checked_id(what: str, id_: AnId) -> AnId:
-    if id_ is not None and _ID.fullmatch(id_) is None:
-        raise InvalidValue(what, id_, "the id of a message, which is a string of digits")
-    return id_
-
-
-def _page_size(limit: int) -> int:
-    if whole_number("limit", limit, at_least=1) > MAX_PAGE:
-        raise InvalidValue("limit", limit, f"at most {MAX_PAGE}")
-    return limit
+                _log.warning(
+                    "messages for %r are missing, load the history, and the posts of channels: %s",
+                    self._client.user,
+                    event.reason,
+                )

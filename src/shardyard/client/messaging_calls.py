@@ -15,11 +15,11 @@ from shardyard.runtime.retry import Backoff
 from shardyard.wire import messaging as wire
 from shardyard.wire.errors import ErrorBody, error_of
 
-Answer = wire.Sent | wire.Refused | wire.History | wire.Chats
-A = TypeVar("A", wire.Sent, wire.History, wire.Chats)
+Answer = wire.Sent | wire.Refused | wire.History | wire.Chats | wire.Done | wire.Posts | wire.Channels
+A = TypeVar("A", wire.Sent, wire.History, wire.Chats, wire.Done, wire.Posts, wire.Channels)
 
 MAX_UNANSWERED = 32
-"""Messages and marks, as a server allows."""
+"""Messages, marks and posts, as a server allows."""
 BACKOFF = Backoff(first=0.05, longest=2.0)
 """Before something that was refused for now is sent again."""
 NOT_CONNECTED = "there is no connection"
@@ -33,6 +33,7 @@ class _Call:
     message: bytes
     is_urgent: bool = True
     """The program waits for the answer."""
+    is_post: bool = False
     answer: asyncio.Future[Answer] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     is_sent: bool = False
 
@@ -41,8 +42,8 @@ class Calls:
     """Numbers calls, sends them now and again on each new connection until they are answered, and retries those that
     are refused for now.
 
-    At most `MAX_UNANSWERED` messages and marks are in flight; others wait. Those of one lane are sent one after the
-    other, each when the one before it is durable: if one is refused for now, no later one overtakes it.
+    At most `MAX_UNANSWERED` messages, marks and posts are in flight; others wait. Those of one lane are sent one after
+    the other, each when the one before it is durable: if one is refused for now, no later one overtakes it.
     """
 
     def __init__(self, first_number: int, format_: wire.Format, clock: Clock) -> None:
@@ -69,15 +70,18 @@ class Calls:
         lane: object,
         seconds: float | None,
         number: int | None = None,
+        *,
+        is_post: bool = False,
     ) -> wire.Sent:
-        """Send a message or a mark, and wait until it is durable. `number`: of an earlier call, to repeat it. Without a
-        time limit it is not urgent: it is no reason to skip messages that the program does not take."""
+        """Send a message, a mark or a post, and wait until it is durable. `number`: of an earlier call, to repeat it.
+        Without a time limit it is not urgent: it is no reason to skip messages that the program does not take."""
         call: _Call | None = None
         refusal: list[ShardyardError] = []
         self._check_open()
         try:
             async with timeout(self._clock, seconds), self._turn(lane), self._places, self._numbered(number) as given:
                 call = self._new(given, frame(given), is_urgent=seconds is not None)
+                call.is_post = is_post
                 return await self._answered(call, wire.Sent, refusal)
         except TimeoutError:
             if refusal:
@@ -86,18 +90,30 @@ class Calls:
             sent_as = call.number if call is not None and call.is_sent else number
             raise NotAcknowledged(what, seconds or 0.0, why, sent_as) from None
 
-    async def ask(self, what: str, frame: Callable[[int], wire.ClientFrame], kind: type[A], seconds: float) -> A:
-        """Ask for something that changes nothing, and wait for the answer."""
+    async def ask(
+        self,
+        what: str,
+        frame: Callable[[int], wire.ClientFrame],
+        kind: type[A],
+        seconds: float,
+        lane: object | None = None,
+    ) -> A:
+        """Ask for something that may be done twice, and wait for the answer. With a lane, it is asked when what was
+        asked before it in this lane is answered."""
         self._check_open()
         number = next(self._questions)  # apart from those of messages, which start at a time
         call, refusal = self._new(number, frame(number)), list[ShardyardError]()
+        why = WAITING
         try:
-            async with timeout(self._clock, seconds):
+            async with timeout(self._clock, seconds), contextlib.AsyncExitStack() as stack:
+                if lane is not None:
+                    await stack.enter_async_context(self._turn(lane))
+                why = NOT_CONNECTED
                 return await self._answered(call, kind, refusal)
         except TimeoutError:
             if refusal:
                 raise refusal[0] from None
-            raise NotAcknowledged(what, seconds, NO_ANSWER if call.is_sent else NOT_CONNECTED, None) from None
+            raise NotAcknowledged(what, seconds, NO_ANSWER if call.is_sent else why, None) from None
 
     # The connection
 
@@ -109,6 +125,11 @@ class Calls:
 
     def disconnected(self) -> None:
         self._send = None
+
+    def is_post(self, number: int) -> bool:
+        """Whether the call with this number is in flight, and a post."""
+        call = self._calls.get(number)
+        return call is not None and call.is_post
 
     def answered(self, number: int, answer: Answer) -> None:
         call = self._calls.get(number)

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import deque
+from typing import TypeVar
 
 import msgspec
 from msgspec import Struct, structs
@@ -13,19 +14,27 @@ from shardyard.wire.messaging import (
     Deliver,
     Gap,
     IsTyping,
+    IsTypingIn,
     Marked,
+    Membership,
     Message,
     Position,
+    Posted,
     Presence,
     Welcome,
 )
 
-Event = Message | Marked | IsTyping | Presence | CaughtUp | Gap
-"""What a program gets: messages and marks, which are durable and come once; who is typing and who is online, which
-are neither; that the client has got all it missed; and that something it missed can't be delivered any more."""
+Event = Message | Posted | Marked | IsTyping | IsTypingIn | Presence | Membership | CaughtUp | Gap
+"""What a program gets: messages, posts to channels and marks, which are durable and come once; who is typing, who is
+online, and that the user has joined or left a channel, which come only while there is a connection; that the client has
+got all it missed; and that something it missed can't be delivered any more."""
+
+_Key = str | tuple[str, str]
+"""The id of a message or a mark; channel and id of a post."""
+K = TypeVar("K", bound=_Key)
 
 KNOWN_IDS = 2000
-"""How many messages and marks are remembered, to drop those that come again."""
+"""How many messages, posts and marks are remembered, to drop those that come again."""
 MS_SHIFT = 22
 """Above these bits an id has the milliseconds of its moment."""
 
@@ -68,8 +77,8 @@ class Inbox:
         self._user = user
         self._limit = limit
         self._queue: deque[tuple[Event, ResumePoint]] = deque()
-        self._known: dict[str, None] = dict.fromkeys(start.copies)
-        self._copies = dict(self._known)
+        self._known: dict[_Key, None] = dict.fromkeys(start.copies)
+        self._copies: dict[str, None] = dict.fromkeys(start.copies)
         """Those that did not come from the partition, and that the program has taken."""
         self._changed = asyncio.Event()
         self._end: BaseException | None = None
@@ -77,7 +86,7 @@ class Inbox:
         self._partition = 0
         """Of the connection."""
         self._delivered = start.position
-        """After the last message or mark of the partition."""
+        """After the last message, post or mark of the partition."""
         self._acknowledged: str | None = None
 
     # From the server
@@ -94,21 +103,26 @@ class Inbox:
             self.put(Gap("what was missed can't be found any more, or not all of it: load the history"))
 
     def deliver(self, delivered: Deliver) -> None:
-        """Take messages and marks. `Malformed` if one has an id that is none."""
+        """Take messages, posts and marks. `Malformed` if one has an id that is none."""
         for entry in delivered.entries:
             point = self.received
             if entry.offset is not None:
                 after = Position(self._partition, delivered.epoch, entry.offset + 1)
                 if self._is_behind(after):
                     continue
-                point = structs.replace(point, position=after, last=entry.id)
+                point = structs.replace(point, position=after)
                 self._delivered = after
-            if entry.sender == self._user:
+            key: _Key = entry.id
+            if isinstance(entry, Posted):  # it has the id of an event of its channel, by which nobody can resume
+                key = entry.channel, entry.id
+            elif entry.offset is not None:
+                point = structs.replace(point, last=entry.id)
+            if not isinstance(entry, Posted) and entry.sender == self._user:
                 point = structs.replace(point, sent=_newer(point.sent, entry.id))
-            if entry.id in self._known:
+            if key in self._known:
                 self._advance(point)
             else:
-                self._remember(entry.id)
+                _add(self._known, key)
                 self.received = point
                 self.put(entry)
 
@@ -148,9 +162,6 @@ class Inbox:
         else:
             self.taken = point
 
-    def _remember(self, id_: str) -> None:
-        _add(self._known, id_)
-
     def resume_point(self, number: int) -> ResumePoint:
         """Where a client goes on that has what the program has taken. `number`: of what it sends next."""
         newest = max(map(int, self._copies), default=0) >> MS_SHIFT
@@ -185,10 +196,10 @@ class Inbox:
             event.set() if is_set else event.clear()
 
 
-def _add(ids: dict[str, None], id_: str) -> None:
-    ids[id_] = None
-    if len(ids) > KNOWN_IDS:
-        del ids[next(iter(ids))]
+def _add(known: dict[K, None], key: K) -> None:
+    known[key] = None
+    if len(known) > KNOWN_IDS:
+        del known[next(iter(known))]
 
 
 def _newer(known: str | None, id_: str) -> str:

@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 
-from shardyard.client.messaging_calls import Calls
+from shardyard.client.messaging_calls import Answer, Calls
 from shardyard.client.messaging_connection import Connection
 from shardyard.client.messaging_inbox import Event, Inbox
 from shardyard.model import Malformed
@@ -48,7 +48,7 @@ class Receiving:
         self._inbox = inbox
         self._calls = calls
         self._count = 0
-        """Messages and marks that were received on this connection."""
+        """Messages, marks and posts that were received on this connection."""
         self._skipping = asyncio.Event()
 
     async def run(self) -> None:
@@ -67,7 +67,7 @@ class Receiving:
         match frame:
             case wire.Deliver():
                 await self._deliver(frame)
-            case wire.IsTyping() | wire.Presence() | wire.Gap():
+            case wire.IsTyping() | wire.IsTypingIn() | wire.Presence() | wire.Membership() | wire.Gap():
                 await self._put(frame)
             case wire.CaughtUp():
                 if await self._put(frame):
@@ -89,11 +89,11 @@ class Receiving:
         if await self._has_room():
             self._inbox.deliver(frame)
 
-    def _answer(self, frame: wire.Sent | wire.Refused | wire.History | wire.Chats) -> None:
+    def _answer(self, frame: Answer) -> None:
         if frame.number is None:
             _log.warning("the messaging server refused something: %s", frame.message)
             return
-        if isinstance(frame, wire.Sent) and not self._skipping.is_set():
+        if isinstance(frame, wire.Sent) and not self._skipping.is_set() and not self._calls.is_post(frame.number):
             self._inbox.note_sent(frame.id)
         self._calls.answered(frame.number, frame)
 

@@ -41,6 +41,15 @@ class MessagingConfig:
     spread: float = 4_000.0
     """Clients per second that are sent to another server when partitions move."""
 
+    away_seconds: float = 30.0
+    """How long a client that has disconnected counts as online in channels, in case that it comes back."""
+    presence_records: int = 10_000
+    """After so many records, `presence` gets the current state once more, and what lies before it is trimmed."""
+    recent_changes: int = 50_000
+    """Joins and leaves that are kept in memory for users who connect before the history has them."""
+    history_seconds: float = 10.0
+    """How long a client that connects waits for a history that is further behind than that."""
+
     def __post_init__(self) -> None:
         if self.mirror not in ("log", "local"):
             raise InvalidValue("mirror", self.mirror, "'log' or 'local'")

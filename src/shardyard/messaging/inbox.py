@@ -3,6 +3,8 @@
 import asyncio
 import contextlib
 import logging
+from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from shardyard.log import Log
@@ -12,7 +14,7 @@ from shardyard.model import (
     Fence,
     Moved,
     Partition,
-    RetryLater,
+    Record,
     ShardyardError,
     Stamp,
     Topic,
@@ -48,6 +50,11 @@ class Inbox:
         self._topic: Topic | None = None
         self._place: Callable[[bytes], int] = lambda _: 0
         self._places: dict[str, Partition] = {}
+        self._predecessors: tuple[Topic, ...] = ()
+        """The topics that this one continues, as long as they exist."""
+        self._new_from: dict[tuple[str, str], int] = {}
+        """By producer and user, a sequence that no predecessor has: nor has it a later one, because what a client sends
+        to a user is stored in order."""
         self._version = -1
         self._lookup = asyncio.Lock()
 
@@ -70,6 +77,9 @@ class Inbox:
             if version == self._version:
                 return
             topic = await current_topic(self._log, TOPIC if self._topic is None else self._topic.name)
+            predecessors = _predecessors(topic, await self._log.topics())
+            if predecessors != self._predecessors:
+                self._predecessors, self._new_from = predecessors, {}
             before, self._topic, self._version = self._topic, topic, version
             if before is not None and _placement(before) == _placement(topic):
                 return
@@ -86,34 +96,48 @@ class Inbox:
             place = self._places[user] = Partition(self.topic.name, self._place(user.encode()))
         return place
 
+    def may_be_in_predecessor(self, entry: InboxEntry, stamp: Stamp) -> bool:
+        """Whether an entry may have been stored under its stamp before the topic moved. A copy is made again only under
+        another stamp."""
+        if not self._predecessors or entry.copy:
+            return False
+        new_from = self._new_from.get((stamp.producer, entry.recipient))
+        return new_from is None or stamp.sequence < new_from
+
     async def append(self, entry: InboxEntry, *, stamp: Stamp, fence: Fence, deadline: float) -> Appended:
         """Append an entry for the user that it is addressed to, once for each stamp. `fence`: of the partition by whose
         ownership the caller sends. Retries up to a moment of the monotonic clock."""
         user = entry.sender if entry.copy else entry.recipient
-        id_ = f"{entry.id}-copy" if entry.copy else str(entry.id)
-        record = quick_record(id_, user.encode(), encode_entry(entry), (), entry.at)
+        append = partial(
+            append_with_retry,
+            self._log,
+            records=(record_of(entry),),
+            clock=self._clock,
+            deadline=deadline,
+            stamp=stamp,
+            fence=fence,
+        )
         while True:
-            topic = self.topic
+            topic, place, is_new = self.topic, self.partition_of(user), not self.may_be_in_predecessor(entry, stamp)
             try:
-                with contextlib.suppress(RetryLater):  # the usual way, without the cost of retrying
-                    return await self._log.append(
-                        self.partition_of(user), (record,), stamp=stamp, fence=fence, generation=topic.generation
-                    )
-                return await append_with_retry(
-                    self._log,
-                    self.partition_of(user),
-                    (record,),
-                    clock=self._clock,
-                    deadline=deadline,
-                    stamp=stamp,
-                    fence=fence,
-                    generation=topic.generation,
-                )
+                for old in () if is_new else self._predecessors:
+                    # A topic that has moved knows what it has stored, and refuses everything else.
+                    with contextlib.suppress(UnknownTopic, *PLACE_AGAIN):
+                        return await append(partition=_place(old, user), generation=old.generation)
+                appended = await append(partition=place, generation=topic.generation)
+                if not is_new and topic is self._topic:
+                    self._note_new(stamp, user)
+                return appended
             except PLACE_AGAIN as error:
                 if self._clock.monotonic() >= deadline:
                     raise
                 if topic is self._topic:
                     await self._follow(topic, error)
+
+    def _note_new(self, stamp: Stamp, user: str) -> None:
+        if len(self._new_from) >= MAX_CACHED:
+            self._new_from.clear()
+        self._new_from[stamp.producer, user] = stamp.sequence
 
     async def _follow(self, topic: Topic, error: ShardyardError) -> None:
         """An append was refused because the topic has changed since it was looked up."""
@@ -121,6 +145,26 @@ class Inbox:
         await self.refresh()
         if self._topic is topic or (isinstance(error, Moved) and self.topic.name == topic.name):
             await self._clock.sleep(0.05)  # the change is not visible here yet
+
+
+def record_of(entry: InboxEntry) -> Record:
+    """An entry as a record for the user that it is addressed to."""
+    user = entry.sender if entry.copy else entry.recipient
+    id_ = f"{entry.id}-copy" if entry.copy else str(entry.id)
+    return quick_record(id_, user.encode(), encode_entry(entry), (), entry.at)
+
+
+def _place(topic: Topic, user: str) -> Partition:
+    place = partitioner_named(topic.partitioner, topic.receiving, topic.hash).place
+    return Partition(topic.name, place(user.encode()))
+
+
+def _predecessors(topic: Topic, topics: Sequence[Topic]) -> tuple[Topic, ...]:
+    """The topics that have moved to this one, directly or through others, the latest first."""
+    found = [topic]
+    for successor in found:
+        found += [other for other in topics if other.successor == successor.name]
+    return tuple(found[1:])
 
 
 def _placement(topic: Topic) -> tuple[object, ...]:

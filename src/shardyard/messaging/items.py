@@ -5,16 +5,32 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
+from shardyard.wire.channels import ChannelEvent
 from shardyard.wire.inbox import InboxEntry, Mark
-from shardyard.wire.messaging import Format, Marked, Message, encode
+from shardyard.wire.messaging import Format, Marked, Message, Posted, encode
+
+
+class Post(msgspec.Struct, frozen=True):
+    """A post to a channel."""
+
+    channel: str
+    event: ChannelEvent
+
+    @property
+    def id(self) -> int:
+        return self.event.id
+
+    @property
+    def at(self) -> int:
+        return self.event.at
 
 
 class Item:
-    """An entry for a user's clients."""
+    """An entry for a user's clients, or a post for those of a channel's members."""
 
     __slots__ = ("_json", "_msgpack", "entry", "offset", "size")
 
-    def __init__(self, entry: InboxEntry, offset: int | None, size: int) -> None:
+    def __init__(self, entry: InboxEntry | Post, offset: int | None, size: int) -> None:
         self.entry = entry
         self.offset = offset
         """In the user's partition; None if it did not come from there."""
@@ -22,6 +38,18 @@ class Item:
         """About its bytes."""
         self._json: msgspec.Raw | None = None
         self._msgpack: msgspec.Raw | None = None
+
+    @property
+    def is_away(self) -> bool:
+        """Whether it only says that the user was offline from here on."""
+        return isinstance(self.entry, InboxEntry) and self.entry.away
+
+    def is_from(self, user: str, device: str) -> bool:
+        """Whether that client of the user has sent it, and so does not get it."""
+        entry = self.entry
+        if isinstance(entry, Post):
+            return entry.event.device == device and entry.event.sender == user
+        return entry.copy and entry.device == device
 
     def encoded(self, format_: Format) -> msgspec.Raw:
         """As a part of a `Deliver` frame."""
@@ -34,8 +62,11 @@ class Item:
         return self._msgpack
 
 
-def frame_of(entry: InboxEntry, offset: int | None) -> Message | Marked:
+def frame_of(entry: InboxEntry | Post, offset: int | None) -> Message | Marked | Posted:
     """An entry as clients get it."""
+    if isinstance(entry, Post):
+        event = entry.event
+        return Posted(str(event.id), entry.channel, event.sender, event.text, event.at, offset)
     content = entry.content
     if isinstance(content, Mark):
         return Marked(
@@ -53,7 +84,8 @@ class Deliver(msgspec.Struct, frozen=True, tag="deliver"):
 
 
 class Tail:
-    """The newest items of a partition, by user, so that clients that reconnect get what they missed from memory."""
+    """The newest items of a partition by the key of their record, which is a user, or `POST_KEY` and a channel. So
+    clients that reconnect get what they missed from memory."""
 
     def __init__(self, first: int, *, most: int, most_bytes: int) -> None:
         """`first`: the offset from which on it has all items. `most`, `most_bytes`: that it keeps."""
@@ -64,26 +96,26 @@ class Tail:
         self._most_bytes = most_bytes
         self._bytes = 0
         self._items: deque[tuple[str, Item]] = deque()
-        self._by_user: dict[str, deque[Item]] = {}
+        self._by_key: dict[str, deque[Item]] = {}
 
-    def add(self, user: str, item: Item, offset: int) -> None:
-        self._items.append((user, item))
-        self._by_user.setdefault(user, deque()).append(item)
+    def add(self, key: str, item: Item, offset: int) -> None:
+        self._items.append((key, item))
+        self._by_key.setdefault(key, deque()).append(item)
         self._bytes += item.size
         self.end = offset + 1
         while len(self._items) > self._most or self._bytes > self._most_bytes:
             self._drop_oldest()
 
     def _drop_oldest(self) -> None:
-        user, item = self._items.popleft()
-        mine = self._by_user[user]
+        key, item = self._items.popleft()
+        mine = self._by_key[key]
         mine.popleft()
         if not mine:
-            del self._by_user[user]
+            del self._by_key[key]
         self._bytes -= item.size
         if item.offset is not None:
             self.first = item.offset + 1
 
-    def items(self, user: str, offset: int) -> Iterator[Item]:
-        """The user's items from an offset on, which is not below `first`."""
-        return (item for item in self._by_user.get(user, ()) if item.offset is not None and item.offset >= offset)
+    def items(self, key: str, offset: int) -> Iterator[Item]:
+        """The items of a key from an offset on, which is not below `first`."""
+        return (item for item in self._by_key.get(key, ()) if item.offset is not None and item.offset >= offset)

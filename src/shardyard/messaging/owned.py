@@ -2,23 +2,25 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Awaitable, Callable, Collection, Iterator
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from shardyard.groups.fence import ownership_fence
 from shardyard.groups.protocol import Grant
 from shardyard.log import Log
 from shardyard.messaging.config import MessagingConfig
-from shardyard.messaging.items import Item, Tail
+from shardyard.messaging.items import Item, Post, Tail
 from shardyard.model import Fence, Malformed, Partition
 from shardyard.model.batch import Batch
 from shardyard.runtime.clock import Clock, wait_until_set
 from shardyard.runtime.metrics import MALFORMED_INBOX_RECORDS
 from shardyard.runtime.retry import Backoff, first_only, retry
-from shardyard.wire.inbox import GROUP, InboxEntry, decode_entry
+from shardyard.wire.channels import decode_event
+from shardyard.wire.inbox import GROUP, POST_KEY, InboxEntry, decode_entry
 from shardyard.wire.messaging import Position
 
 if TYPE_CHECKING:
+    from shardyard.messaging.channels.channels import PartitionChannels
     from shardyard.messaging.session import Session
 
 _log = logging.getLogger(__name__)
@@ -31,10 +33,25 @@ READ_BYTES = 1024 * 1024
 LOOK_SECONDS = 0.25
 """How long a partition is not read while this server keeps appending to it."""
 LINGER_SECONDS = 0.005
-"""How long it is not read after an append of this server."""
+"""How long it is not read after an append of this server, if other servers append to it, too."""
+LONGEST_LINGER_SECONDS = 0.02
+"""The same as long as nobody else does: then looking for records of others only takes time."""
 ENTRY_BYTES = 300
 """What an entry takes in memory beside its text, about."""
 READ_BACKOFF = Backoff(first=0.02, longest=0.5)
+
+
+class ChannelHooks(Protocol):
+    """What channels have to do with a partition."""
+
+    async def begin(self, owned: "OwnedPartition", /) -> None:
+        """Called before the first client is attached."""
+
+    async def ready_for(self, batch: Batch, /) -> None:
+        """Called before a batch is delivered."""
+
+    def end(self, owned: "OwnedPartition", /) -> None:
+        """Called when the partition is not served any more."""
 
 
 class OwnedPartition:
@@ -48,6 +65,7 @@ class OwnedPartition:
         clock: Clock,
         config: MessagingConfig,
         is_in_touch: Callable[[], bool],
+        hooks: ChannelHooks | None = None,
     ) -> None:
         """`is_in_touch`: whether the server still knows that nobody else owns its partitions."""
         self.partition = partition
@@ -63,6 +81,9 @@ class OwnedPartition:
         """The history has everything before this offset."""
         self.ended = False
         """It is not served any more."""
+        self.channels: PartitionChannels | None = None
+        """None as long as there are no channels."""
+        self._hooks = hooks
         self._ended_at = 0.0
         self._log = log
         self._clock = clock
@@ -73,6 +94,7 @@ class OwnedPartition:
         """Appends of this server to the partition that are in flight."""
         self._has_appended = False
         """Since it was last looked at."""
+        self._linger = LINGER_SECONDS
         self._is_behind = False
         """There are records that it has not delivered."""
         self._waiting: asyncio.Task[Batch] | None = None
@@ -100,6 +122,10 @@ class OwnedPartition:
 
     def sessions(self) -> "Iterator[Session]":
         return (session for sessions in list(self._sessions.values()) for session in list(sessions))
+
+    def channels_of(self, user: str) -> Collection[str]:
+        """The channels that a user has joined who is online."""
+        return () if self.channels is None else self.channels.members.channels_of(user)
 
     @property
     def users(self) -> int:
@@ -154,6 +180,8 @@ class OwnedPartition:
         while offset < span.end:
             offset = self._deliver(await self._read(offset, 0.0))
         self.tail.end = max(self.tail.end, offset)
+        if (hooks := self._hooks) is not None:
+            await self._retry(lambda: hooks.begin(self))
         if not self.ready.done():
             self.ready.set_result(True)
         read_at = self._clock.monotonic()
@@ -162,13 +190,17 @@ class OwnedPartition:
             is_due = self._is_behind or self._clock.monotonic() - read_at > LOOK_SECONDS
             if self._has_appended and not is_due:  # probably it appends again soon: then nothing needs to be read
                 self._has_appended = False
-                await self._clock.sleep(LINGER_SECONDS)
+                await self._clock.sleep(self._linger)
                 continue
             self._is_behind = False
             batch = await self._read_unless_appending()
             read_at = self._clock.monotonic()
             if batch is None or batch.end <= self.tail.end:  # it was delivered when it was appended
+                self._linger = min(2 * self._linger, LONGEST_LINGER_SECONDS)
                 continue
+            self._linger = LINGER_SECONDS
+            if self._hooks is not None:
+                await self._hooks.ready_for(batch)
             while not self._is_in_touch():  # another server may serve these users by now
                 await self._clock.sleep(0.05)
             self.tail.end = max(self.tail.end, self._deliver(batch))
@@ -191,6 +223,8 @@ class OwnedPartition:
         """Serve it no more."""
         self.ended = True
         self._ended_at = self._clock.monotonic()
+        if self._hooks is not None:
+            self._hooks.end(self)
         if not self.ready.done():
             self.ready.set_result(False)
 
@@ -220,21 +254,34 @@ class OwnedPartition:
         for record, offset in zip(batch.records(), batch.offsets(), strict=True):
             if offset < self.tail.end:  # it was delivered when it was appended
                 continue
+            key = record.key or b""
+            size = len(record.value) + ENTRY_BYTES
             try:
-                entry = decode_entry(record.value)
-                user = (record.key or b"").decode()
+                if key.startswith(POST_KEY):
+                    post = Post(key[len(POST_KEY) :].decode(), decode_event(record.value))
+                    self._deliver_post(key.decode(), post, offset, size)
+                else:
+                    self._deliver_entry(key.decode(), decode_entry(record.value), offset, size)
             except (Malformed, UnicodeDecodeError) as error:
                 MALFORMED_INBOX_RECORDS.add()
                 _log.warning("offset %d of %s is no inbox record: %s", offset, self.partition, error)
-                continue
-            self._deliver_entry(user, entry, offset, len(record.value) + ENTRY_BYTES)
         return batch.end
 
     def _deliver_entry(self, user: str, entry: InboxEntry, offset: int, size: int) -> None:
         item = Item(entry, offset, size)
         self.tail.add(user, item, offset)
         sessions = self._sessions.get(user)
-        if sessions is not None:
+        if sessions is not None and not entry.away:
             for session in list(sessions):
                 if not (entry.copy and session.device == entry.device):
                     session.deliver(item)
+
+    def _deliver_post(self, key: str, post: Post, offset: int, size: int) -> None:
+        """Deliver a post to the clients of the channel's members, except the one that sent it."""
+        item = Item(post, offset, size)
+        self.tail.add(key, item, offset)
+        if self.channels is not None:
+            for user in self.channels.members.users_of(post.channel):
+                for session in list(self._sessions.get(user, ())):
+                    if not item.is_from(user, session.device):
+                        session.deliver(item)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from shardyard.groups import Directory, JoinRequest, Membership, MembershipListener, Node
 from shardyard.groups.protocol import Grant
 from shardyard.messaging.config import MessagingConfig
-from shardyard.messaging.owned import OwnedPartition
+from shardyard.messaging.owned import ChannelHooks, OwnedPartition
 from shardyard.model import Fenced, Partition, PartitionOutOfRange, ShardyardError, UnknownTopic, WrongEpoch
 from shardyard.runtime.metrics import CLIENTS_MOVED
 from shardyard.wire.close_codes import CloseCode
@@ -36,8 +36,10 @@ class Ownership(MembershipListener):
         address: str,
         partitions: Sequence[int] | None,
         metadata: Mapping[str, str],
+        hooks: ChannelHooks | None = None,
     ) -> None:
         """`partitions`: own these, and no others. `metadata`: for the other servers."""
+        self._hooks = hooks
         self._node = node
         self._clock = node.clock
         self._directory = directory
@@ -89,7 +91,9 @@ class Ownership(MembershipListener):
     # Events of the membership
 
     def assigned(self, partition: Partition, grant: Grant) -> None:
-        owned = OwnedPartition(partition, grant, self._node.log, self._clock, self._config, self.is_in_touch)
+        owned = OwnedPartition(
+            partition, grant, self._node.log, self._clock, self._config, self.is_in_touch, self._hooks
+        )
         self._owned[partition] = owned
         self._serving[owned] = asyncio.create_task(self._serve(owned), name=f"serving {partition}")
 

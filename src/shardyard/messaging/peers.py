@@ -13,6 +13,7 @@ import msgspec
 
 from shardyard.messaging.tokens import Tokens
 from shardyard.wire import messaging as wire
+from shardyard.wire.peers import PEER_PATH, ChannelTyping, PeerAnswer, PeerCall, TypingNotice
 
 _log = logging.getLogger(__name__)
 
@@ -23,30 +24,13 @@ MOST_WAITING = 1_000
 """Typing notices to one server; more are dropped."""
 
 
-class TypingNotice(msgspec.Struct, frozen=True, array_like=True):
-    sender: str
-    recipient: str
-
-
-class PeerCall(msgspec.Struct, frozen=True):
-    """What one server tells and asks another."""
-
-    typing: list[TypingNotice] = []
-    presence: list[str] = []
-    """Users whose presence it asks for."""
-
-
-class PeerAnswer(msgspec.Struct, frozen=True):
-    presence: list[wire.Presence] = []
-
-
 class Peers:
     """The other servers. Nothing here is stored or retried: what does not arrive is lost."""
 
     def __init__(self, name: str, tokens: Tokens) -> None:
         self._name = name
         self._tokens = tokens
-        self._typing: dict[str, list[TypingNotice]] = {}
+        self._typing: dict[str, list[TypingNotice | ChannelTyping]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._http: aiohttp.ClientSession | None = None
 
@@ -65,13 +49,20 @@ class Peers:
 
     def typing(self, address: str, sender: str, recipient: str) -> None:
         """Tell a server that a user is typing to one of its users."""
+        self._notify(address, TypingNotice(sender, recipient))
+
+    def channel_typing(self, address: str, notice: ChannelTyping) -> None:
+        """Tell a server that a user is typing to a channel that some of its users are members of."""
+        self._notify(address, notice)
+
+    def _notify(self, address: str, notice: TypingNotice | ChannelTyping) -> None:
         waiting = self._typing.setdefault(address, [])
         if not waiting:
             task = asyncio.create_task(self._send_typing(address), name="typing notices")
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
         if len(waiting) < MOST_WAITING:
-            waiting.append(TypingNotice(sender, recipient))
+            waiting.append(notice)
 
     async def presence(self, address: str, users: Sequence[str]) -> list[wire.Presence]:
         """Ask a server for the presence of its users."""
@@ -81,14 +72,20 @@ class Peers:
         await asyncio.sleep(FLUSH_SECONDS)
         notices = self._typing.pop(address)
         with contextlib.suppress(ConnectionError):
-            await self._call(address, PeerCall(typing=notices))
+            await self._call(
+                address,
+                PeerCall(
+                    typing=[notice for notice in notices if isinstance(notice, TypingNotice)],
+                    channel_typing=[notice for notice in notices if isinstance(notice, ChannelTyping)],
+                ),
+            )
 
     async def _call(self, address: str, call: PeerCall) -> PeerAnswer:
         """`ConnectionError` if the server does not answer."""
         if self._http is None:
             raise ConnectionError("not open")
         parts = urlsplit(address)
-        url = f"{'https' if parts.scheme == 'wss' else 'http'}://{parts.netloc}/v1/peer"
+        url = f"{'https' if parts.scheme == 'wss' else 'http'}://{parts.netloc}{PEER_PATH}"
         headers = {"Authorization": f"Bearer {self._tokens.issue_for_peer(self._name)}"}
         try:
             async with self._http.post(url, data=msgspec.json.encode(call), headers=headers) as response:

@@ -1,6 +1,7 @@
 """What a client missed while it was not connected: from memory, from the log, or from the history."""
 
 import asyncio
+import heapq
 import logging
 from collections import deque
 from collections.abc import Iterable
@@ -8,17 +9,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 from weakref import WeakKeyDictionary
 
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from shardyard.groups import Node
 from shardyard.log.router import current_topic
 from shardyard.messaging.history.port import History
-from shardyard.messaging.items import Item
+from shardyard.messaging.items import Item, Post
 from shardyard.messaging.owned import OwnedPartition
 from shardyard.messaging.session import MOST_MISSED
 from shardyard.messaging.snowflakes import ms_of
 from shardyard.model import Malformed, OffsetTrimmed, Partition, RetryLater
-from shardyard.wire.inbox import TOPIC, InboxEntry, decode_entry
+from shardyard.wire.channels import decode_event
+from shardyard.wire.inbox import POST_KEY, TOPIC, InboxEntry, decode_entry
 from shardyard.wire.messaging import CLOCKS_MS, Hello, number_of
 
 if TYPE_CHECKING:
@@ -42,6 +45,8 @@ LOOK_SECONDS = 0.05
 
 MOST_MISSED_BYTES = 16 * 1024 * 1024
 TOO_MANY = f"more than {MOST_MISSED} entries, or {MOST_MISSED_BYTES // 2**20} MiB of them, were missed"
+
+AWAY = "posts to channels may have been missed: load the posts of the channels"
 
 How = Literal["new", "position", "id", "lost"]
 
@@ -76,17 +81,18 @@ class Resuming:
             return Missed("new", self._not_in_history(owned, user, device), gap)
         if not _is_valid(owned, hello) or not owned.tail.first <= position.offset <= owned.tail.end:
             return None
-        return Missed("position", _for_device(owned.tail.items(user, position.offset), device))
+        return _limited("position", owned, _in_memory(owned, user, position.offset), user, device)
 
     def _not_in_history(self, owned: OwnedPartition, user: str, device: str) -> list[Item]:
         """What a new client would not find in the history yet: what is not stored there for sure, and what is younger
-        than some seconds, because a message and its copy are in different partitions."""
+        than some seconds, because a message and its copy are in different partitions. No posts: a page of a channel has
+        everything."""
         if self._history is None:
             return []
         young = int(self._node.clock.now() * 1000) - YOUNG_MS
         items = owned.tail.items(user, owned.tail.first)
         since = (i for i in items if (i.offset or 0) >= owned.history_end or i.entry.at >= young)
-        return _for_device(since, device)
+        return _for_device(since, user, device)
 
     async def find(self, owned: OwnedPartition, user: str, device: str, hello: Hello) -> Missed:
         """What the client missed up to the end of memory at the time of the call. The caller holds back what comes
@@ -96,7 +102,9 @@ class Resuming:
             if _is_valid(owned, hello) and hello.position is not None and hello.position.offset <= end:
                 return await self._by_position(owned, user, device, hello.position.offset, end)
             if hello.last is not None:
-                return await self._by_id(owned, user, device, number_of(hello.last), end)
+                missed = await self._by_id(owned, user, device, number_of(hello.last), end)
+                gap = AWAY if owned.channels_of(user) else None  # where it is now, posts may have come for others
+                return Missed(missed.how, missed.items, missed.gap or gap)
         return Missed("lost", self._not_in_history(owned, user, device), "the position is not known any more")
 
     async def _by_position(self, owned: OwnedPartition, user: str, device: str, offset: int, end: int) -> Missed:
@@ -109,21 +117,22 @@ class Resuming:
                 gap = "the log does not have all of it any more, and the history neither"
             else:
                 items += older
-        newer, is_cut = await self._scan(owned.partition, owned.log_epoch, max(offset, first), end, user)
+                gap = AWAY if owned.channels_of(user) else None  # the history has posts by channel only
+        newer, is_cut = await self._scan(owned, max(offset, first), end, user)
         if is_cut:
-            return Missed("lost", _for_device(newer, device), TOO_MANY)
-        return _limited("position", _for_device([*items, *newer], device), gap)
+            return Missed("lost", _for_device(newer, user, device), TOO_MANY)
+        return _limited("position", owned, [*items, *newer], user, device, gap)
 
     async def _by_id(self, owned: OwnedPartition, user: str, device: str, last: int, end: int) -> Missed:
         """The partition is another one, or was created anew: continue after the entry that the client got last."""
         start = await self._log.offset_at(owned.partition, ms_of(last) - CLOCKS_MS)
-        items, is_cut = await self._scan(owned.partition, owned.log_epoch, start, end, user)
+        items, is_cut = await self._scan(owned, start, end, user)
         if is_cut:
-            return Missed("lost", _for_device(items, device), TOO_MANY)
+            return Missed("lost", _for_device(items, user, device), TOO_MANY)
         at = next((i for i, item in enumerate(items) if item.entry.id == last), None)
         if at is not None:
-            return _limited("id", _for_device(items[at + 1 :], device), None)
-        return _limited("lost", _for_device(items, device), "the last entry is not in the log any more")
+            return _limited("id", owned, items[at + 1 :], user, device)
+        return _limited("lost", owned, items, user, device, "the last entry is not in the log any more")
 
     async def _from_history(self, owned: OwnedPartition, user: str, first: int, end: int) -> list[Item] | None:
         """None if the history may not have all of it."""
@@ -137,12 +146,13 @@ class Resuming:
         found = await history.addressed_to(user, owned.log_epoch, first, end, MOST_MISSED + 1)
         return [Item(each.entry, each.offset, 0) for each in found]
 
-    async def _scan(self, partition: Partition, epoch: int, start: int, end: int, user: str) -> tuple[list[Item], bool]:
-        """The user's entries with offsets from `start` up to `end`; if they are too many, the newest of them, and
-        True."""
+    async def _scan(self, owned: OwnedPartition, start: int, end: int, user: str) -> tuple[list[Item], bool]:
+        """The user's entries, and the posts of the user's channels, with offsets from `start` up to `end`; if they are
+        too many, the newest of them, and True."""
         items: deque[Item] = deque()
         size, is_cut = 0, False
-        key = user.encode()
+        partition, epoch = owned.partition, owned.log_epoch
+        keys = pa.array([key.encode() for key in _keys(owned, user)], pa.binary())
         while start < end:
             try:
                 batch = await self._log.read(partition, start, epoch=epoch, max_records=SCAN_RECORDS)
@@ -151,11 +161,11 @@ class Resuming:
             if not len(batch):
                 break
             offsets = batch.offsets()
-            for index in pc.indices_nonzero(pc.equal(batch.data.column("key"), key)).to_pylist():
+            for index in pc.indices_nonzero(pc.is_in(batch.data.column("key"), keys)).to_pylist():
                 if offsets[index] >= end:
                     break
-                value = batch.data.column("value")[index].as_py()
-                if (entry := _decoded(value, partition)) is not None:
+                key, value = (batch.data.column(name)[index].as_py() for name in ("key", "value"))
+                if (entry := _decoded(key, value, partition)) is not None:
                     items.append(Item(entry, int(offsets[index]), len(value)))
                     size += len(value)
                     while len(items) > MOST_MISSED or size > MOST_MISSED_BYTES:
@@ -220,19 +230,39 @@ def _is_valid(owned: OwnedPartition, hello: Hello) -> bool:
     return position is not None and (position.partition, position.epoch) == (owned.partition.index, owned.log_epoch)
 
 
-def _for_device(items: Iterable[Item], device: str) -> list[Item]:
+def _keys(owned: OwnedPartition, user: str) -> list[str]:
+    """Of the records that the user's clients get."""
+    return [user, *(POST_KEY.decode() + channel for channel in owned.channels_of(user))]
+
+
+def _in_memory(owned: OwnedPartition, user: str, offset: int) -> Iterable[Item]:
+    """What memory has for the user's clients from an offset on."""
+    parts = [owned.tail.items(key, offset) for key in _keys(owned, user)]
+    return parts[0] if len(parts) == 1 else heapq.merge(*parts, key=lambda item: item.offset or 0)
+
+
+def _for_device(items: Iterable[Item], user: str, device: str) -> list[Item]:
     """Without what the client sent itself."""
-    return [item for item in items if not (item.entry.copy and item.entry.device == device)]
+    return [item for item in items if not item.is_from(user, device) and not item.is_away]
 
 
-def _limited(how: How, items: list[Item], gap: str | None) -> Missed:
-    if len(items) > MOST_MISSED:
-        return Missed("lost", items[-MOST_MISSED:], TOO_MANY)
-    return Missed(how, items, gap)
+def _limited(
+    how: How, owned: OwnedPartition, items: Iterable[Item], user: str, device: str, gap: str | None = None
+) -> Missed:
+    """What the client gets of this, and a gap if posts were not stored for its user meanwhile."""
+    missed = list(items)
+    if gap is None and owned.channels_of(user) and any(item.is_away for item in missed):
+        gap = AWAY
+    wanted = _for_device(missed, user, device)
+    if len(wanted) > MOST_MISSED:
+        return Missed("lost", wanted[-MOST_MISSED:], TOO_MANY)
+    return Missed(how, wanted, gap)
 
 
-def _decoded(value: bytes, partition: Partition) -> InboxEntry | None:
+def _decoded(key: bytes, value: bytes, partition: Partition) -> InboxEntry | Post | None:
     try:
+        if key.startswith(POST_KEY):
+            return Post(key[len(POST_KEY) :].decode(), decode_event(value))
         return decode_entry(value)
     except Malformed:
         _log.debug("%s has a record that is no inbox record", partition)

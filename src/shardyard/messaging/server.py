@@ -2,52 +2,50 @@
 
 import asyncio
 import contextlib
-import heapq
 import itertools
 import logging
 import random
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Coroutine, Sequence
 from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Any, Self
 
 from shardyard.groups import Directory, Node
+from shardyard.messaging.admission import Admission
+from shardyard.messaging.channels.calls import ChannelCalls
+from shardyard.messaging.channels.channels import Channels
+from shardyard.messaging.client_sends import MOVE_SECONDS
 from shardyard.messaging.config import DEFAULT_CONFIG, MessagingConfig
+from shardyard.messaging.history.channel_materialiser import ChannelMaterialiser
 from shardyard.messaging.history.materialiser import Materialiser
 from shardyard.messaging.history.port import History
 from shardyard.messaging.inbox import DEFAULT_PARTITIONS, LOOK_SECONDS, Inbox
-from shardyard.messaging.items import Item
 from shardyard.messaging.mirror import run_mirror
 from shardyard.messaging.owned import OwnedPartition
 from shardyard.messaging.ownership import OWNER_SECONDS, Ownership
-from shardyard.messaging.pacing import Pacer
-from shardyard.messaging.peers import PeerAnswer, PeerCall, Peers
+from shardyard.messaging.peers import Peers
 from shardyard.messaging.presence import LOOK_SECONDS as PRESENCE_SECONDS
 from shardyard.messaging.presence import PresenceBoard
 from shardyard.messaging.recent import RecentlySent
-from shardyard.messaging.resume import HISTORY_GROUP, YOUNG_MS, Missed, Resuming
-from shardyard.messaging.session import MOVE_SECONDS, Connection, Outgoing, Session, State
-from shardyard.messaging.snowflakes import LeasedSnowflakes, id_at, ms_of
+from shardyard.messaging.resume import HISTORY_GROUP, Resuming
+from shardyard.messaging.sending import Sending
+from shardyard.messaging.session import Connection, Question, Session, State
+from shardyard.messaging.snowflakes import LeasedSnowflakes
 from shardyard.messaging.tokens import LEEWAY_SECONDS, Tokens
 from shardyard.model import (
-    Appended,
-    Fence,
     Fenced,
     InvalidCall,
-    Malformed,
-    OffsetTrimmed,
     Partition,
     RetryLater,
     ShardyardError,
-    Stamp,
     Unsupported,
 )
 from shardyard.runtime.background import keep_running
-from shardyard.runtime.metrics import CLIENTS, CLIENTS_CUT, CLIENTS_MOVED, RESUMES
+from shardyard.runtime.metrics import CLIENTS, CLIENTS_CUT, CLIENTS_MOVED
 from shardyard.wire import messaging as wire
 from shardyard.wire.close_codes import CloseCode
-from shardyard.wire.inbox import GROUP, TOPIC, InboxEntry, decode_entry
-from shardyard.wire.messaging import CLOCKS_MS
+from shardyard.wire.inbox import GROUP
+from shardyard.wire.peers import PeerAnswer, PeerCall
 
 _log = logging.getLogger(__name__)
 
@@ -95,12 +93,18 @@ class MessagingServer:
         self._stores_history = stores_history
         self._topic_partitions = topic_partitions
         self._ids = LeasedSnowflakes(node.transactions, node.name, node.clock)
-        self._resuming = Resuming(node, history)
         self._recent = RecentlySent()
-        self._pacer = Pacer(config.pace_seconds)
+        self.sending = Sending(
+            node.log, self.inbox, self._ids, self._recent, node.clock, config, self.owned_of, self.start
+        )
         self._alike = {"mirror": config.mirror, "sign_in": sign_in}
         """What all servers of the group have to have alike."""
-        self._ownership = Ownership(node, self.directory, config, address, partitions, self._alike)
+        of_channels = None if history is None else history.channels
+        self.channels = Channels(node, self, self.inbox, self._ids, of_channels, config, tokens)
+        self.channel_calls = ChannelCalls(self.channels, node, self._ids, of_channels, config)
+        self._resuming = Resuming(node, history)
+        self._admission = Admission(self, node, self._resuming, self._recent)
+        self._ownership = Ownership(node, self.directory, config, address, partitions, self._alike, self.channels)
         self._sessions: set[Session] = set()
         self._dirty: list[Session] = []
         self._tasks: set[asyncio.Task[None]] = set()
@@ -123,6 +127,8 @@ class MessagingServer:
         self._stack.push_async_callback(self._resuming.close)
         self._stack.push_async_callback(self._end_tasks)
         self._check_alike()
+        self._stack.push_async_callback(self.channels.close)
+        await self.channels.refresh()
         await self._ownership.join()
         for name, work in (
             ("ids", self._ids.run),
@@ -136,6 +142,8 @@ class MessagingServer:
         if self._history is not None:
             if self._stores_history:
                 self.start(keep_running("history", self._materialise, self._clock))
+                if self._history.channels is not None:
+                    self.start(keep_running("history of channels", self._materialise_channels, self._clock))
             self.start(keep_running("end of the history", self._follow_history, self._clock))
 
     async def __aexit__(
@@ -237,6 +245,7 @@ class MessagingServer:
         self.presence.forget(session)
         if session.owned is not None:
             session.owned.detach(session)
+            self.channels.left(session, session.owned)
             self.presence.changed(session.user, len(session.owned.sessions_of(session.user)))
 
     def flush_later(self, session: Session) -> None:
@@ -260,152 +269,29 @@ class MessagingServer:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    # Opening a session
-
     def admit(self, session: Session, hello: wire.Hello) -> None:
         """Attach a session whose client is known to its partition, or send it elsewhere."""
-        owned = self.owned_of(session.user)
-        if owned is None or not owned.ready.done():
-            self.start(self._admit_later(session, hello))
-            return
-        missed = self._resuming.from_memory(owned, session.user, session.device, hello)
-        if missed is None or (self.config.mirror == "local" and hello.sent is not None):
-            self.start(self._admit_slowly(session, hello, owned))
-        elif self._attach(session, owned):
-            self._welcome(session, owned, hello, self._with_young(session, missed))
-
-    async def _admit_later(self, session: Session, hello: wire.Hello) -> None:
-        """The user's partition is not served here: maybe not yet, or by another server."""
-        deadline = self.now + OWNER_SECONDS
-        while session.state is State.OPENING:
-            owned = self.owned_of(session.user)
-            if owned is not None and await owned.ready:
-                await self._admit_slowly(session, hello, owned)
-                return
-            address = self.address_of(session.user)
-            if address is not None or self.now > deadline:
-                CLIENTS_MOVED.add()
-                session.send_elsewhere(address, 0.0 if address else 1.0, CloseCode.NOT_HERE)
-                return
-            await self._clock.sleep(0.05)
-
-    async def _admit_slowly(self, session: Session, hello: wire.Hello, owned: OwnedPartition) -> None:
-        """Not all that the client missed is in memory."""
-        if session.state is not State.OPENING or not self._attach(session, owned):
-            return
-        try:
-            missed = self._resuming.from_memory(owned, session.user, session.device, hello)
-            if missed is None:
-                missed = await self._resuming.find(owned, session.user, session.device, hello)
-            if self.config.mirror == "local" and hello.sent is not None:
-                missed = await self._with_sent(session, owned, missed, wire.number_of(hello.sent))
-            else:
-                missed = self._with_young(session, missed)
-        except RetryLater as error:
-            session.close(CloseCode.UNAVAILABLE, str(error))
-            return
-        except Exception:  # noqa: BLE001 nobody awaits this
-            _log.exception("what %s missed could not be found", session.user)
-            session.close(CloseCode.UNAVAILABLE, "what was missed could not be found")
-            return
-        if session.state is State.OPENING:
-            self._welcome(session, owned, hello, missed)
-
-    def _with_young(self, session: Session, missed: Missed) -> Missed:
-        """Add what other clients of the user sent so lately that a new client may not find it in the history."""
-        if self.config.mirror == "log" or missed.how != "new":
-            return missed
-        young = id_at(int(self._clock.now() * 1000) - YOUNG_MS)
-        return _merged(missed, self._recent.items(session.user, session.device, young))
-
-    async def _with_sent(self, session: Session, owned: OwnedPartition, missed: Missed, after: int) -> Missed:
-        """Add what other clients of the user sent since an id. The clocks of servers may differ, so the client may know
-        some of it."""
-        after = id_at(ms_of(after) - CLOCKS_MS)
-        items, gap = await self._resuming.sent(owned, session.user, session.device, after)
-        recent = self._recent.items(session.user, session.device, after)
-        sent = {item.entry.id: item for item in (*items, *recent)}
-        for id_ in session.waiting_copies():
-            sent.pop(id_, None)
-        return _merged(missed, (sent[id_] for id_ in sorted(sent)), gap)
-
-    def _attach(self, session: Session, owned: OwnedPartition) -> bool:
-        """From now on the session gets what arrives for its user. False if it was closed instead."""
-        if owned.ended:  # while the session waited for it
-            session.send_elsewhere(self.address_of(session.user), 0.0, CloseCode.MOVED)
-            return False
-        others = owned.sessions_of(session.user)
-        replaced = [each for each in others if each.device == session.device]
-        if len(others) - len(replaced) >= self.config.connections_per_user:
-            most = self.config.connections_per_user
-            session.close(CloseCode.TOO_MANY_CONNECTIONS, f"a user has at most {most} clients connected")
-            return False
-        session.owned = owned
-        owned.attach(session)
-        for other in replaced:
-            other.close(CloseCode.REPLACED, "the same client has connected again")
-        self.presence.changed(session.user, len(owned.sessions_of(session.user)))
-        return True
-
-    def _welcome(self, session: Session, owned: OwnedPartition, hello: wire.Hello, missed: Missed) -> None:
-        RESUMES.series(missed.how).add()
-        position = hello.position
-        if missed.how != "position" or position is None:
-            position = owned.position(session.first_offset(missed.items, owned.tail.end))
-        sent = hello.sent
-        if sent is None and self.config.mirror == "local":
-            sent = str(id_at(int(self._clock.now() * 1000)))
-        welcome = wire.Welcome(
-            session.user, position, self.config.mirror, missed.how, sent, self._node.name, owned.epoch
-        )
-        session.open(welcome, missed.items, missed.gap)
+        self._admission.admit(session, hello)
 
     # What clients ask
 
-    async def store(self, session: Session, outgoing: Outgoing) -> wire.Sent:
-        """Store what a client sends. Returns when it is durable. `Fenced` if the client's partition has moved."""
+    async def store_in_channel(
+        self, session: Session, content: wire.Post | wire.Join | wire.Leave
+    ) -> wire.Sent | wire.Done:
+        """Store what a client does in a channel. Returns when it is durable. `Fenced` if the client's partition has
+        moved."""
         owned = session.owned
         if owned is None or owned.ended:
             raise Fenced(f"{session.user} is not served here any more")
-        await self._pacer.turn()
-        entry = InboxEntry(
-            self._ids.next(),
-            session.user,
-            outgoing.recipient,
-            session.device,
-            outgoing.number,
-            int(self._clock.now() * 1000),
-            outgoing.content,
-        )
-        producer = f"{len(session.user)}:{session.user}/{session.device}"
-        stamp, deadline = Stamp(producer, outgoing.number), self.now + self.config.store_seconds
-        appended = await self._append(entry, stamp=stamp, fence=owned.fence, deadline=deadline)
-        if appended.duplicate:
-            with contextlib.suppress(OffsetTrimmed, Malformed):  # then its id is not known any more
-                batch = await self._node.log.read(appended.partition, appended.first.offset, max_records=1)
-                entry = decode_entry(batch.records()[0].value) if len(batch) else entry
-        if self.config.mirror == "local" and self._recent.add(entry):  # also if a retry here found that it was stored
-            owned.deliver_copy(entry)
-        return wire.Sent(outgoing.number, str(entry.id), entry.at, appended.duplicate)
+        return await self.channel_calls.store(session, owned, content)
 
-    async def _append(self, entry: InboxEntry, *, stamp: Stamp, fence: Fence, deadline: float) -> Appended:
-        """Append an entry, and deliver it if its user is served here."""
-        user = entry.sender if entry.copy else entry.recipient
-        owned = self.owned_of(user)
-        if owned is None:
-            return await self.inbox.append(entry, stamp=stamp, fence=fence, deadline=deadline)
-        offset = None
-        owned.begin_append()
-        try:
-            appended = await self.inbox.append(entry, stamp=stamp, fence=fence, deadline=deadline)
-            if not appended.duplicate and appended.partition == owned.partition:
-                offset = appended.first.offset
-            return appended
-        finally:
-            owned.end_append(user, entry, offset)
-
-    async def look_up(self, user: str, frame: wire.GetHistory | wire.GetChats) -> wire.History | wire.Chats:
-        """A page of history, or the list of chats."""
+    async def look_up(self, session: Session, frame: Question) -> object:
+        """A page of history, the list of chats, or what is asked of channels."""
+        user = session.user
+        if isinstance(frame, wire.GetPosts | wire.GetChannels):
+            if session.owned is None:
+                raise RetryLater("the connection is not open yet: try again")
+            return await self.channel_calls.look_up(session.owned, user, frame)
         if self._history is None:
             raise Unsupported("history", "this server has no history")
         before = None if frame.before is None else wire.number_of(frame.before)
@@ -415,12 +301,15 @@ class MessagingServer:
         found = await self._history.chats(user, before=before, limit=frame.limit)
         return wire.Chats(frame.number, list(found.chats), found.more)
 
-    def typing(self, sender: str, recipient: str) -> None:
-        """Tell the recipient's clients, here or on another server."""
-        if self.owned_of(recipient) is not None:
-            self._notify_typing(sender, recipient)
-        elif (address := self.address_of(recipient)) is not None:
-            self.peers.typing(address, sender, recipient)
+    def typing(self, session: Session, frame: wire.Typing | wire.TypingIn) -> None:
+        """Tell the recipient's clients, here or on another server, or the other members of a channel."""
+        if isinstance(frame, wire.TypingIn):
+            if session.owned is not None:
+                self.channel_calls.typing(session, session.owned, frame.channel)
+        elif self.owned_of(frame.recipient) is not None:
+            self._notify_typing(session.user, frame.recipient)
+        elif (address := self.address_of(frame.recipient)) is not None:
+            self.peers.typing(address, session.user, frame.recipient)
 
     def _notify_typing(self, sender: str, recipient: str) -> None:
         owned = self.owned_of(recipient)
@@ -431,6 +320,8 @@ class MessagingServer:
         """What another server tells and asks."""
         for notice in call.typing:
             self._notify_typing(notice.sender, notice.recipient)
+        for typing in call.channel_typing:
+            self.channel_calls.notify_typing(typing.channel, typing.sender)
         return PeerAnswer([self.presence.local(user) for user in call.presence if self.owned_of(user) is not None])
 
     # Where users are
@@ -453,8 +344,9 @@ class MessagingServer:
             await self._clock.sleep(LOOK_SECONDS)
             try:
                 await self.inbox.refresh()
+                await self.channels.refresh()
             except ShardyardError as error:
-                _log.warning("the topic %s will be looked up again: %s", TOPIC, error)
+                _log.warning("the topics will be looked up again: %s", error)
                 continue
             if placements != self.inbox.placements:
                 placements = self.inbox.placements
@@ -506,19 +398,18 @@ class MessagingServer:
                 self.presence.heard(await self.peers.presence(address, users[first : first + USERS_PER_CALL]))
 
     async def _mirror(self) -> None:
-        await run_mirror(self._node, self.inbox, self._append, session_timeout=self.config.session_timeout)
+        await run_mirror(self._node, self.sending, session_timeout=self.config.session_timeout)
 
     async def _materialise(self) -> None:
         if self._history is not None:
             await Materialiser(self._node, self._history, session_timeout=self.config.session_timeout).run()
 
+    async def _materialise_channels(self) -> None:
+        of_channels = None if self._history is None else self._history.channels
+        if of_channels is not None:
+            await ChannelMaterialiser(self._node, of_channels).run()
+
     async def _end_tasks(self) -> None:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-
-
-def _merged(missed: Missed, copies: Iterable[Item], gap: str | None = None) -> Missed:
-    """What was missed, with copies in between, in the order of ids."""
-    in_order = heapq.merge(missed.items, copies, key=lambda item: item.entry.id)
-    return Missed(missed.how, list(in_order), missed.gap or gap)

@@ -3,19 +3,18 @@
 import asyncio
 import itertools
 import logging
-from collections import deque
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, Protocol
 
+from shardyard.messaging.client_sends import ClientSends
 from shardyard.messaging.items import Deliver, Item
+from shardyard.messaging.outgoing import Outgoing, Sendable, outgoing_of
 from shardyard.messaging.tokens import TokenExpired
-from shardyard.model import SEQUENCE_WINDOW, Fenced, Malformed, RetryLater, ShardyardError, WrongToken
-from shardyard.runtime.metrics import CLIENTS_CUT, DELIVERED_ENTRIES, MESSAGES_SENT
+from shardyard.model import Malformed, RetryLater, ShardyardError, WrongToken
+from shardyard.runtime.metrics import CLIENTS_CUT, DELIVERED_ENTRIES
 from shardyard.wire import messaging as wire
 from shardyard.wire.close_codes import CloseCode
 from shardyard.wire.errors import error_body
-from shardyard.wire.inbox import MAX_TEXT_BYTES, Mark
 
 if TYPE_CHECKING:
     from shardyard.messaging.owned import OwnedPartition
@@ -28,10 +27,11 @@ BYTES_PER_FRAME = 128 * 1024
 """After which a frame gets no more entries."""
 MOST_MISSED = 10_000
 """Entries that a client gets when it resumes. One that missed more loads the history."""
-MOVE_SECONDS = 10.0
-"""After which a client whose partition has moved is disconnected at the latest."""
 REQUESTS = 4
-"""Requests for history and chats of one client at a time."""
+"""Requests for history, chats, posts and channels of one client at a time."""
+
+
+Question = wire.GetHistory | wire.GetChats | wire.GetPosts | wire.GetChannels
 
 
 class Connection(Protocol):
@@ -54,15 +54,6 @@ class State(IntEnum):
     CLOSED = 3
 
 
-@dataclass(frozen=True, slots=True)
-class Outgoing:
-    """What a client sends to another user."""
-
-    number: int
-    recipient: str
-    content: str | Mark
-
-
 class Session:
     """The state of a connection, from its opening to its end.
 
@@ -75,16 +66,13 @@ class Session:
         "_at",
         "_connection",
         "_format",
-        "_held_back",
         "_is_dirty",
-        "_lanes",
-        "_numbers",
         "_owes_caught_up",
         "_queue",
         "_requests",
+        "_sends",
         "_server",
         "_tokens",
-        "_unanswered",
         "device",
         "expires_at",
         "is_paused",
@@ -121,19 +109,22 @@ class Session:
         self._queue: list[Item] | None = None
         self._answers: list[object] | None = None
         self._is_dirty = False
-        self._lanes: dict[str, deque[Outgoing]] | None = None
-        """What is being stored, by recipient: in order, one after the other."""
-        self._numbers: set[int] = set()
-        """Of what is being stored."""
-        self._held_back: deque[Outgoing] | None = None
-        """What is stored later: the log knows a number that was sent before only within a window."""
+        self._sends: ClientSends | None = None
+        """Most clients send seldom: it is made when it is needed."""
         self._owes_caught_up = False
         """It has not got everything yet that it had missed."""
-        self._unanswered = 0
         self._requests = 0
         self._tokens = float(server.config.burst)
         self._at = self.seen_at
         """When the rate's tokens were last counted."""
+
+    @property
+    def is_open(self) -> bool:
+        return self.state is State.OPEN
+
+    @property
+    def is_closed(self) -> bool:
+        return self.state is State.CLOSED
 
     # What comes from the client
 
@@ -161,16 +152,14 @@ class Session:
             self._hello(frame)
         elif self.state is State.NEW:
             self.close(CloseCode.NO_HELLO, "the first frame must be hello")
-        elif isinstance(frame, wire.Send):
-            if len(frame.text) > MAX_TEXT_BYTES or len(frame.text.encode()) > MAX_TEXT_BYTES:
-                text = f"the text may have at most {MAX_TEXT_BYTES} bytes of UTF-8"
-                self.answer(wire.Refused(frame.number, "too_large", text))
+        elif isinstance(frame, Sendable):
+            outgoing = outgoing_of(frame)
+            if isinstance(outgoing, wire.Refused):
+                self.answer(outgoing)
             else:
-                self._submit(Outgoing(frame.number, frame.recipient, frame.text))
-        elif isinstance(frame, wire.SetMark):
-            self._submit(Outgoing(frame.number, frame.recipient, Mark(frame.kind, wire.number_of(frame.upto))))
-        elif isinstance(frame, wire.Typing):
-            self._server.typing(self.user, frame.recipient)
+                self.sends.submit(outgoing)
+        elif isinstance(frame, wire.Typing | wire.TypingIn):
+            self._server.typing(self, frame)
         elif isinstance(frame, wire.Watch):
             self._server.presence.watch(self, frozenset(frame.users))
         elif isinstance(frame, wire.Ping):
@@ -214,6 +203,10 @@ class Session:
             self._connection.pause_reading()
             asyncio.get_running_loop().call_later(wait, self._read_again)
 
+    @property
+    def _unanswered(self) -> int:
+        return 0 if self._sends is None else self._sends.unanswered
+
     def _read_again(self) -> None:
         """Read from the client again, unless it still sends too much, or does not read itself."""
         if self.state is State.CLOSED or self.is_paused:
@@ -224,74 +217,35 @@ class Session:
 
     # Sending to others
 
-    def _submit(self, outgoing: Outgoing) -> None:
-        """Store it after everything that the client sent to the same recipient before."""
-        self._unanswered += 1
-        if self._held_back or not self._is_in_window(outgoing):
-            self._held_back = self._held_back or deque()
-            self._held_back.append(outgoing)
+    @property
+    def sends(self) -> ClientSends:
+        """What the client sends that is being stored."""
+        if self._sends is None:
+            self._sends = ClientSends(self)
+        return self._sends
+
+    def store(self, outgoing: Outgoing) -> None:
+        """Begin to store it. `sends` gets the outcome."""
+        if isinstance(outgoing.content, wire.Post | wire.Join | wire.Leave):
+            self._server.start(self._store_in_channel(outgoing, outgoing.content))
         else:
-            self._queue_up(outgoing)
+            self._server.sending.add(self, outgoing)
 
-    def _is_in_window(self, outgoing: Outgoing) -> bool:
-        return not self._numbers or outgoing.number - min(self._numbers) < SEQUENCE_WINDOW
-
-    def _answered(self, outgoing: Outgoing) -> None:
-        """It needs no more to be stored: others may be in the window now."""
-        self._unanswered -= 1
-        self._numbers.discard(outgoing.number)
-        while self._held_back and self._is_in_window(self._held_back[0]):
-            self._queue_up(self._held_back.popleft())
-
-    def _queue_up(self, outgoing: Outgoing) -> None:
-        self._numbers.add(outgoing.number)
-        if self._lanes is None:
-            self._lanes = {}
-        lane = self._lanes.get(outgoing.recipient)
-        if lane is not None:
-            lane.append(outgoing)
-            return
-        self._lanes[outgoing.recipient] = deque([outgoing])
-        if self.state is State.OPEN:  # else `open` starts it
-            self._server.start(self._store(outgoing.recipient))
-
-    async def _store(self, recipient: str) -> None:
-        lanes = self._lanes
-        if lanes is None:
-            return
-        lane = lanes[recipient]
+    async def _store_in_channel(self, outgoing: Outgoing, content: wire.Post | wire.Join | wire.Leave) -> None:
         try:
-            while lane and self.state is not State.CLOSED:
-                self.answer(await self._server.store(self, lane[0]))
-                MESSAGES_SENT.add()
-                self._answered(lane.popleft())
-        except Fenced:
-            _log.debug("%s belongs to another server now", self.user)
-            lane.clear()  # the client is told so, and sends again there
-            asyncio.get_running_loop().call_later(MOVE_SECONDS, self.close, CloseCode.MOVED, "")
-        except RetryLater as error:
-            self.close(CloseCode.UNAVAILABLE, str(error))
-        except ShardyardError as error:
-            body = error_body(error)
-            refused = lane.popleft()
-            self.answer(wire.Refused(refused.number, body.code, body.message))
-            self._answered(refused)
-            if lane:
-                self._server.start(self._store(recipient))
-                return
-        except Exception:  # noqa: BLE001 nobody awaits this
-            _log.exception("a message of %s could not be stored", self.user)
-            self.close(CloseCode.UNAVAILABLE, "the message could not be stored")
-        if not lane:
-            del lanes[recipient]
+            answer = await self._server.store_in_channel(self, content)
+        except Exception as error:  # noqa: BLE001 nobody awaits this
+            self.sends.failed(outgoing, error)
+        else:
+            self.sends.stored(outgoing, answer)
 
     @property
     def is_storing(self) -> bool:
-        return bool(self._lanes)
+        return self._sends is not None and self._sends.is_storing
 
     # Asking for history
 
-    def _request(self, frame: wire.GetHistory | wire.GetChats) -> None:
+    def _request(self, frame: Question) -> None:
         if self._requests >= REQUESTS:
             text = f"at most {REQUESTS} requests at a time"
             self.answer(wire.Refused(frame.number, "too_many_requests", text, retry=True))
@@ -299,9 +253,9 @@ class Session:
         self._requests += 1
         self._server.start(self._answer_request(frame))
 
-    async def _answer_request(self, frame: wire.GetHistory | wire.GetChats) -> None:
+    async def _answer_request(self, frame: Question) -> None:
         try:
-            self.answer(await self._server.look_up(self.user, frame))
+            self.answer(await self._server.look_up(self, frame))
         except ShardyardError as error:
             body = error_body(error)
             self.answer(wire.Refused(frame.number, body.code, body.message, retry=isinstance(error, RetryLater)))
@@ -339,7 +293,7 @@ class Session:
         self._answers.append(frame)
         self._mark_dirty()
 
-    def notify(self, frame: wire.IsTyping | wire.Presence) -> None:
+    def notify(self, frame: wire.IsTyping | wire.IsTypingIn | wire.Presence) -> None:
         """Send a frame that is only worth something now."""
         if not self.is_paused:
             self.answer(frame)
@@ -395,8 +349,8 @@ class Session:
         self.seq += len(missed)
         self._owes_caught_up = True
         self.flush()
-        for recipient in list(self._lanes or ()):
-            self._server.start(self._store(recipient))
+        if self._sends is not None:
+            self._sends.start()
 
     def pause_writing(self) -> None:
         """The client does not read as fast as it is sent to."""

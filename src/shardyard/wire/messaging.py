@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Meta, Struct, field
 
 from shardyard.model import Malformed
+from shardyard.wire.channels import Channel
 from shardyard.wire.inbox import Device, MarkKind, User
 
 F_co = TypeVar("F_co", covariant=True)
@@ -31,7 +32,7 @@ MAX_WATCHED = 200
 
 Number = Annotated[int, Meta(ge=0, le=2**53 - 1)]
 """A client's own number of what it sends or asks; an answer has the number of its call."""
-Id = Annotated[str, Meta(pattern=r"^[0-9]{1,19}$")]
+Id = Annotated[str, Meta(pattern=r"^[0-9]{1,19}$", description="a string of up to 19 digits")]
 _MAX_ID = 2**63 - 1
 PageSize = Annotated[int, Meta(ge=1, le=MAX_PAGE)]
 
@@ -121,11 +122,72 @@ class GetChats(Struct, frozen=True, tag="chats"):
     limit: PageSize = 50
 
 
+class Post(Struct, frozen=True, tag="post"):
+    """Send a message to a channel that the user has joined. Numbered and answered as `Send`."""
+
+    number: Number
+    channel: Channel
+    text: str
+
+
+class Join(Struct, frozen=True, tag="join"):
+    """Join a channel. Answered with `Done` when that is durable; joining twice changes nothing."""
+
+    number: Number
+    channel: Channel
+
+
+class Leave(Struct, frozen=True, tag="leave"):
+    """Leave a channel. Answered with `Done` when that is durable; a user who is no member may leave, too."""
+
+    number: Number
+    channel: Channel
+
+
+class TypingIn(Struct, frozen=True, tag="typing-in"):
+    """The user is typing in a channel. It is not stored, and not answered."""
+
+    channel: Channel
+
+
+class GetPosts(Struct, frozen=True, tag="posts"):
+    """Ask for a page of a channel that the user has joined, newest first. Answered with `Posts`."""
+
+    number: Number
+    channel: Channel
+    before: Id | None = None
+    limit: PageSize = 50
+
+
+class GetChannels(Struct, frozen=True, tag="channels"):
+    """Ask for the channels that the user has joined, in the order of their names. Answered with `Channels`."""
+
+    number: Number
+    after: Channel | None = None
+    """Only channels whose names come after this one."""
+    limit: PageSize = 50
+
+
 class Ping(Struct, frozen=True, tag="ping"):
     """Answered with `Pong`. For clients that can't send the pings of WebSocket, such as browsers."""
 
 
-ClientFrame = Hello | Send | SetMark | Typing | Watch | GetHistory | GetChats | Ping
+ClientFrame = (
+    Hello
+    | Send
+    | SetMark
+    | Typing
+    | Watch
+    | GetHistory
+    | GetChats
+    | Post
+    | Join
+    | Leave
+    | TypingIn
+    | GetPosts
+    | GetChannels
+    | Ping
+)
 
 
 # From a server
@@ -175,14 +237,26 @@ class Marked(Struct, frozen=True, tag="marked", omit_defaults=True):
     offset: int | None = None
 
 
+class Posted(Struct, frozen=True, tag="posted", omit_defaults=True):
+    """A message in a channel, in `Deliver` and in `Posts`."""
+
+    id: str
+    channel: str
+    sender: str = field(name="from")
+    text: str
+    at: int
+    offset: int | None = None
+
+
 class Deliver(Struct, frozen=True, tag="deliver"):
-    """Messages and marks of the user's partition, in its order, and copies of what the user's other clients sent."""
+    """Messages, marks and posts of the user's partition, in its order, and copies of what the user's other clients
+    sent."""
 
     seq: int
     """How many were put on this connection's queue before the first of these. If it is not the number that were
     received, some are missing: reconnect from the last position."""
     epoch: int
-    entries: list[Message | Marked]
+    entries: list[Message | Marked | Posted]
 
 
 class CaughtUp(Struct, frozen=True, tag="caught-up"):
@@ -222,6 +296,26 @@ class IsTyping(Struct, frozen=True, tag="typing"):
     """Another user is typing to this one."""
 
     sender: str = field(name="from")
+
+
+class IsTypingIn(Struct, frozen=True, tag="typing-in"):
+    """Another user is typing in a channel."""
+
+    channel: str
+    sender: str = field(name="from")
+
+
+class Done(Struct, frozen=True, tag="done"):
+    """What the client asked is done, and durable."""
+
+    number: int
+
+
+class Membership(Struct, frozen=True, tag="membership"):
+    """The user has joined or left a channel, by this or another client, or by an administrator."""
+
+    channel: str
+    joined: bool
 
 
 class Presence(Struct, frozen=True, tag="presence"):
@@ -265,6 +359,23 @@ class Chats(Struct, frozen=True, tag="chat-list"):
     more: bool
 
 
+class Posts(Struct, frozen=True, tag="posts-page"):
+    """A page of a channel, newest first."""
+
+    number: int
+    posts: list[Posted]
+    more: bool
+    """There are older ones."""
+
+
+class Channels(Struct, frozen=True, tag="channel-list"):
+    """The channels that the user has joined."""
+
+    number: int
+    channels: list[str]
+    more: bool
+
+
 class Elsewhere(Struct, frozen=True, tag="elsewhere"):
     """Another server serves this user. The connection is closed after this frame."""
 
@@ -282,7 +393,23 @@ class Pong(Struct, frozen=True, tag="pong"):
 
 
 ServerFrame = (
-    Welcome | Deliver | CaughtUp | Gap | Sent | Refused | IsTyping | Presence | History | Chats | Elsewhere | Pong
+    Welcome
+    | Deliver
+    | CaughtUp
+    | Gap
+    | Sent
+    | Refused
+    | IsTyping
+    | IsTypingIn
+    | Done
+    | Membership
+    | Presence
+    | History
+    | Chats
+    | Posts
+    | Channels
+    | Elsewhere
+    | Pong
 )
 
 

@@ -1,15 +1,23 @@
 """A chat in a terminal: prints what arrives, and carries out what the user enters."""
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine
-from datetime import datetime
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.text import Text
-
-from shardyard.cli.output import print_table, printable
-from shardyard.client.messaging import Chat, Gap, IsTyping, Marked, Message, MessagingClient, Presence
+from shardyard.cli.messaging.places import InChannel, Place, WithUser, channel_name, joined
+from shardyard.cli.messaging.screen import Screen, chat_row, local_time
+from shardyard.cli.output import print_table
+from shardyard.client.messaging import (
+    Gap,
+    IsTyping,
+    IsTypingIn,
+    Marked,
+    Membership,
+    Message,
+    MessagingClient,
+    Posted,
+    Presence,
+)
 from shardyard.model import ShardyardError
 
 if TYPE_CHECKING:
@@ -21,24 +29,32 @@ MAX_SENDING = 32
 """Lines that are not durable yet, before the next one is read."""
 TYPING_SECONDS = 5.0
 """Between two lines that say that the same user is typing."""
-HELP = "/with USER  /chats  /history  /who USER  /quit    //... sends a line that begins with a slash"
+MAX_CHANNELS = 1000
+"""Channels that are listed."""
+HELP = (
+    "/with USER  /channel NAME  /chats  /channels  /history  /leave  /who USER  /quit    "
+    "//... sends a line that begins with a slash"
+)
 
 
 class Conversation:
-    """What a user sees and does. One user at a time is talked to; messages of others are shown, too."""
+    """What a user sees and does. What is entered goes to one user or channel at a time; what arrives from others is
+    shown, too."""
 
     def __init__(self, client: MessagingClient) -> None:
         self._client = client
-        self._console = Console(highlight=False, soft_wrap=True)
-        self._peer: str | None = None
+        self._screen = Screen(client.user)
+        self._place: Place | None = None
         self._oldest: str | None = None
         """The oldest message that was shown of the conversation."""
         self._shown: dict[str, None] = {}
         """Messages of the conversation that came with its history, which may arrive as well."""
+        self._channels: set[str] = set()
+        """Those that the user has joined, as far as it was shown."""
         self._watched: dict[str, str] = {}
         """What was shown last of the users who are watched, the last one at the end."""
         self._typing = "", 0.0
-        """Who was typing last, and when that was shown."""
+        """What was shown last about who is typing, and when."""
         self._sent: dict[str, int] = {}
         """The newest message to each user."""
         self._see: tuple[str, str] | None = None
@@ -46,11 +62,15 @@ class Conversation:
         self._tasks: set[asyncio.Task[None]] = set()
         self._sending = asyncio.Semaphore(MAX_SENDING)
 
-    async def run(self, peer: str | None, lines: AsyncIterator[bytes]) -> None:
-        """Until the input ends, or the user quits. Returns when everything that was entered is durable."""
-        self._say(f"you are {self._client.user}; /help shows the commands")
+    async def run(self, peer: str | None, channel: str | None, lines: AsyncIterator[bytes]) -> None:
+        """Begin with a user, a channel or neither, and go on until the input ends, or the user quits. Returns when
+        everything that was entered is durable."""
+        self._screen.say(f"you are {self._client.user}; /help shows the commands")
+        # first: what the history shows may arrive as well
         if peer is not None:
-            await self._attempt(self._talk_to(peer))  # first: what the history shows may arrive as well
+            await self._attempt(self._talk_to(peer))
+        if channel is not None:
+            await self._attempt(self._enter(channel))
         receiving = asyncio.create_task(self._receive())
         reading = asyncio.create_task(self._read(lines))
         try:
@@ -79,47 +99,87 @@ class Conversation:
     async def _command(self, command: str, argument: str) -> None:
         if command == "/with" and argument:
             await self._talk_to(argument)
-        elif command == "/who" and (argument or self._peer):
-            await self._watch(argument or str(self._peer))
+        elif command in ("/channel", "/join") and argument:
+            await self._enter(argument)
+        elif command == "/leave" and (argument or isinstance(self._place, InChannel)):
+            await self._leave(argument)
+        elif command == "/who" and (argument or isinstance(self._place, WithUser)):
+            await self._watch(argument)
         elif command == "/chats":
             await self._show_chats()
-        elif command == "/history" and self._peer is not None:
-            await self._show_history()
+        elif command == "/channels":
+            await self._show_channels()
+        elif command == "/history" and self._place is not None:
+            await self._show_history(self._place)
         else:
-            self._say(HELP)
+            self._screen.say(HELP)
 
     async def _talk_to(self, peer: str) -> None:
-        page = await self._client.history(peer, limit=PAGE)
-        self._peer, self._oldest, self._shown = peer, None, {}
-        self._say(f"you talk to {peer}")
-        self._show_page(page.messages, more=page.more)
+        await self._open(WithUser(self._client, peer))
         await self._watch(peer)
 
-    async def _show_history(self) -> None:
-        peer = str(self._peer)
-        page = await self._client.history(peer, before=self._oldest, limit=PAGE)
-        if not page.messages:
-            self._say("there are no older messages")
-        self._show_page(page.messages, more=page.more)
+    async def _enter(self, channel: str) -> None:
+        place = await joined(self._client, channel)
+        self._channels.add(place.channel)
+        await self._open(place)
 
-    def _show_page(self, messages: list[Message], *, more: bool) -> None:
+    async def _leave(self, name: str) -> None:
+        """A channel; by default the one that the user is in."""
+        place = self._place if isinstance(self._place, InChannel) else None
+        channel = place.channel if place is not None and not name else channel_name(name)
+        await self._client.leave(channel)
+        self._note_left(channel)
+
+    def _note_left(self, channel: str) -> None:
+        if isinstance(self._place, InChannel) and self._place.channel == channel:
+            self._place = None
+        if channel in self._channels:
+            self._channels.discard(channel)
+            self._screen.say(f"you left #{channel}")
+
+    async def _open(self, place: Place) -> None:
+        messages, more = await place.page(None, PAGE)
+        self._place, self._oldest, self._shown = place, None, {}
+        self._screen.say(place.opening)
+        self._show_page(messages, more=more)
+
+    async def _show_history(self, place: Place) -> None:
+        messages, more = await place.page(self._oldest, PAGE)
+        if not messages:
+            self._screen.say("there are no older messages")
+        self._show_page(messages, more=more)
+
+    def _show_page(self, messages: list[Message] | list[Posted], *, more: bool) -> None:
         """Show a page, which comes newest first."""
         if more:
-            self._say("/history shows older messages")
-        for message in reversed(messages):
-            self._shown[message.id] = None
+            self._screen.say("/history shows older messages")
+        shown: Sequence[Message | Posted] = messages
+        for message in reversed(shown):
+            self._shown[_key(message)] = None
             self._show_message(message)
         if messages:
             self._oldest = messages[-1].id
 
     async def _show_chats(self) -> None:
         chats = (await self._client.chats()).chats
-        print_table([_chat_row(chat) for chat in chats])
+        print_table([chat_row(chat) for chat in chats])
         if not chats:
-            self._say("you have no conversations")
+            self._screen.say("you have no conversations")
+
+    async def _show_channels(self) -> None:
+        page = await self._client.channels(limit=200)
+        names = list(page.channels)
+        while page.more and page.channels and len(names) < MAX_CHANNELS:
+            page = await self._client.channels(after=names[-1], limit=200)
+            names += page.channels
+        print_table([{"channel": name} for name in names])
+        if not names:
+            self._screen.say("you have joined no channels: /channel NAME joins one")
 
     async def _watch(self, user: str) -> None:
-        """Show whether a user is online, now and when that changes."""
+        """Show whether a user is online, now and when that changes; by default the one who is talked to."""
+        if not user and isinstance(self._place, WithUser):
+            user = self._place.peer
         self._watched.pop(user, None)
         self._watched[user] = ""
         if len(self._watched) > PAGE:
@@ -127,16 +187,17 @@ class Conversation:
         await self._client.watch(self._watched)
 
     async def _send(self, text: str) -> None:
-        if self._peer is None:
-            self._say("nobody to send this to: /with USER says whom you talk to")
+        if self._place is None:
+            self._screen.say("nobody to send this to: /with USER or /channel NAME says where it goes")
             return
         await self._sending.acquire()
-        self._start(self._send_to(self._peer, text))
+        self._start(self._send_to(self._place, text))
 
-    async def _send_to(self, peer: str, text: str) -> None:
+    async def _send_to(self, place: Place, text: str) -> None:
         try:
-            sent = await self._client.send(peer, text)
-            self._sent[peer] = max(self._sent.get(peer, 0), int(sent.id))
+            sent = await place.send(text)
+            if isinstance(place, WithUser):
+                self._sent[place.peer] = max(self._sent.get(place.peer, 0), int(sent.id))
         finally:
             self._sending.release()
 
@@ -148,43 +209,60 @@ class Conversation:
 
     def _show(self, event: "Event") -> None:
         match event:
-            case Message():
-                if event.id not in self._shown:
+            case Message() | Posted():
+                if _key(event) not in self._shown:
                     self._show_message(event)
-                    self._oldest = self._oldest or event.id
+                    if self._is_here(event):
+                        self._oldest = self._oldest or event.id
             case Marked():
                 self._show_mark(event)
             case IsTyping():
-                now = asyncio.get_running_loop().time()
-                if self._typing[0] != event.sender or now - self._typing[1] >= TYPING_SECONDS:
-                    self._typing = event.sender, now
-                    self._say(f"{event.sender} is typing")
+                self._show_typing(f"{event.sender} is typing")
+            case IsTypingIn():
+                self._show_typing(f"{event.sender} is typing in #{event.channel}")
+            case Membership():
+                self._show_membership(event)
             case Presence():
                 self._show_presence(event)
             case Gap():
-                self._say(f"some messages are missing here ({event.reason}): /chats and /history show them")
+                self._screen.say(
+                    f"some messages are missing here ({event.reason}): /chats, /channel NAME and /history show them"
+                )
             case _:
                 pass
 
-    def _show_message(self, message: Message) -> None:
-        own = message.sender == self._client.user
-        name = f"{message.sender} → {message.recipient}" if own else message.sender
-        self._print(
-            Text.assemble(
-                (f"{_time(message.at)} ", "dim"),
-                (f"{printable(name)}: ", "green" if own else "bold cyan"),
-                printable(message.text),
-            )
-        )
-        if not own and message.sender == self._peer:
+    def _show_message(self, message: Message | Posted) -> None:
+        self._screen.message(message)
+        if isinstance(message, Message) and message.sender != self._client.user and self._is_here(message):
             self._mark_seen(message)
+
+    def _is_here(self, message: Message | Posted) -> bool:
+        """Whether it belongs to the conversation or channel that the user is in."""
+        place = self._place
+        if isinstance(message, Posted):
+            return isinstance(place, InChannel) and message.channel == place.channel
+        return isinstance(place, WithUser) and place.peer in (message.sender, message.recipient)
+
+    def _show_typing(self, text: str) -> None:
+        now = asyncio.get_running_loop().time()
+        if self._typing[0] != text or now - self._typing[1] >= TYPING_SECONDS:
+            self._typing = text, now
+            self._screen.say(text)
+
+    def _show_membership(self, change: Membership) -> None:
+        """Also one by another client of the user, or by an administrator."""
+        if not change.joined:
+            self._note_left(change.channel)
+        elif change.channel not in self._channels:
+            self._channels.add(change.channel)
+            self._screen.say(f"you joined #{change.channel}")
 
     def _show_mark(self, mark: Marked) -> None:
         """Of the newest message to the user only: it says the same of all before it."""
         newest = self._sent.get(mark.sender)
         if newest is not None and int(mark.upto) >= newest:
             seen = mark.kind == "seen"
-            self._say(f"{'✓✓' if seen else '✓'} {mark.kind} {'by' if seen else 'to'} {mark.sender}")
+            self._screen.say(f"{'✓✓' if seen else '✓'} {mark.kind} {'by' if seen else 'to'} {mark.sender}")
             if seen:
                 del self._sent[mark.sender]
 
@@ -193,8 +271,8 @@ class Conversation:
         state = "online" if presence.online else "offline"
         if self._watched.get(presence.user, state) != state:
             self._watched[presence.user] = state
-            since = f" since {_time(presence.since)}" if presence.since else ""
-            self._say(f"{presence.user} is {state}{since}")
+            since = f" since {local_time(presence.since)}" if presence.since else ""
+            self._screen.say(f"{presence.user} is {state}{since}")
 
     def _mark_seen(self, message: Message) -> None:
         """One mark at a time: the next one is for all messages that came meanwhile."""
@@ -219,26 +297,9 @@ class Conversation:
         try:
             await work
         except ShardyardError as error:
-            self._print(Text(f"  {printable(str(error))}", "red"))
-
-    def _say(self, text: str) -> None:
-        self._print(Text(f"  {printable(text)}", "dim"))
-
-    def _print(self, text: Text) -> None:
-        self._console.print(text)
+            self._screen.error(str(error))
 
 
-def _chat_row(chat: Chat) -> dict[str, object]:
-    return {
-        "with": chat.peer,
-        "unread": chat.unread,
-        "last": _time(chat.last.at),
-        "from": chat.last.sender,
-        "text": chat.last.text if len(chat.last.text) <= 60 else chat.last.text[:59] + "…",
-    }
-
-
-def _time(ms: int) -> str:
-    """Local time, with the date unless it is today."""
-    time, now = datetime.fromtimestamp(ms / 1000).astimezone(), datetime.now().astimezone()
-    return time.strftime("%H:%M:%S" if time.date() == now.date() else "%Y-%m-%d %H:%M")
+def _key(message: Message | Posted) -> str:
+    """By what a message is recognised: the ids of a channel's posts are its own."""
+    return f"{message.id} {message.channel}" if isinstance(message, Posted) else message.id

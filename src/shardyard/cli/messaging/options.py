@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from shardyard.client.brokers import server_address
-from shardyard.model import RetryLater, Unreachable
+from shardyard.model import Denied, RetryLater, Unreachable, WrongToken
 
 DEFAULT_SERVER = "http://127.0.0.1:7500"
 PORT = 7500
@@ -41,3 +41,5 @@ def explain_errors() -> Iterator[None]:
     except Unreachable as error:
         more = "start one with `shardyard messenger`, or name others with --server"
         raise RetryLater(f"{error}: {more}") from None
+    except WrongToken as error:
+        raise Denied(f"{error}: give the secret with --secret or in SHARDYARD_SECRET") from None

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
+from shardyard.messaging.history.channel_port import ChannelHistory, ChannelPost, MemberChange, MemberPage, PostPage
 from shardyard.messaging.history.port import ChatList, History, Page, PlacedEntry
 from shardyard.model.extras import require
 from shardyard.model.url import EngineUrl, parse_url
@@ -15,7 +16,18 @@ from shardyard.model.url import EngineUrl, parse_url
 if TYPE_CHECKING:
     from shardyard.messaging.history.sql import SqlHistory
 
-__all__ = ["ChatList", "History", "Page", "PlacedEntry", "open_history"]
+__all__ = [
+    "ChannelHistory",
+    "ChannelPost",
+    "ChatList",
+    "History",
+    "MemberChange",
+    "MemberPage",
+    "Page",
+    "PlacedEntry",
+    "PostPage",
+    "open_history",
+]
 
 
 @asynccontextmanager

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from shardyard.messaging.history.channel_port import ChannelHistory
 from shardyard.messaging.history.port import ChatList, History, Page, PlacedEntry
 from shardyard.messaging.history.tables import HistoryTables
 
@@ -12,6 +13,10 @@ class LayeredHistory(History):
     def __init__(self, database: History, tables: HistoryTables) -> None:
         self._database = database
         self._tables = tables
+
+    @property
+    def channels(self) -> ChannelHistory | None:
+        return self._database.channels
 
     async def page(self, user: str, peer: str, *, before: int | None = None, limit: int = 50) -> Page:
         newer = await self._database.page(user, peer, before=before, limit=limit)

@@ -12,7 +12,7 @@ from shardyard.messaging.history.port import History, PlacedEntry
 from shardyard.model import Fenced, InvalidCall, Partition, RetryLater
 from shardyard.runtime.metrics import HISTORY_MALFORMED_RECORDS
 from shardyard.runtime.retry import Backoff, first_only, retry
-from shardyard.wire.inbox import TOPIC, decode_entry
+from shardyard.wire.inbox import POST_KEY, TOPIC, decode_entry
 
 GROUP = "messaging.history"
 
@@ -78,10 +78,11 @@ class Materialiser:
 
     def _entries(self, batch: OwnedBatch) -> Iterator[PlacedEntry]:
         epoch = batch.position(batch.first).epoch  # of the topic; the batch's own is that of the ownership
-        values = batch.data.column("value").to_pylist()  # quicker than whole records
-        for offset, value in zip(batch.offsets(), values, strict=True):
+        for offset, record in zip(batch.offsets(), batch.records(), strict=True):
+            if record.key is not None and record.key.startswith(POST_KEY):  # the history has it from `events`
+                continue
             try:
-                entry = decode_entry(value)
+                entry = decode_entry(record.value)
                 check_storable(entry)
             except InvalidCall as error:
                 HISTORY_MALFORMED_RECORDS.add()
@@ -94,4 +95,5 @@ class Materialiser:
                         error,
                     )
                 continue
-            yield PlacedEntry(batch.partition, epoch, offset, entry)
+            if not entry.away:
+                yield PlacedEntry(batch.partition, epoch, offset, entry)

@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from shardyard.messaging.history.channel_port import ChannelHistory
 from shardyard.model import Partition
 from shardyard.wire.inbox import InboxEntry
 from shardyard.wire.messaging import Chat, Message
@@ -44,6 +45,11 @@ class History(ABC):
     ascend with time. Marks never go backwards, whatever the order in which they are stored. A message to oneself is
     never unread.
     """
+
+    @property
+    def channels(self) -> ChannelHistory | None:
+        """Posts and memberships of channels, if this history has them."""
+        return None
 
     @abstractmethod
     async def store(self, entries: Sequence[PlacedEntry]) -> None:

@@ -1,7 +1,8 @@
 """The tables of a history, the same in every database.
 
 The history's own facts are the entries. `history_chats` has what follows from them for each user and peer, so that a
-list of chats reads one row for each, however many messages they have.
+list of chats reads one row for each, however many messages they have. Since version 2 it has the posts of channels, and
+for each user and channel the last change of the membership.
 """
 
 from collections.abc import Callable
@@ -65,10 +66,43 @@ CHATS = Table(
 )
 
 
+_CHANNEL_TABLES = MetaData()
+
+POSTS = Table(
+    "history_posts",
+    _CHANNEL_TABLES,
+    Column("channel", _Name, primary_key=True),
+    _number("id", key=True),
+    Column("value", LargeBinary, nullable=False),  # as the log has it
+)
+MEMBERS = Table(
+    "history_members",
+    _CHANNEL_TABLES,
+    Column("user_name", _Name, primary_key=True),
+    Column("channel", _Name, primary_key=True),
+    Column("joined", Boolean, nullable=False),  # a row stays when the user leaves: older changes must not undo that
+    _number("epoch"),
+    _number("offset"),
+    sqlite_with_rowid=False,
+)
+IS_MEMBER = MEMBERS.c.joined.is_(True)
+Index(
+    "history_members_by_channel",
+    MEMBERS.c.channel,
+    MEMBERS.c.user_name,
+    sqlite_where=IS_MEMBER,
+    postgresql_where=IS_MEMBER,
+)
+
+
 def _create_version_1(connection: Connection) -> None:
     _TABLES.create_all(connection, checkfirst=False)
 
 
-MIGRATIONS: list[Callable[[Connection], None]] = [_create_version_1]
-"""Number i brings the schema from version i to i + 1. Entries are only ever added. When a second one is, the first has
-to create the tables as they were."""
+def _add_channels(connection: Connection) -> None:
+    _CHANNEL_TABLES.create_all(connection, checkfirst=False)
+
+
+MIGRATIONS: list[Callable[[Connection], None]] = [_create_version_1, _add_channels]
+"""Number i brings the schema from version i to i + 1. Entries are only ever added. A table that a later one changes has
+to be created by the first as it was."""

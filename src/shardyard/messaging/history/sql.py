@@ -8,7 +8,9 @@ from typing import Any, Protocol, TypeVar
 
 from sqlalchemy import Connection, Insert
 
-from shardyard.messaging.history import reading, writing
+from shardyard.messaging.history import channels, reading, writing
+from shardyard.messaging.history.channel_port import ChannelHistory
+from shardyard.messaging.history.channels import ChannelRecords, SqlChannels
 from shardyard.messaging.history.checks import check_storable
 from shardyard.messaging.history.port import ChatList, History, Page, PlacedEntry
 from shardyard.messaging.history.writing import Values
@@ -58,18 +60,21 @@ class SqlHistory(History):
     def __init__(self, database: Database) -> None:
         self._database = database
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="shardyard-history-reader")
-        self._writer: GroupCommit[Sequence[PlacedEntry]] = GroupCommit(
+        self._writer: GroupCommit[Sequence[PlacedEntry] | ChannelRecords] = GroupCommit(
             "shardyard-history", self._carry_out, most=_MOST_STORES
         )
+        self._channels = SqlChannels(self._write, self._query)
         self._closed = False
+
+    @property
+    def channels(self) -> ChannelHistory:
+        return self._channels
 
     async def store(self, entries: Sequence[PlacedEntry]) -> None:
         for placed in entries:
             check_storable(placed.entry)
-        if self._closed:
-            raise Closed("the history")
-        if entries:
-            await self._writer.do(entries)
+        if entries or self._closed:
+            await self._write(entries)
 
     async def page(self, user: str, peer: str, *, before: int | None = None, limit: int = 50) -> Page:
         check_text("peer", peer)
@@ -96,11 +101,26 @@ class SqlHistory(History):
     async def _read(self, user: str, limit: int, work: Callable[[Connection], T]) -> T:
         check_text("user", user)
         whole_number("limit", limit, at_least=1)
+        return await self._query(work)
+
+    async def _query(self, work: Callable[[Connection], T]) -> T:
         if self._closed:
             raise Closed("the history")
         return await asyncio.wrap_future(self._readers.submit(self._database.read, work))
 
-    def _carry_out(self, stores: list[Sequence[PlacedEntry]]) -> list[None]:
-        entries = [placed for store in stores for placed in store]
-        self._database.write(partial(writing.store, entries=entries, run_each=self._database.run_each))
+    async def _write(self, records: Sequence[PlacedEntry] | ChannelRecords) -> None:
+        if self._closed:
+            raise Closed("the history")
+        await self._writer.do(records)
+
+    def _carry_out(self, stores: list[Sequence[PlacedEntry] | ChannelRecords]) -> list[None]:
+        self._database.write(partial(self._store_all, stores=stores))
         return [None] * len(stores)
+
+    def _store_all(self, connection: Connection, stores: list[Sequence[PlacedEntry] | ChannelRecords]) -> None:
+        of_channels = [each for each in stores if isinstance(each, ChannelRecords)]
+        entries = [placed for each in stores if not isinstance(each, ChannelRecords) for placed in each]
+        if entries:
+            writing.store(connection, entries, self._database.run_each)
+        if of_channels:
+            channels.store(connection, of_channels, self._database.run_each)

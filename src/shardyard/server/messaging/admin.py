@@ -3,7 +3,11 @@
 import hmac
 import ipaddress
 
+from fastapi import Request
+
 from shardyard.model import WrongToken
+from shardyard.server.auth import token_of
+from shardyard.server.http import host_of
 
 
 class AdminToken:
@@ -19,6 +23,12 @@ class AdminToken:
                 raise WrongToken("this server", "to be called from its own machine, or started with SHARDYARD_TOKEN")
         elif not hmac.compare_digest((token or "").encode(), self._token.encode()):
             raise WrongToken("this server")
+
+
+async def check_admin(request: Request) -> None:
+    """`WrongToken` unless the caller sent the token for administration, or the server has none."""
+    admin: AdminToken = request.app.state.admin
+    admin.check(token_of(request.headers), host_of(request))
 
 
 def _is_this_machine(host: str) -> bool:

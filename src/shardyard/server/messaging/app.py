@@ -19,19 +19,20 @@ from shardyard.messaging.config import DEFAULT_CONFIG, MessagingConfig
 from shardyard.messaging.history import History
 from shardyard.messaging.inbox import DEFAULT_PARTITIONS
 from shardyard.messaging.server import MessagingServer
-from shardyard.messaging.tokens import Authenticator, Open, SharedSecret, Tokens, signing_key
+from shardyard.messaging.tokens import Authenticator, Credentials, Open, SharedSecret, Tokens, signing_key
 from shardyard.registry import Registry
 from shardyard.runtime.clock import Clock
-from shardyard.server.app import BACKLOG, DRAIN_SECONDS, EmbeddedServer, Server, add_routes
+from shardyard.server.app import BACKLOG, DRAIN_SECONDS, EmbeddedServer, Server, add_routes, describe_bodies
 from shardyard.server.bodies import Bodies, limit_bodies
 from shardyard.server.drain import Drain
 from shardyard.server.limits import DEFAULT_LIMITS, ServerLimits
 from shardyard.server.measuring import measure
-from shardyard.server.messaging import routes
+from shardyard.server.messaging import channels, routes
 from shardyard.server.messaging.admin import AdminToken
 from shardyard.server.messaging.clients import ClientConnections
 from shardyard.server.messaging.first_bytes import FirstBytes, HttpConnection
 from shardyard.server.messaging.origins import Origins, share_answers
+from shardyard.wire.channel_calls import NewEvent
 from shardyard.wire.messaging import PATH
 
 
@@ -127,7 +128,8 @@ async def serving_messenger(
         app.state.server = server
         app.state.authenticator = authenticator
         app.state.admin = AdminToken(options.admin_token)
-        add_routes(app, (routes.router,))
+        add_routes(app, (routes.router, channels.router))
+        describe_bodies(app, [Credentials, NewEvent])
         limits = replace(limits, connections=options.clients).within_open_files()
         origins = Origins(server, options.origins, is_open=isinstance(authenticator, Open))
         connections = ClientConnections(server, origins=origins, most=limits.connections)
@@ -135,7 +137,7 @@ async def serving_messenger(
         def protocol(**given: Any) -> FirstBytes:
             """For a new connection, of which nothing is known yet."""
             http = functools.partial(HttpConnection, client=connections.protocol, limits=limits, **given)
-            return FirstBytes(connections.protocol, http, limits.head_seconds)
+            return FirstBytes(connections.protocol, http, limits.head_seconds, given["server_state"].connections)
 
         drain = Drain()
         config = uvicorn.Config(

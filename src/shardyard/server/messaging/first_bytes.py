@@ -16,17 +16,21 @@ ClientProtocol = Callable[[], asyncio.BufferedProtocol]
 class FirstBytes(asyncio.Protocol):
     """Waits for the first bytes of a connection, and hands it over to the protocol that they belong to."""
 
-    __slots__ = ("_client", "_http", "_received", "_seconds", "_timer", "_transport")
+    __slots__ = ("_client", "_connections", "_http", "_received", "_seconds", "_timer", "_transport")
 
-    def __init__(self, client: ClientProtocol, http: Callable[[], asyncio.Protocol], seconds: float) -> None:
-        """`seconds`: within which they must come."""
+    def __init__(
+        self, client: ClientProtocol, http: Callable[[], asyncio.Protocol], seconds: float, connections: set[Any]
+    ) -> None:
+        """`seconds`: within which they must come. `connections`: those that the server shuts down when it stops."""
         self._client = client
+        self._connections = connections
         self._http: Callable[[], asyncio.Protocol] | None = http
         self._seconds = seconds
         self._received = b""
 
     def connection_made(self, transport: Any) -> None:
         self._transport = transport
+        self._connections.add(self)
         self._timer: asyncio.TimerHandle | None = asyncio.get_running_loop().call_later(self._seconds, transport.abort)
 
     def data_received(self, data: bytes) -> None:
@@ -46,8 +50,13 @@ class FirstBytes(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 as asyncio has it
         self._forget()
 
+    def shutdown(self) -> None:
+        """The server stops."""
+        self._transport.abort()
+
     def _forget(self) -> None:
         """Keep nothing in memory: uvloop keeps this object as long as the connection."""
+        self._connections.discard(self)
         if self._timer is not None:
             self._timer.cancel()
         self._timer = self._transport = self._http = None

@@ -1,23 +1,21 @@
 """The HTTP routes of a messaging server: sessions, the directory, health, metrics, and the chat page."""
 
 from importlib import resources
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from fastapi import APIRouter, Depends, Path, Request, Response
 
-from shardyard.messaging.peers import PeerCall
 from shardyard.messaging.server import MessagingServer
 from shardyard.messaging.tokens import Authenticator, Credentials
 from shardyard.model import RetryLater
 from shardyard.runtime import metrics
 from shardyard.server.auth import token_of
-from shardyard.server.http import host_of, read_body, request_body, respond
+from shardyard.server.http import read_body, request_body, respond
+from shardyard.server.messaging.admin import check_admin
 from shardyard.wire import responses
 from shardyard.wire.inbox import MAX_USER_LENGTH
 from shardyard.wire.messaging import PATH, Drained, SessionGranted, Where
-
-if TYPE_CHECKING:
-    from shardyard.server.messaging.admin import AdminToken
+from shardyard.wire.peers import PEER_PATH, PeerCall
 
 router = APIRouter(tags=["messaging"])
 User = Annotated[str, Path(min_length=1, max_length=MAX_USER_LENGTH)]
@@ -29,12 +27,6 @@ def server_of(request: Request) -> MessagingServer:
 
 
 Server = Annotated[MessagingServer, Depends(server_of)]
-
-
-async def check_admin(request: Request) -> None:
-    """`WrongToken` unless the caller sent the token for administration, or the server has none."""
-    admin: AdminToken = request.app.state.admin
-    admin.check(token_of(request.headers), host_of(request))
 
 
 @router.post("/v1/session", openapi_extra=request_body(Credentials))
@@ -57,7 +49,7 @@ async def find_user(user: User, server: Server) -> Response:
     return respond(Where(user, partition.index, owner.address, owner.member, owner.epoch))
 
 
-@router.post("/v1/peer", include_in_schema=False)
+@router.post(PEER_PATH, include_in_schema=False)
 async def answer_peer(request: Request, server: Server) -> Response:
     """What another messaging server tells and asks."""
     server.tokens.check_peer(token_of(request.headers))
@@ -101,6 +93,9 @@ PAGES = {
     "/": ("chat.html", "text/html"),
     "/chat.css": ("chat.css", "text/css"),
     "/chat.js": ("chat.js", "text/javascript"),
+    "/chat-model.js": ("chat-model.js", "text/javascript"),
+    "/chat-view.js": ("chat-view.js", "text/javascript"),
+    "/chat-elements.js": ("chat-elements.js", "text/javascript"),
     "/shardyard-messaging.js": ("shardyard-messaging.js", "text/javascript"),
 }
 """The chat page, and the JavaScript client that it uses."""

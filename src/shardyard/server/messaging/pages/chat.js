@@ -1,56 +1,64 @@
-/** The chat page: what is on the screen. Texts and names are only ever set as text, and never as HTML. */
+/** The chat page: what its user does, and what happens to it. `chat-model.js` has what it knows, `chat-view.js` shows it. */
 
 import { MessagingClient, compareIds } from "/shardyard-messaging.js";
+import { addKnown, channelNamed, chatOf, chatWith, isMine, model, newer, noteSeen } from "/chat-model.js";
+import { paintAvatar } from "/chat-elements.js";
+import { byId, chatButton, chatButtons, render, scrollToEnd, showError } from "/chat-view.js";
 
 const STORAGE_KEY = "shardyard.chat";
 const PAGE_SIZE = 50;
 /** How long another user is shown as typing after the last notice, and how often this one sends a notice. */
 const TYPING_SHOWN_MS = 5_000;
 const TYPING_SENT_MS = 2_500;
-/** Closer to the end than this, new messages are scrolled into view. */
-const NEAR_END_PX = 80;
 const LOAD_OLDER_PX = 200;
 /** The history may be moments behind. What was sent just before this page was opened is looked for again after so long. */
 const LOAD_AGAIN_MS = [1_000, 3_000, 10_000];
+/** Channels that are listed, and those that are looked at for new posts after some may have been missed. */
+const MAX_CHANNELS = 1_000;
+const MAX_CHECKED = 50;
+const NO_CHANNELS = "No channels yet. Type a name above to join one.";
 const CONNECTION = { connecting: "connecting …", connected: "connected", waiting: "no connection, trying again …", closed: "not connected" };
 
-const byId = (id) => document.getElementById(id);
-
-/** @type {?MessagingClient} */
-let client = null;
-/** By the other user's name; see `chatWith`. */
-let chats = new Map();
-let openPeer = null;
-let presence = new Map();
-/** The timers that end it, by user. */
-let typing = new Map();
 let typingSentAt = 0;
 let isListLoaded = false;
+let areChannelsLoaded = false;
+let arePostsChecked = false;
+/** How often the user has joined or left a channel: a list that was asked for before that is out of date. */
+let membershipChanges = 0;
 
 // Signing in and out
 
 async function signIn(user, secret) {
   const signing = new MessagingClient({ user, secret });
-  chats = new Map();
-  presence = new Map();
-  openPeer = null;
-  isListLoaded = false;
-  signing.on("state", ({ state, reason }) => signing === client && showConnection(state, reason));
+  model.chats = new Map();
+  model.presence = new Map();
+  model.openKey = null;
+  isListLoaded = areChannelsLoaded = arePostsChecked = false;
+  signing.on("state", ({ state, reason }) => signing === model.client && showConnection(state, reason));
   signing.on("message", (message) => receive(message));
-  signing.on("sent", ({ key, message }) => acknowledged(key, message));
-  signing.on("refused", ({ key, to, error }) => refused(key, to, error));
+  signing.on("post", (post) => receive(post));
+  signing.on("sent", ({ key, message, post }) => acknowledged(key, message ?? post));
+  signing.on("refused", refused);
   signing.on("marked", applyMark);
-  signing.on("typing", ({ from }) => showTyping(from));
+  signing.on("typing", ({ from }) => showTyping(chatWith(from), from));
+  signing.on("typingIn", ({ channel, from }) => showTyping(channelNamed(channel), from));
+  signing.on("membership", ({ channel, joined }) => (joined ? addChannel(channel) : removeChannel(channel)));
   signing.on("presence", ({ user: who, online, since }) => {
-    presence.set(who, { online, since });
+    model.presence.set(who, { online, since });
     render();
   });
-  signing.on("gap", () => loadAgain());
-  client = signing;
-  signing.recent.forEach(addKnown);
-  signing.unsent.forEach(({ key, to, text }) => chatWith(to).unsent.push({ key, text, at: Date.now() }));
+  signing.on("gap", () => {
+    arePostsChecked = false;
+    loadAgain();
+  });
+  model.client = signing;
+  [...signing.recent, ...signing.recentPosts].forEach(addKnown);
+  signing.unsent.forEach(({ key, to, channel, text }) => {
+    const chat = channel === undefined ? chatWith(to) : channelNamed(channel);
+    chat.unsent.push({ key, text, at: Date.now() });
+  });
   await signing.connect();
-  for (const delay of LOAD_AGAIN_MS) setTimeout(() => signing === client && loadAgain(), delay);
+  for (const delay of LOAD_AGAIN_MS) setTimeout(() => signing === model.client && loadAgain(), delay);
 }
 
 function showSignIn(message = "") {
@@ -64,9 +72,9 @@ function showApp() {
   byId("sign-in").hidden = true;
   byId("app").hidden = false;
   byId("closed").hidden = true;
-  byId("me").textContent = client.user;
-  paintAvatar(byId("me-avatar"), client.user);
-  showConnection(client.state);
+  byId("me").textContent = model.client.user;
+  paintAvatar(byId("me-avatar"), model.client.user);
+  showConnection(model.client.state);
   render();
 }
 
@@ -78,8 +86,8 @@ byId("sign-in-form").addEventListener("submit", async (event) => {
   try {
     await signIn(user, byId("secret").value || undefined);
   } catch (error) {
-    client?.signOut();
-    client = null;
+    model.client?.signOut();
+    model.client = null;
     showSignIn(error.code === "wrong_token" ? "The secret is wrong, or the server needs one." : error.message);
     return;
   } finally {
@@ -91,8 +99,9 @@ byId("sign-in-form").addEventListener("submit", async (event) => {
 });
 
 byId("sign-out").addEventListener("click", () => {
-  client.signOut();
-  client = null;
+  model.client.signOut();
+  model.client = null;
+  model.seenPosts = new Map();
   sessionStorage.removeItem(STORAGE_KEY);
   document.title = "Shardyard chat";
   showSignIn();
@@ -100,7 +109,7 @@ byId("sign-out").addEventListener("click", () => {
 
 /** So that a reload of the page shows the same. */
 function remember() {
-  sessionStorage.setItem(STORAGE_KEY, JSON.stringify({ user: client.user, openPeer }));
+  sessionStorage.setItem(STORAGE_KEY, JSON.stringify({ user: model.client.user, openKey: model.openKey, seenPosts: [...model.seenPosts] }));
 }
 
 function showConnection(state, reason = "") {
@@ -109,14 +118,17 @@ function showConnection(state, reason = "") {
   shown.dataset.state = state;
   shown.title = reason;
   if (state === "waiting") showError("sign-in-error", `Trying again: ${reason}.`);
-  if (state === "connected") load();
-  if (state !== "closed" || !client?.error) return;
-  if (client.error.code === "replaced") {
+  if (state === "connected") {
+    areChannelsLoaded = false; // it is not repeated what was joined and left without a connection
+    load();
+  }
+  if (state !== "closed" || !model.client?.error) return;
+  if (model.client.error.code === "replaced") {
     byId("closed-reason").textContent = "This chat is open in another window.";
     byId("closed").hidden = false;
     byId("reconnect").focus();
   } else {
-    client.signOut();
+    model.client.signOut();
     sessionStorage.removeItem(STORAGE_KEY);
     showSignIn(`You were signed out: ${reason}.`);
   }
@@ -124,43 +136,17 @@ function showConnection(state, reason = "") {
 
 byId("reconnect").addEventListener("click", () => {
   byId("closed").hidden = true;
-  client.connect();
+  model.client.connect();
 });
 
 // What is known
 
-/**
- * @returns {{peer: string, messages: Array, unsent: Array, unread: number, seen: string, peerDelivered: string,
- *   peerSeen: string, hasMore: boolean, oldestLoaded: ?string, newestLoaded: string, isCurrent: boolean,
- *   isLoading: boolean}} `messages`: by id. The history is loaded from `oldestLoaded` to `newestLoaded`; `hasMore`: there
- *   are older messages; `isCurrent`: newer ones have been delivered.
- */
-function chatWith(peer) {
-  if (!chats.has(peer)) {
-    chats.set(peer, {
-      peer, messages: [], unsent: [], unread: 0, seen: "0", peerDelivered: "0", peerSeen: "0",
-      hasMore: true, oldestLoaded: null, newestLoaded: "0", isCurrent: false, isLoading: false,
-    });
-  }
-  return chats.get(peer);
-}
-
-/** The chat that a message belongs to if it is new, and else null. */
-function addKnown(message) {
-  const chat = chatWith(message.from === client.user ? message.to : message.from);
-  let at = chat.messages.length;
-  while (at > 0 && compareIds(chat.messages[at - 1].id, message.id) > 0) at--;
-  if (chat.messages[at - 1]?.id === message.id) return null;
-  chat.messages.splice(at, 0, message);
-  return chat;
-}
-
 function receive(message) {
   const chat = addKnown(message);
   if (!chat) return;
-  if (message.from !== client.user) {
+  if (message.from !== model.client.user) {
     chat.unread++;
-    stopTyping(message.from);
+    stopTyping(chat, message.from);
   }
   watchChats();
   render();
@@ -168,22 +154,23 @@ function receive(message) {
 }
 
 function acknowledged(key, message) {
-  const chat = chatWith(message.to);
+  const chat = chatOf(message);
   chat.unsent = chat.unsent.filter((each) => each.key !== key);
   addKnown(message);
   render();
 }
 
-function refused(key, to, error) {
-  const unsent = chatWith(to).unsent.find((each) => each.key === key);
+function refused({ key, to, channel, error }) {
+  const chat = channel === undefined ? chatWith(to) : channelNamed(channel);
+  const unsent = chat.unsent.find((each) => each.key === key);
   if (unsent) unsent.error = error.message;
   render();
 }
 
 function applyMark({ from, to, kind, upto }) {
-  const isMine = from === client.user;
-  const chat = chatWith(isMine ? to : from);
-  if (isMine) {
+  const isOwn = from === model.client.user;
+  const chat = chatWith(isOwn ? to : from);
+  if (isOwn) {
     if (kind === "seen") noteSeen(chat, upto);
   } else if (kind === "seen") {
     chat.peerSeen = newer(chat.peerSeen, upto);
@@ -193,55 +180,52 @@ function applyMark({ from, to, kind, upto }) {
   render();
 }
 
-function noteSeen(chat, upto) {
-  chat.seen = newer(chat.seen, upto);
-  chat.unread = chat.messages.filter(({ id, from }) => from === chat.peer && compareIds(id, chat.seen) > 0).length;
-}
-
-function newer(a, b) {
-  return compareIds(a, b) < 0 ? b : a;
-}
-
 /** Mark what is on the screen. */
 function markSeen() {
-  const chat = chats.get(openPeer);
+  const chat = model.chats.get(model.openKey);
   if (!chat || document.visibilityState !== "visible") return;
-  const last = chat.messages.findLast(({ from }) => from === chat.peer);
+  const last = chat.messages.findLast((each) => !isMine(each, chat));
   if (!last || compareIds(last.id, chat.seen) <= 0) return;
   noteSeen(chat, last.id);
-  if (chat.peer !== client.user) client.markSeen(chat.peer, last.id).catch(() => {});
+  if (chat.channel !== null) {
+    model.seenPosts.set(chat.channel, last.id);
+    remember();
+  } else if (chat.peer !== model.client.user) {
+    model.client.markSeen(chat.peer, last.id).catch(() => {});
+  }
   render();
 }
 
-document.addEventListener("visibilitychange", () => client && markSeen());
+document.addEventListener("visibilitychange", () => model.client && markSeen());
 
 function watchChats() {
-  const names = [...chats.keys()].filter((name) => name !== client.user);
-  if (names.every((name) => watchChats.last?.has(name)) && watchChats.client === client) return;
+  const names = [...model.chats.values()].map(({ peer }) => peer).filter((name) => name !== null && name !== model.client.user);
+  if (names.every((name) => watchChats.last?.has(name)) && watchChats.client === model.client) return;
   watchChats.last = new Set(names);
-  watchChats.client = client;
-  client.watch(names);
+  watchChats.client = model.client;
+  model.client.watch(names);
 }
 
 // The history
 
 /** Load what was not loaded yet. */
 async function load() {
-  await Promise.all([isListLoaded || loadChats(), openPeer !== null && loadNewest(chatWith(openPeer))]);
+  const chat = model.chats.get(model.openKey);
+  await Promise.all([isListLoaded || loadChats(), areChannelsLoaded || loadChannels(), chat && loadNewest(chat)]);
 }
 
 /** Something may be missing that will not be delivered any more. */
 async function loadAgain() {
-  isListLoaded = false;
-  for (const chat of chats.values()) chat.isCurrent = false;
+  isListLoaded = areChannelsLoaded = false;
+  for (const chat of model.chats.values()) chat.isCurrent = false;
   await load();
 }
 
 async function loadChats() {
-  const asked = client;
+  const asked = model.client;
   try {
     const found = await asked.chats({ limit: 200 });
-    if (asked !== client) return;
+    if (asked !== model.client) return;
     for (const { with: peer, last, unread, seen, peer_delivered: delivered, peer_seen: peerSeen } of found.chats) {
       const chat = chatWith(peer);
       chat.seen = newer(chat.seen, seen ?? "0");
@@ -282,10 +266,16 @@ async function loadOlder(chat) {
 }
 
 async function loadPage(chat, before) {
-  const page = await client.history(chat.peer, { before, limit: PAGE_SIZE });
+  const page = await askPage(chat, { before, limit: PAGE_SIZE });
   page.messages.forEach(addKnown);
   if (page.messages.length) chat.newestLoaded = newer(chat.newestLoaded, page.messages[0].id);
   return page;
+}
+
+async function askPage({ peer, channel }, asked) {
+  if (channel === null) return model.client.history(peer, asked);
+  const { posts, more } = await model.client.posts(channel, asked);
+  return { messages: posts, more };
 }
 
 /** One at a time for each chat. */
@@ -304,15 +294,111 @@ async function loading(chat, work) {
 }
 
 function loadOlderIfNeeded() {
-  const chat = chats.get(openPeer);
+  const chat = model.chats.get(model.openKey);
   if (chat?.oldestLoaded && chat.hasMore && byId("messages").scrollTop < LOAD_OLDER_PX) loadOlder(chat);
 }
 
+// Channels
+
+async function loadChannels() {
+  const asked = model.client;
+  const changes = membershipChanges;
+  try {
+    const names = [];
+    let page;
+    do {
+      page = await asked.channels({ after: names.at(-1) ?? null, limit: 200 });
+      names.push(...page.channels);
+    } while (page.more && page.channels.length && names.length < MAX_CHANNELS);
+    if (asked !== model.client) return;
+    if (changes !== membershipChanges) return loadChannels();
+    areChannelsLoaded = true;
+    const joined = new Set(names);
+    [...model.chats.values()].filter(({ channel }) => channel !== null && !joined.has(channel)).forEach(forgetChannel);
+    names.forEach((name) => (channelNamed(name).isJoined = true));
+    byId("no-channels").textContent = NO_CHANNELS;
+  } catch (error) {
+    if (asked === model.client) byId("no-channels").textContent = `Channels can't be shown: ${error.message}.`;
+  }
+  render();
+  if (areChannelsLoaded && !arePostsChecked) checkPosts(asked);
+}
+
+/** Find out which channels have posts that were not on the screen. */
+async function checkPosts(asked) {
+  arePostsChecked = true;
+  for (const chat of [...model.chats.values()].filter(({ isJoined }) => isJoined).slice(0, MAX_CHECKED)) {
+    try {
+      const { posts } = await asked.posts(chat.channel, { limit: 1 });
+      if (asked !== model.client) return;
+      if (!posts.length) continue;
+      addKnown(posts[0]);
+      // Without a known post, this window begins with what comes from now on.
+      if (chat.seen === "0" && !chat.unread) model.seenPosts.set(chat.channel, posts[0].id);
+      noteSeen(chat, model.seenPosts.get(chat.channel) ?? "0");
+    } catch (error) {
+      console.warn(`the last post of ${chat.channel} was not loaded:`, error.message);
+    }
+  }
+  remember();
+  render();
+  markSeen();
+}
+
+function addChannel(channel) {
+  membershipChanges++;
+  channelNamed(channel).isJoined = true;
+  render();
+}
+
+function removeChannel(channel) {
+  membershipChanges++;
+  forgetChannel(channelNamed(channel));
+  render();
+}
+
+function forgetChannel(chat) {
+  if (chat.key === model.openKey) closeChat();
+  model.chats.delete(chat.key);
+  model.seenPosts.delete(chat.channel);
+  remember();
+}
+
+byId("join-channel").addEventListener("submit", async (event) => {
+  event.preventDefault();
+  const channel = byId("new-channel").value.trim().replace(/^#/, "");
+  if (!channel) return;
+  const asked = model.client;
+  showError("channels-error", "");
+  try {
+    await asked.join(channel);
+  } catch (error) {
+    if (asked === model.client) showError("channels-error", `Not joined: ${error.message}.`);
+    return;
+  }
+  if (asked !== model.client) return;
+  byId("new-channel").value = "";
+  addChannel(channel);
+  open(channelNamed(channel));
+});
+
+byId("leave").addEventListener("click", async () => {
+  const asked = model.client;
+  const { channel } = model.chats.get(model.openKey);
+  try {
+    await asked.leave(channel);
+    if (asked === model.client) removeChannel(channel);
+  } catch (error) {
+    if (asked === model.client) showError("send-error", `Not left: ${error.message}.`);
+  }
+});
+
+byId("messages").addEventListener("scroll", loadOlderIfNeeded);
+
 // Choosing a chat
 
-function open(peer) {
-  openPeer = peer;
-  const chat = chatWith(peer);
+function open(chat) {
+  model.openKey = chat.key;
   remember();
   watchChats();
   byId("messages").replaceChildren();
@@ -324,30 +410,36 @@ function open(peer) {
   queueMicrotask(() => byId("text").focus()); // once it is shown
 }
 
-function leave() {
-  const button = chatButton(openPeer);
-  openPeer = null;
+function closeChat() {
+  const key = model.openKey;
+  model.openKey = null;
   remember();
   render();
-  queueMicrotask(() => (button ?? byId("new-peer")).focus());
+  queueMicrotask(() => (chatButton(key) ?? byId("new-peer")).focus());
 }
 
-byId("back").addEventListener("click", leave);
-byId("open-chat").addEventListener("keydown", (event) => event.key === "Escape" && leave());
+byId("back").addEventListener("click", closeChat);
+byId("open-chat").addEventListener("keydown", (event) => event.key === "Escape" && closeChat());
 
 byId("new-chat").addEventListener("submit", (event) => {
   event.preventDefault();
   const peer = byId("new-peer").value.trim();
   byId("new-peer").value = "";
-  if (peer) open(peer);
+  if (peer) open(chatWith(peer));
 });
 
-byId("chats").addEventListener("keydown", (event) => {
+byId("lists").addEventListener("click", (event) => {
+  const button = event.target.closest("button.chat");
+  if (button) open(model.chats.get(button.dataset.chat));
+});
+
+byId("lists").addEventListener("keydown", (event) => {
   const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
-  if (!step) return;
+  if (!step || event.target.tagName !== "BUTTON") return;
   event.preventDefault();
-  const buttons = [...byId("chats").querySelectorAll("button")];
-  buttons[buttons.indexOf(document.activeElement) + step]?.focus();
+  const buttons = chatButtons();
+  const at = buttons.indexOf(document.activeElement);
+  if (at >= 0) buttons[at + step]?.focus();
 });
 
 // Writing
@@ -356,9 +448,9 @@ byId("composer").addEventListener("submit", (event) => {
   event.preventDefault();
   const field = byId("text");
   if (!field.value.trim()) return;
-  const chat = chatWith(openPeer);
+  const chat = model.chats.get(model.openKey);
   try {
-    const { key } = client.send(openPeer, field.value);
+    const { key } = chat.channel === null ? model.client.send(chat.peer, field.value) : model.client.post(chat.channel, field.value);
     chat.unsent.push({ key, text: field.value, at: Date.now() });
   } catch (error) {
     showError("send-error", `Not sent: ${error.message}.`);
@@ -381,244 +473,24 @@ byId("text").addEventListener("keydown", (event) => {
 byId("text").addEventListener("input", () => {
   if (!byId("text").value || Date.now() - typingSentAt < TYPING_SENT_MS) return;
   typingSentAt = Date.now();
-  client.typing(openPeer);
+  const { peer, channel } = model.chats.get(model.openKey);
+  channel === null ? model.client.typing(peer) : model.client.typingIn(channel);
 });
 
-function showTyping(user) {
-  clearTimeout(typing.get(user));
-  typing.set(user, setTimeout(() => stopTyping(user), TYPING_SHOWN_MS));
+function showTyping({ key }, user) {
+  if (user === model.client.user) return;
+  if (!model.typing.has(key)) model.typing.set(key, new Map());
+  clearTimeout(model.typing.get(key).get(user));
+  model.typing.get(key).set(user, setTimeout(() => stopTyping({ key }, user), TYPING_SHOWN_MS));
   render();
 }
 
-function stopTyping(user) {
-  clearTimeout(typing.get(user));
-  if (typing.delete(user)) render();
-}
-
-// Showing it
-
-let isRenderDue = false;
-
-/** Show what has changed, once for all changes of this turn. */
-function render() {
-  if (isRenderDue) return;
-  isRenderDue = true;
-  queueMicrotask(() => {
-    isRenderDue = false;
-    if (!client) return;
-    renderChats();
-    renderConversation();
-  });
-}
-
-function lastOf(chat) {
-  return chat.unsent.at(-1) ?? chat.messages.at(-1);
-}
-
-function renderChats() {
-  const shown = [...chats.values()].filter((chat) => lastOf(chat) || chat.peer === openPeer);
-  shown.sort((a, b) => (lastOf(b)?.at ?? Infinity) - (lastOf(a)?.at ?? Infinity));
-  const list = byId("chats");
-  const focused = document.activeElement?.dataset?.peer;
-  place(list, shown.map(({ peer }) => peer), () => {
-    const item = document.createElement("li");
-    const button = item.appendChild(document.createElement("button"));
-    button.type = "button";
-    button.className = "chat";
-    button.append(element("span", "avatar"), element("span", "who"));
-    const [first, second] = [element("span", "line"), element("span", "line")];
-    button.lastChild.append(first, second);
-    first.append(element("strong", "name"), element("time", ""));
-    second.append(element("span", "preview"), element("span", "unread"));
-    button.addEventListener("click", () => open(button.dataset.peer));
-    return item;
-  });
-  shown.forEach((chat, index) => renderChat(list.children[index].firstChild, chat));
-  if (focused) chatButton(focused)?.focus();
-  byId("no-chats").hidden = shown.length > 0;
-  const unread = shown.reduce((sum, chat) => sum + chat.unread, 0);
-  document.title = unread ? `(${unread}) Shardyard chat` : "Shardyard chat";
-}
-
-function renderChat(button, chat) {
-  const part = (name) => button.querySelector(name);
-  const last = lastOf(chat);
-  const isOnline = presence.get(chat.peer)?.online > 0;
-  const isTyping = typing.has(chat.peer);
-  const isMine = last && last.from !== chat.peer;
-  button.dataset.peer = chat.peer;
-  button.setAttribute("aria-current", String(chat.peer === openPeer));
-  part(".avatar").classList.toggle("is-online", isOnline);
-  paintAvatar(part(".avatar"), chat.peer);
-  part(".name").textContent = chat.peer;
-  part("time").textContent = last ? shortTime(last.at) : "";
-  part(".preview").classList.toggle("is-typing", isTyping);
-  part(".preview").textContent = isTyping ? "typing …" : last ? (isMine ? "You: " : "") + last.text.slice(0, 200) : "";
-  part(".unread").hidden = !chat.unread;
-  part(".unread").textContent = chat.unread > 999 ? "999+" : String(chat.unread);
-  const unread = chat.unread ? `, ${chat.unread} unread` : "";
-  button.setAttribute("aria-label", `${chat.peer}${isOnline ? ", online" : ""}${unread}. ${part(".preview").textContent}`);
-}
-
-function renderConversation() {
-  const chat = chats.get(openPeer);
-  byId("app").classList.toggle("has-open-chat", Boolean(chat));
-  byId("open-chat").hidden = !chat;
-  byId("nothing-open").hidden = Boolean(chat);
-  if (!chat) return;
-  const { online, since } = presence.get(openPeer) ?? {};
-  const isTyping = typing.has(openPeer);
-  byId("peer").textContent = openPeer;
-  paintAvatar(byId("peer-avatar"), openPeer);
-  byId("peer-avatar").classList.toggle("is-online", online > 0);
-  byId("peer-state").classList.toggle("is-typing", isTyping);
-  setText(byId("peer-state"), isTyping ? "typing …" : online > 0 ? "online" : since ? `offline since ${longTime(since)}` : online === 0 ? "offline" : "");
-  renderMessages(chat);
-}
-
-function renderMessages(chat) {
-  const list = byId("messages");
-  const isNearEnd = list.scrollHeight - list.scrollTop - list.clientHeight < NEAR_END_PX;
-  const fromEnd = list.scrollHeight - list.scrollTop;
-  const lastBefore = list.lastElementChild?.dataset.key;
-
-  const items = [];
-  let before = null;
-  // Between older messages that are known by chance and those that are loaded, some may be missing.
-  const first = chat.hasMore && chat.oldestLoaded !== null ? chat.oldestLoaded : "0";
-  for (const message of [...chat.messages.filter(({ id }) => compareIds(id, first) >= 0), ...chat.unsent]) {
-    const day = new Date(message.at).toDateString();
-    if (day !== before?.day) items.push({ key: `day ${day}`, day: message.at });
-    const isMine = message.from !== chat.peer;
-    items.push({ key: message.id ?? `unsent ${message.key}`, message, isMine, isFirst: day !== before?.day || isMine !== before.isMine });
-    before = { day, isMine };
-  }
-  place(list, items.map(({ key }) => key), (index) => (items[index].day ? dayElement(items[index].day) : messageElement(items[index])));
-  items.forEach((item, index) => item.message && updateMessage(list.children[index], item, chat));
-
-  const hasNew = list.lastElementChild?.dataset.key !== lastBefore && lastBefore !== undefined;
-  if (isNearEnd) list.scrollTop = list.scrollHeight;
-  else if (!hasNew) list.scrollTop = list.scrollHeight - fromEnd;
-  else byId("newest").hidden = false;
-}
-
-function dayElement(at) {
-  const shown = element("div", "day");
-  shown.textContent = new Date(at).toLocaleDateString(undefined, { weekday: "long", day: "numeric", month: "long" });
-  return shown;
-}
-
-function messageElement({ message, isMine }) {
-  const shown = element("article", `message${isMine ? " is-mine" : ""}`);
-  const text = element("p", "text");
-  text.textContent = message.text;
-  const meta = element("footer", "meta");
-  const time = element("time", "");
-  time.dateTime = new Date(message.at).toISOString();
-  time.title = new Date(message.at).toLocaleString();
-  time.textContent = new Date(message.at).toLocaleTimeString(undefined, { hour: "2-digit", minute: "2-digit" });
-  meta.append(time);
-  shown.append(text, meta);
-  return shown;
-}
-
-function updateMessage(shown, { message, isMine, isFirst }, chat) {
-  shown.classList.toggle("is-first", isFirst);
-  if (!isMine) return;
-  const isUpTo = (mark) => message.id && compareIds(message.id, mark) <= 0;
-  const state = message.error ? "refused" : !message.id ? "waiting" : isUpTo(chat.peerSeen) ? "seen" : isUpTo(chat.peerDelivered) ? "delivered" : "sent";
-  if (shown.dataset.state === state) return;
-  shown.dataset.state = state;
-  shown.classList.toggle("is-refused", state === "refused");
-  const meta = shown.querySelector(".meta");
-  while (meta.children.length > 1) meta.lastChild.remove();
-  meta.append(message.error ? `not sent: ${message.error}` : ticks(state));
-}
-
-const TICKS = {
-  waiting: ["M8.5 1.5a4 4 0 1 0 .01 0M8.5 3.5v2.2l1.5 1"],
-  sent: ["M5 6l3 3 6-7"],
-  delivered: ["M1 6l3 3 6-7", "M7.5 8.5l.5.5 6-7"],
-};
-
-function ticks(state) {
-  const shown = document.createElementNS("http://www.w3.org/2000/svg", "svg");
-  shown.setAttribute("class", `ticks is-${state}`);
-  shown.setAttribute("viewBox", "0 0 15 11");
-  shown.setAttribute("role", "img");
-  shown.setAttribute("aria-label", state);
-  for (const line of TICKS[state] ?? TICKS.delivered) {
-    shown.appendChild(document.createElementNS("http://www.w3.org/2000/svg", "path")).setAttribute("d", line);
-  }
-  return shown;
-}
-
-/** Give `parent` a child for each key, in this order. Children that are there already are kept, and moved if needed. */
-function place(parent, keys, make) {
-  const old = new Map([...parent.children].map((child) => [child.dataset.key, child]));
-  keys.forEach((key, index) => {
-    let child = old.get(key);
-    old.delete(key);
-    if (!child) {
-      child = make(index);
-      child.dataset.key = key;
-    }
-    if (parent.children[index] !== child) parent.insertBefore(child, parent.children[index] ?? null);
-  });
-  old.forEach((child) => child.remove());
-}
-
-function scrollToEnd() {
-  queueMicrotask(() => {
-    byId("messages").scrollTop = byId("messages").scrollHeight;
-    byId("newest").hidden = true;
-  });
-}
-
-byId("newest").addEventListener("click", scrollToEnd);
-byId("messages").addEventListener("scroll", () => {
-  const list = byId("messages");
-  if (list.scrollHeight - list.scrollTop - list.clientHeight < NEAR_END_PX) byId("newest").hidden = true;
-  loadOlderIfNeeded();
-});
-
-function element(name, className) {
-  const made = document.createElement(name);
-  made.className = className;
-  return made;
-}
-
-/** A screen reader announces a status whenever it is set. */
-function setText(shown, text) {
-  if (shown.textContent !== text) shown.textContent = text;
-}
-
-function showError(id, message) {
-  byId(id).textContent = message;
-  byId(id).hidden = !message;
-}
-
-function chatButton(peer) {
-  return [...byId("chats").querySelectorAll("button")].find((button) => button.dataset.peer === peer) ?? null;
-}
-
-function paintAvatar(avatar, name) {
-  avatar.textContent = [...name][0] ?? "";
-  const hue = [...name].reduce((sum, letter) => (sum * 31 + letter.codePointAt(0)) % 360, 7);
-  avatar.style.setProperty("--hue", hue);
-}
-
-function shortTime(at) {
-  const date = new Date(at);
-  return date.toDateString() === new Date().toDateString()
-    ? date.toLocaleTimeString(undefined, { hour: "2-digit", minute: "2-digit" })
-    : date.toLocaleDateString(undefined, { day: "numeric", month: "short" });
-}
-
-function longTime(at) {
-  const date = new Date(at);
-  const time = date.toLocaleTimeString(undefined, { hour: "2-digit", minute: "2-digit" });
-  return date.toDateString() === new Date().toDateString() ? time : `${shortTime(at)}, ${time}`;
+function stopTyping({ key }, user) {
+  const users = model.typing.get(key);
+  clearTimeout(users?.get(user));
+  if (!users?.delete(user)) return;
+  if (!users.size) model.typing.delete(key);
+  render();
 }
 
 // After a reload of the page
@@ -627,7 +499,9 @@ const remembered = JSON.parse(sessionStorage.getItem(STORAGE_KEY) ?? "null");
 if (remembered === null) {
   showSignIn();
 } else {
+  model.seenPosts = new Map(remembered.seenPosts ?? []);
   signIn(remembered.user).catch(() => {}); // it is shown with the state of the connection
   showApp();
-  if (remembered.openPeer !== null) open(remembered.openPeer);
+  const key = remembered.openKey ?? "";
+  if (key) open(key.startsWith("@") ? chatWith(key.slice(1)) : channelNamed(key.slice(1)));
 }

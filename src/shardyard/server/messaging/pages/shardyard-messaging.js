@@ -8,11 +8,15 @@
  *     await client.connect();
  *     await client.send("bob", "hello");
  *
+ *     client.on("post", (post) => console.log(post.channel, post.from, post.text));
+ *     await client.join("general");
+ *     await client.post("general", "hello, everyone");
+ *
  * A script that is no module loads it by `import("/shardyard-messaging.js").then(({ MessagingClient }) => ...)`.
  *
  * The client finds the user's server, stays connected, and resumes where it was, also after a reload of the page: what
- * it needs for that is kept in `sessionStorage`. Each message arrives once, in the order of its conversation. What the
- * program sends is sent again until a server has acknowledged it, and is stored once. `docs/messaging-protocol.md`
+ * it needs for that is kept in `sessionStorage`. Each message arrives once, in the order of its conversation or channel.
+ * What the program sends is sent again until a server has acknowledged it, and is stored once. `docs/messaging-protocol.md`
  * describes the protocol.
  *
  * @typedef {{id: string, from: string, to: string, text: string, at: number}} Message
@@ -20,7 +24,10 @@
  *   since 1970.
  * @typedef {{id: string, from: string, to: string, kind: "delivered"|"seen", upto: string, at: number}} Mark
  *   `from` has got, or read, the messages of `to` up to the one with the id `upto`.
- * @typedef {{key: number, to: string, text: string}} Unsent  A message that no server has acknowledged yet.
+ * @typedef {{id: string, channel: string, from: string, text: string, at: number}} Post  A message in a channel. No two of
+ *   a channel have the same id.
+ * @typedef {{key: number, to?: string, channel?: string, text: string}} Unsent  A message to a user or a channel that no
+ *   server has acknowledged yet.
  * @typedef {{with: string, last: Message, unread: number, seen: ?string, peer_delivered: ?string,
  *   peer_seen: ?string}} Chat  A conversation as the user sees it; the last three are ids of messages.
  */
@@ -47,18 +54,18 @@ const EXPIRY_MS = 10_000;
 /** Between two marks that messages were delivered. */
 const DELIVERED_MS = 1_000;
 
-/** Messages and marks that a server takes from a client before it has acknowledged the first of them. */
+/** Messages, marks and posts that a server takes from a client before it has acknowledged the first of them. */
 const MAX_UNANSWERED = 32;
 /** The log remembers so many numbers of a client; see `#sendMore`. */
 const SEQUENCE_WINDOW = 64;
 const MAX_UNSENT = 1_000;
 const MAX_TEXT_BYTES = 16 * 1024;
 const MAX_FRAME_BYTES = 64 * 1024;
-const MAX_USER_LENGTH = 128;
+const MAX_NAME_LENGTH = 128;
 const MAX_WATCHED = 200;
-/** Messages and marks that are remembered, to drop those that come again. */
+/** Messages, posts and marks that are remembered, to drop those that come again. */
 const KNOWN_IDS = 2_000;
-/** Messages that survive a reload of the page, because the history may not have them yet. */
+/** Messages and posts that survive a reload of the page, because the history may not have them yet. */
 const RECENT = { messages: 100, characters: 200_000 };
 /** Other servers that are remembered, to ask them where the user's is. */
 const MAX_LEARNED = 8;
@@ -100,12 +107,15 @@ export function advice(code) {
  *
  * Events, for `on`:
  * - `message` (Message): for the user, or sent by another client of the user.
- * - `sent` ({key, message}): a message of this client is durable. `key`: the one in `unsent`.
- * - `refused` ({key, to, text, error}): a message of this client was refused, and will not be sent.
+ * - `post` (Post): in a channel that the user has joined, from another user or from another client of the user.
+ * - `sent` ({key, message} or {key, post}): what this client has sent is durable. `key`: the one in `unsent`.
+ * - `refused` ({key, to, text, error} or {key, channel, text, error}): it was refused, and will not be sent.
  * - `marked` (Mark): messages were delivered or seen.
- * - `typing` ({from}); `presence` ({user, online, since}): see `watch`.
+ * - `typing` ({from}), `typingIn` ({channel, from}); `presence` ({user, online, since}): see `watch`.
+ * - `membership` ({channel, joined}): the user has joined or left a channel, by this client or another one. What happens
+ *   without a connection is not repeated: load `channels` after each new connection.
  * - `caughtup`: everything that was missed without a connection has been delivered.
- * - `gap` ({reason}): something that was missed can't be delivered any more: load the history.
+ * - `gap` ({reason}): something that was missed can't be delivered any more: load the history, and the posts of channels.
  * - `state` ({state, reason}): `connecting`, `connected`, `waiting` (to connect again) or `closed`. It is closed by
  *   `close`, and if connecting again would not help; then `error` says why.
  */
@@ -139,6 +149,8 @@ export class MessagingClient {
   #known = new Set();
   #nextKey = 1;
   #questions = new Map();
+  /** The last call to join or leave a channel, by channel. */
+  #changes = new Map();
   #nextQuestion = 1;
   #watched = [];
   #delivered = new Map();
@@ -215,15 +227,21 @@ export class MessagingClient {
     this.#storage = null;
   }
 
-  /** Messages that were not acknowledged yet, also those from before a reload of the page. @returns {Unsent[]} */
+  /** Messages and posts that were not acknowledged yet, also those from before a reload of the page.
+   * @returns {Unsent[]} */
   get unsent() {
-    return this.#outbox.filter(({ type }) => type === "send").map(({ key, to, text }) => ({ key, to, text }));
+    return this.#outbox.filter(({ type }) => type !== "mark").map(({ key, ...call }) => ({ key, ...addressed(call) }));
   }
 
   /** The last messages that were received and sent, also before a reload. The history may not have them yet.
    * @returns {Message[]} */
   get recent() {
-    return [...this.#recent];
+    return this.#recent.filter(({ channel }) => channel === undefined);
+  }
+
+  /** The same of channels. @returns {Post[]} */
+  get recentPosts() {
+    return this.#recent.filter(({ channel }) => channel !== undefined);
   }
 
   // Sending
@@ -234,11 +252,15 @@ export class MessagingClient {
    * @returns {Promise<Message>} When it is durable. Its property `key` is the one in `unsent` and in events.
    */
   send(to, text) {
-    const call = { type: "send", to: checkedUser(to), text: wellFormed(text), lane: `send ${to}` };
-    const bytes = encodedSize(call.text);
-    if (bytes > MAX_TEXT_BYTES) throw new MessagingError("too_large", `a text has at most ${MAX_TEXT_BYTES} bytes, this one ${bytes}`);
-    if (encodedSize(JSON.stringify(call)) + 100 > MAX_FRAME_BYTES) throw new MessagingError("too_large", "the text has too many special characters");
-    return this.#enqueue(call);
+    return this.#enqueueText({ type: "send", to: checkedUser(to), text: wellFormed(text), lane: `send ${to}` });
+  }
+
+  /**
+   * Send a message to all members of a channel, of which the user has to be one. Otherwise as `send`.
+   * @returns {Promise<Post>}
+   */
+  post(channel, text) {
+    return this.#enqueueText({ type: "post", channel: checkedChannel(channel), text: wellFormed(text), lane: `post ${channel}` });
   }
 
   /** Tell a user that the messages up to this one were read. */
@@ -256,6 +278,48 @@ export class MessagingClient {
   watch(users) {
     this.#watched = [...new Set(users)].map(checkedUser).slice(0, MAX_WATCHED);
     this.#write({ type: "watch", users: this.#watched });
+  }
+
+  /** Show the members of a channel that this user is typing. Without a connection it is dropped. */
+  typingIn(channel) {
+    this.#write({ type: "typing-in", channel: checkedChannel(channel) });
+  }
+
+  // Channels
+
+  /** Join a channel; it exists as soon as somebody joins. Resolves when that is durable: what is posted from then on is
+   * delivered. Joining twice changes nothing. */
+  join(channel) {
+    return this.#changeMembership("join", checkedChannel(channel));
+  }
+
+  /** Leave a channel. Resolves when that is durable. */
+  leave(channel) {
+    return this.#changeMembership("leave", checkedChannel(channel));
+  }
+
+  /** What was posted to a channel, newest first. `before`: only those older than the post with this id.
+   * @returns {Promise<{posts: Post[], more: boolean}>} */
+  async posts(channel, { before = null, limit = 50 } = {}) {
+    const { posts, more } = await this.#ask({ type: "posts", channel: checkedChannel(channel), before, limit });
+    return { posts, more };
+  }
+
+  /** The names of the channels that the user has joined, in their order. `after`: only those after this name.
+   * @returns {Promise<{channels: string[], more: boolean}>} */
+  async channels({ after = null, limit = 50 } = {}) {
+    const { channels, more } = await this.#ask({ type: "channels", after, limit });
+    return { channels, more };
+  }
+
+  /** One change of a channel at a time: if it is refused for now, the next one does not overtake it. */
+  #changeMembership(type, channel) {
+    const before = this.#changes.get(channel) ?? Promise.resolve();
+    const change = before.catch(() => {}).then(() => this.#ask({ type, channel }));
+    const forget = () => this.#changes.get(channel) === change && this.#changes.delete(channel);
+    this.#changes.set(channel, change);
+    change.then(forget, forget);
+    return change.then(() => {});
   }
 
   // Asking
@@ -487,6 +551,9 @@ export class MessagingClient {
         return this.#refused(frame);
       case "page":
       case "chat-list":
+      case "posts-page":
+      case "channel-list":
+      case "done":
         return this.#answered(frame.number, (question) => question.resolve(frame));
       case "caught-up":
         this.#position = frame.position;
@@ -497,7 +564,10 @@ export class MessagingClient {
       case "gap":
       case "typing":
       case "presence":
+      case "membership":
         return this.#emit(frame.type, frame);
+      case "typing-in":
+        return this.#emit("typingIn", frame);
       case "elsewhere":
         throw new Disconnected("another server serves this user", {
           isElsewhere: true,
@@ -515,12 +585,15 @@ export class MessagingClient {
       if (offset !== undefined) {
         if (epoch === this.#position.epoch && offset < this.#position.offset) continue;
         this.#position = { partition: this.#position.partition, epoch, offset: offset + 1 };
-        this.#last = entry.id;
+        if (type !== "posted") this.#last = entry.id;
       }
-      if (entry.from === this.user) this.#noteSent(entry.id);
-      if (this.#known.has(entry.id)) continue;
-      this.#remember(entry.id);
-      if (type === "marked") {
+      if (entry.from === this.user && type !== "posted") this.#noteSent(entry.id);
+      if (this.#known.has(knownAs(entry))) continue;
+      this.#remember(knownAs(entry));
+      if (type === "posted") {
+        this.#keep(entry);
+        this.#emit("post", entry);
+      } else if (type === "marked") {
         this.#emit("marked", entry);
       } else if (type === "message") {
         this.#keep(entry);
@@ -534,8 +607,8 @@ export class MessagingClient {
     if (!this.#sent || compareIds(id, this.#sent) > 0) this.#sent = id;
   }
 
-  #remember(id) {
-    this.#known.add(id);
+  #remember(key) {
+    this.#known.add(key);
     if (this.#known.size > KNOWN_IDS) this.#known.delete(this.#known.values().next().value);
   }
 
@@ -563,7 +636,7 @@ export class MessagingClient {
     if (this.#isMarking) setTimeout(() => this.#flushDelivered(), DELIVERED_MS);
   }
 
-  // Messages and marks on their way
+  // Messages, posts and marks on their way
 
   #mark(kind, to, upto) {
     const lane = `${kind} ${to}`;
@@ -571,6 +644,13 @@ export class MessagingClient {
     if (!waiting) return this.#enqueue({ type: "mark", to: checkedUser(to), kind, upto, lane });
     if (compareIds(upto, waiting.upto) > 0) waiting.upto = upto;
     return waiting.done;
+  }
+
+  #enqueueText(call) {
+    const bytes = encodedSize(call.text);
+    if (bytes > MAX_TEXT_BYTES) throw new MessagingError("too_large", `a text has at most ${MAX_TEXT_BYTES} bytes, this one ${bytes}`);
+    if (encodedSize(JSON.stringify(call)) + 100 > MAX_FRAME_BYTES) throw new MessagingError("too_large", "the text has too many special characters");
+    return this.#enqueue(call);
   }
 
   #enqueue(call) {
@@ -611,8 +691,8 @@ export class MessagingClient {
     next.forEach((call) => this.#writeCall(call));
   }
 
-  #writeCall({ type, number, to, text, kind, upto }) {
-    this.#write(type === "send" ? { type, number, to, text } : { type, number, to, kind, upto });
+  #writeCall({ type, number, to, kind, upto, ...call }) {
+    this.#write({ type, number, ...(type === "mark" ? { to, kind, upto } : addressed({ to, ...call })) });
   }
 
   #finish(number) {
@@ -621,14 +701,14 @@ export class MessagingClient {
   }
 
   #acknowledged({ number, id, at }) {
-    this.#noteSent(id);
     const call = this.#finish(number);
+    if (call?.type !== "post") this.#noteSent(id);
     if (!call) return;
-    if (call.type === "send") {
-      const message = { id, from: this.user, to: call.to, text: call.text, at };
-      this.#remember(id);
+    if (call.type !== "mark") {
+      const message = { id, from: this.user, ...addressed(call), at };
+      this.#remember(knownAs(message));
       this.#keep(message);
-      this.#emit("sent", { key: call.key, message });
+      this.#emit("sent", { key: call.key, [call.type === "post" ? "post" : "message"]: message });
       call.resolve(message);
     } else {
       call.resolve({ id, at });
@@ -645,11 +725,13 @@ export class MessagingClient {
     } else if (call) {
       this.#finish(number);
       call.reject(error);
-      if (call.type === "send") this.#emit("refused", { key: call.key, to: call.to, text: call.text, error });
+      if (call.type !== "mark") this.#emit("refused", { key: call.key, ...addressed(call), error });
       this.#sendMore();
     } else if (retry) {
       const question = this.#questions.get(number);
-      if (question) setTimeout(() => this.#questions.has(number) && this.#write(question.frame), backoff(RETRY_MS, ++question.attempt));
+      if (!question) return;
+      question.refusal = error;
+      setTimeout(() => this.#questions.has(number) && this.#write(question.frame), backoff(RETRY_MS, ++question.attempt));
     } else {
       this.#answered(number, (question) => question.reject(error));
     }
@@ -662,10 +744,11 @@ export class MessagingClient {
     const frame = { ...asked, number };
     return new Promise((resolve, reject) => {
       const timer = setTimeout(() => {
+        const { refusal } = this.#questions.get(number);
         this.#questions.delete(number);
-        reject(new MessagingError("no_answer", `no answer came in ${CALL_MS / 1000} s`));
+        reject(refusal ?? new MessagingError("no_answer", `no answer came in ${CALL_MS / 1000} s`));
       }, CALL_MS);
-      this.#questions.set(number, { frame, resolve, reject, timer, attempt: 0 });
+      this.#questions.set(number, { frame, resolve, reject, timer, attempt: 0, refusal: null });
       this.#write(frame);
     });
   }
@@ -682,7 +765,7 @@ export class MessagingClient {
 
   #save() {
     if (!this.#storage) return;
-    const outbox = this.#outbox.map(({ key, type, lane, to, text, kind, upto, number }) => ({ key, type, lane, to, text, kind, upto, number }));
+    const outbox = this.#outbox.map(({ done, resolve, reject, attempt, ...call }) => call);
     const stored = { ...this.#resumePoint(), expiresAt: this.#expiresAt, number: this.#number, outbox, recent: this.#recent };
     for (const recent of [this.#recent, []]) {
       try {
@@ -712,7 +795,7 @@ export class MessagingClient {
     this.#recent = stored.recent ?? [];
     this.#outbox.forEach((call) => this.#promise(call));
     this.#nextKey = Math.max(0, ...this.#outbox.map(({ key }) => key)) + 1;
-    this.#recent.forEach(({ id }) => this.#remember(id));
+    this.#recent.forEach((entry) => this.#remember(knownAs(entry)));
   }
 }
 
@@ -741,10 +824,28 @@ function backoff({ first, longest }, attempt) {
 }
 
 function checkedUser(user) {
-  if (typeof user !== "string" || !user || [...user].length > MAX_USER_LENGTH || wellFormed(user) !== user) {
-    throw new MessagingError("invalid_value", `a user's name has 1 to ${MAX_USER_LENGTH} characters`);
+  return checkedName("user", user);
+}
+
+function checkedChannel(channel) {
+  return checkedName("channel", channel);
+}
+
+function checkedName(what, name) {
+  if (typeof name !== "string" || !name || [...name].length > MAX_NAME_LENGTH || wellFormed(name) !== name || name.includes("\0")) {
+    throw new MessagingError("invalid_value", `the name of a ${what} has 1 to ${MAX_NAME_LENGTH} characters, and none of them is NUL`);
   }
-  return user;
+  return name;
+}
+
+/** By what a message, a post or a mark is recognised if it comes again: the ids of a channel's posts are its own. */
+function knownAs({ id, channel }) {
+  return channel === undefined ? id : `${id} ${channel}`;
+}
+
+/** The text of a call, and the user or channel that it is for. */
+function addressed({ to, channel, text }) {
+  return channel === undefined ? { to, text } : { channel, text };
 }
 
 /** Without halves of characters, which can't be encoded. */

@@ -1,0 +1,1 @@
+"""Coordinators and fan-out workers over HTTP: health, metrics, status, and typing in channels."""

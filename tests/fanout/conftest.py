@@ -1,0 +1,3 @@
+from tests.queues.conftest import databases
+
+__all__ = ["databases"]
