@@ -7,6 +7,7 @@ import pytest
 from hypothesis import settings
 
 from tests.postgresql import PostgresqlServer, postgresql_server
+from tests.rabbitmq import RabbitMQ, find_rabbitmq, rabbitmq_server
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -26,14 +27,17 @@ SMALL_SESSION = {"spark.sql.shuffle.partitions": "2"}
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """A test that uses the shared Spark session runs in the one process that has it. Tests that use it, or a database
-    server, are not in `make quick`."""
+    """A test that uses the shared Spark session, or the RabbitMQ, runs in the one process that has it. Tests that use
+    these, or a database server, are not in `make quick`."""
     fixtures = getattr(item, "fixturenames", ())
     if "spark" in fixtures:
         item.add_marker(pytest.mark.spark)
         item.add_marker(pytest.mark.xdist_group("spark"))
     if "postgresql" in fixtures or "own_postgresql" in fixtures:
         item.add_marker(pytest.mark.server)
+    if "rabbitmq" in fixtures:
+        item.add_marker(pytest.mark.server)
+        item.add_marker(pytest.mark.xdist_group("rabbitmq"))
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -72,6 +76,19 @@ def postgresql_url(postgresql: PostgresqlServer) -> Iterator[str]:
     """The URL of an empty database."""
     with postgresql.new_database() as url:
         yield url
+
+
+@pytest.fixture(scope="session")
+def rabbitmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RabbitMQ]:
+    """One server with the sharding plugin, for all tests that need one."""
+    script = find_rabbitmq()
+    if script is None:
+        missing = "RabbitMQ is missing: apt-get install rabbitmq-server"
+        if os.environ.get("CI") == "true":
+            pytest.fail(missing)
+        pytest.skip(missing)
+    with rabbitmq_server(script, tmp_path_factory.mktemp("rabbitmq"), ["rabbitmq_sharding"]) as server:
+        yield server
 
 
 @pytest.fixture(scope="session")

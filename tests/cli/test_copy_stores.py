@@ -2,13 +2,17 @@
 
 import asyncio
 import json
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
 
+from shardyard.groups import Node
 from shardyard.log import open_log
 from shardyard.model import Partition, Record
 from shardyard.registry import open_registry
+from shardyard.sharding.administration import Administration
+from shardyard.sharding.rows import read_topology
 from tests.cli.invocation import invoke
 
 
@@ -42,6 +46,27 @@ def test_a_copy_reports_what_it_did_and_a_second_one_continues(
     printed = capsys.readouterr()
     assert printed.out == "topic\tpartitions\tcopied\trecords\tremaining\norders\t2\t0\t2\t0\n"
     assert printed.err == "copied 0 groups, 0 positions, 1 settings; every record was compared\n"
+
+
+def test_sharded_queues_are_not_copied_as_their_acknowledgements_name_offsets(
+    source: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def administrate(change: Callable[[Administration], Awaitable[object]]) -> None:
+        with open_registry("sqlite:///data/registry.db") as registry:
+            async with open_log(source) as log, Node(log, registry) as node:
+                await change(Administration(node))
+
+    asyncio.run(administrate(lambda administration: administration.declare_queue("mail", "test")))
+    before = sorted(Path().rglob("*"))
+    assert invoke(monkeypatch, "copy", "--from", source, "--to", "sqlite:///new/log") == 1
+    assert "such as 'mail', which can't be copied" in " ".join(capsys.readouterr().err.split())
+    assert sorted(Path().rglob("*")) == before
+
+    asyncio.run(administrate(lambda administration: administration.delete_queue("mail", "test")))
+    assert invoke(monkeypatch, "copy", "--from", source, "--to", "sqlite:///new/log", "--json") == 0
+    assert [topic["topic"] for topic in json.loads(capsys.readouterr().out)["topics"]] == ["orders"]
+    with open_registry("sqlite:///new/registry.db") as registry:
+        assert not registry.read(read_topology).free_slots
 
 
 @pytest.mark.parametrize(

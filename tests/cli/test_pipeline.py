@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -80,7 +81,8 @@ def test_balance_and_plan_use_the_topics_own_numbers_and_print_titled_tables_and
     assert invoke(monkeypatch, "pipeline", "balance", *source) == 0
     printed = capsys.readouterr()
     titles = [line for line in printed.out.splitlines() if line.startswith("# ")]
-    assert titles == ["# orders: 200 records", "# orders: hot keys"]
+    assert titles[0] == "# orders: 200 records"
+    assert re.fullmatch(r"# orders: hot keys \(no other key has more than 18 records or \d+ bytes\)", titles[1])
     header, actual, *schemes = printed.out.splitlines()[1:4]
     assert header.startswith("scheme\trecords max/mean\t")
     assert actual.startswith("actual\t")
@@ -141,9 +143,13 @@ def test_a_reshard_that_is_not_in_progress_cannot_be_aborted(tmp_path: Path) -> 
     assert (done.returncode, done.stderr) == (2, "error: there is no reshard of 'orders' under way\n")
 
 
+SEND = ("--log", LOG, "--registry", "sqlite:///registry.db", "--text", "Hello")
 INVALID = [
     (["ingest", "refunds", "--log", LOG, "--lake", "lake"], "topic 'refunds' does not exist"),
     (["ingest", "orders", "--log", LOG, "--lake", "lake", "--records-per-batch", "0"], "--records-per-batch is 0"),
+    (["ingest", "orders", "--log", LOG, "--lake", "lake", "--format", "orc"], "format is 'orc': expected parquet or"),
+    (["ingest", "orders", "--log", LOG, "--lake", "lake", "--max-restarts", "-1"], "--max-restarts is -1"),
+    (["ingest", "orders", "--log", LOG, "--lake", "lake", "--port", "70000"], "--port is 70000: expected 0 to 65535"),
     (["ingest", "orders", "--log", "kafka://x", "--lake", "lake"], "log URL is 'kafka://x': expected sqlite:///a/path"),
     (["balance", "--log", LOG, "--topic", "refunds"], "topic 'refunds' does not exist"),
     (["balance", "--log", LOG], "expected either --log and --topic, or --parquet"),
@@ -177,6 +183,15 @@ INVALID = [
     ),
     (["history", "--lake", "lake", "--out", "tables", "--log", LOG], "topic 'inbox' does not exist"),
     (["history", "--lake", "lake", "--out", "tables", "--buckets", "0"], "buckets is 0"),
+    (["routing", "--log", LOG, "--into", "routing"], "topic 'members' does not exist"),
+    (["fanout", *SEND], "expected one of --channels, --users and --all"),
+    (["fanout", *SEND, "--users", "a.txt", "--all", "users"], "expected one of --channels, --users and --all"),
+    (["fanout", *SEND, "--users", "none.txt"], "--users is 'none.txt': expected a file that exists"),
+    (["fanout", *SEND, "--all", "channels"], "expected --routing"),
+    (["fanout", *SEND, "--all", "users", "--routing", "none"], "topic 'inbox' does not exist"),
+    (["audit", "--log", LOG], "expected --sent, or --channels"),
+    (["audit", "--log", LOG, "--channels", "--sent", "orders"], "expected --channels without --sent"),
+    (["audit", "--log", LOG, "--channels"], "topic 'events' does not exist"),
     (["audit", "--log", LOG, "--sent", "orders"], "expected either --delivered or --parquet"),
     (["audit", "--log", LOG, "--sent", "orders", "--delivered", "refunds"], "topic 'refunds' does not exist"),
     (["audit", "--log", LOG, "--sent", "orders", "--delivered", "orders", "--until", "noon"], "--until is 'noon'"),

@@ -14,12 +14,14 @@ from shardyard.cli import (
     compare,
     copy_stores,
     demo,
+    fanout,
     history_worker,
     messaging,
     messenger,
     pipeline,
     place,
     queues,
+    sharding,
     tour,
 )
 from shardyard.cli.help import CommandGroup, Rows, apply_help_format
@@ -67,10 +69,12 @@ class _Root(CommandGroup):
 app = typer.Typer(name="shardyard", cls=_Root, help=_HELP, rich_markup_mode="rich", pretty_exceptions_enable=False)
 app.command("broker", rich_help_panel=queues.PANEL)(broker.broker)
 queues.register(app)
+sharding.register(app)
 app.command("messenger", rich_help_panel="Messaging")(messenger.messenger)
 app.command("drain", rich_help_panel="Messaging")(messenger.drain)
 app.command(history_worker.COMMAND, hidden=True)(history_worker.history_worker)
 messaging.register(app)
+fanout.register(app)
 app.command("copy", rich_help_panel="Storage")(copy_stores.copy)
 app.command("place", rich_help_panel="Placement")(place.place)
 app.command("check", rich_help_panel="Placement")(check.check)

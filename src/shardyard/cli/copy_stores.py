@@ -17,12 +17,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from shardyard.cli.options import Json, value_option
 from shardyard.cli.output import print_json, print_message, print_table
-from shardyard.model import InvalidValue, Partition
+from shardyard.model import Conflict, InvalidValue, Partition
 from shardyard.model.extras import require
+from shardyard.model.sharding import SHARDS_TOPIC, STATES_TOPIC
 from shardyard.model.url import parse_url
 
 if TYPE_CHECKING:
     from shardyard.log.copy import Checkpoint
+    from shardyard.registry import Registry
 
 ADVICE_REMAINING = (
     "{} records were appended to the source meanwhile: stop its producers and consumers, and run the command again"
@@ -62,6 +64,8 @@ def copy(
     It may be interrupted, and run again: it continues where it was. To move a running system, run it once while
     everything works, stop producers and consumers, run it again for the rest, and start them on the target. The source
     is only read. The target must not have topics of the same names that this command did not create.
+
+    Exchanges and policies of sharded queues are copied, queues are not: the command is refused while there are any.
 
     Examples:
 
@@ -120,7 +124,10 @@ async def _copy(origin: _Stores, destination: _Stores, *, verify: bool) -> dict[
     from shardyard.log import open_log
     from shardyard.log.copy import LogCopy
     from shardyard.registry import TransactionBatcher, open_registry
+    from shardyard.sharding.rows import OF_SLOTS
 
+    with open_registry(origin.registry) as old:
+        _check_no_sharded_queues(old)
     with open_registry(origin.registry) as old, open_registry(destination.registry) as new, _Bar() as bar:
         transactions = TransactionBatcher(new)
         try:
@@ -131,7 +138,7 @@ async def _copy(origin: _Stores, destination: _Stores, *, verify: bool) -> dict[
 
                 checkpoints = await transactions.read(registry_copy.load_checkpoints)
                 work = LogCopy(source, target, checkpoints, store, bar.advance)
-                topics = await source.topics()
+                topics = [topic for topic in await source.topics() if topic.name not in (SHARDS_TOPIC, STATES_TOPIC)]
                 await work.create(topics)
                 bar.start("copying", await work.count(topics))
                 copied = {topic.name: await work.copy(topic) for topic in topics}
@@ -140,7 +147,7 @@ async def _copy(origin: _Stores, destination: _Stores, *, verify: bool) -> dict[
                     for topic in topics:
                         await work.compare(topic)
                 await work.finish(topics)
-                kept = await asyncio.to_thread(old.read, registry_copy.contents)
+                kept = await asyncio.to_thread(old.read, lambda tx: registry_copy.contents(tx, leave_out=OF_SLOTS))
                 counts = await transactions.run(
                     lambda tx: registry_copy.put_contents(tx, kept, work.checkpoints, "shardyard copy")
                 )
@@ -148,6 +155,18 @@ async def _copy(origin: _Stores, destination: _Stores, *, verify: bool) -> dict[
         finally:
             await asyncio.to_thread(transactions.close)
     return {"topics": [asdict(report) for report in reports], "registry": counts, "verified": verify}
+
+
+def _check_no_sharded_queues(registry: "Registry") -> None:
+    """Their acknowledgements name offsets, which are others in a copy."""
+    from shardyard.sharding.rows import QUEUES
+
+    queues = registry.read(lambda tx: tx.settings(QUEUES))
+    if queues:
+        raise Conflict(
+            f"there are {len(queues)} sharded queues, such as {queues[0].name!r}, which can't be copied: consume what "
+            "is in them, clear the policies, and delete the queues that were declared"
+        )
 
 
 class _Bar:

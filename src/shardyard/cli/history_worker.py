@@ -9,8 +9,9 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Coroutine, Sequence
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import msgspec
 
@@ -107,6 +108,7 @@ async def _work(stores: Stores) -> None:
     from shardyard.log import open_log
     from shardyard.messaging.config import DEFAULT_CONFIG
     from shardyard.messaging.history import open_history
+    from shardyard.messaging.history.channel_materialiser import ChannelMaterialiser
     from shardyard.messaging.history.materialiser import Materialiser
     from shardyard.registry import open_registry
 
@@ -117,15 +119,26 @@ async def _work(stores: Stores) -> None:
             open_history(stores.history) as history,
             Node(log, registry) as node,
         ):
-            work = asyncio.create_task(
-                Materialiser(node, history, session_timeout=DEFAULT_CONFIG.session_timeout).run(), name="materialiser"
-            )
+            parts = [Materialiser(node, history, session_timeout=DEFAULT_CONFIG.session_timeout).run()]
+            if history.channels is not None:
+                parts.append(ChannelMaterialiser(node, history.channels).run())
+            work = asyncio.create_task(_all(parts), name="materialiser")
             for number in (signal.SIGTERM, signal.SIGHUP):
                 asyncio.get_running_loop().add_signal_handler(number, work.cancel)
             asyncio.get_running_loop().add_reader(sys.stdin.fileno(), _stop_at_the_end, work)
             await asyncio.gather(work, return_exceptions=True)
             if not work.cancelled() and (error := work.exception()) is not None:
                 raise error
+
+
+async def _all(parts: Sequence[Coroutine[Any, Any, None]]) -> None:
+    """Run all of them until the first one fails."""
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            for part in parts:
+                tasks.create_task(part)
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from None
 
 
 def _stop_at_the_end(work: "asyncio.Task[None]") -> None:

@@ -177,9 +177,11 @@ def _check_reached(host: str, address: str | None, origins: list[str]) -> None:
     """Clients are told this address: one that they can't reach would cut them off."""
     if address is not None and not re.fullmatch(r"wss?://[^/\s]+/v1/messaging", address):
         raise InvalidValue("--address", address, "a URL such as wss://chat.example.com/v1/messaging")
-    with contextlib.suppress(ValueError):
-        if address is None and ipaddress.ip_address(host).is_unspecified:
-            raise InvalidValue("--host", host, "--address with it, because clients can't connect to this one")
+    is_unspecified = False
+    with contextlib.suppress(ValueError):  # a name
+        is_unspecified = ipaddress.ip_address(host).is_unspecified
+    if address is None and is_unspecified:
+        raise InvalidValue("--host", host, "--address with it, because clients can't connect to this one")
     for each in origins:
         if each != "*" and not re.fullmatch(r"https?://[^/\s]+", each):
             raise InvalidValue("--origin", each, "an origin such as https://chat.example.com, or *")

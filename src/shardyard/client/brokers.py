@@ -209,11 +209,11 @@ class Brokers:
         async def try_brokers() -> T:
             """One attempt with each broker, until one responds."""
             for _ in self.urls:
-                name = self._name
+                at = self._at
                 try:
                     return await self.attempt(call, wait, timeout)
                 except ConnectionError as error:
-                    failures[name] = error
+                    failures[self._name_at(at)] = error
                 if self.clock.monotonic() >= deadline:
                     break
             raise self._unreachable(failures, retry_seconds) from None  # it names the causes
@@ -291,7 +291,10 @@ class Brokers:
     @property
     def _name(self) -> str:
         """The broker that is used now, as messages name it."""
-        return without_password(self.urls[self._at % len(self.urls)])
+        return self._name_at(self._at)
+
+    def _name_at(self, at: int) -> str:
+        return without_password(self.urls[at % len(self.urls)])
 
     async def _unless_failed_over(self, work: Awaitable[T]) -> T:
         result = await self._waits.run(work)

@@ -48,9 +48,12 @@ class Connections:
         """The connection to one of the brokers. `ConnectionError` if it can't be reached within `timeout` seconds."""
         if self.closed:
             raise Closed("the client")
+        broker = self._brokers[index]
+        if (carrier := broker.current) is not None:
+            return carrier
         try:
             async with asyncio.timeout(timeout):
-                return await self._brokers[index].get()
+                return await broker.open()
         except TimeoutError:
             raise ConnectionError("no response in time") from None
 
@@ -70,12 +73,16 @@ class _Broker:
         self._openings = Interruptible()
         """What holds the lock, and what waits for it."""
 
-    async def get(self) -> Carrier:
+    @property
+    def current(self) -> Carrier | None:
+        """The connection that is in use; None if one has to be opened."""
         websocket = self._websocket
         if websocket is not None and not websocket.is_lost:
             return websocket
-        if self._http_until > self._clock.monotonic():
-            return self._http
+        return self._http if self._http_until > self._clock.monotonic() else None
+
+    async def open(self) -> Carrier:
+        """Open a connection, or wait until another call has done so."""
         opened = await self._openings.run(self._open())
         if opened is None:
             raise Closed("the client")

@@ -15,10 +15,10 @@ from shardyard.client.brokers import Brokers, CarrierName
 from shardyard.client.carrier import Carrier
 from shardyard.client.paths import path
 from shardyard.log import SequenceWindow
-from shardyard.model import TAG, TRACE, Appended, Closed, Headers, InvalidValue, Record, RetryLater
+from shardyard.model import TAG, TRACE, Appended, Closed, InvalidValue, Record, RetryLater
 from shardyard.model.checks import check_int64
 from shardyard.model.given import GivenHeaders, GivenValue, encoded_headers, encoded_text
-from shardyard.model.limits import Limits, check_records, is_arrow
+from shardyard.model.limits import Limits, check_new_record, check_records, is_arrow
 from shardyard.runtime.clock import Clock
 from shardyard.wire import frames, requests
 from shardyard.wire.codec import encode
@@ -79,18 +79,19 @@ class _Lane:
         self.capacity = asyncio.Semaphore(MAX_IN_FLIGHT)
         self._clock = clock
         self._round_robin_start = 0
+        self._next_together = random.getrandbits(16)
         self._sent_at = -math.inf
 
     def distribute(self, count: int) -> tuple[int, int]:
         """`round_robin_start` and `together` of the next batch: how its records without a key are distributed.
 
-        Round-robin over the partitions; on a busy lane, a whole batch goes to one partition, which is chosen at
-        random: if these were chosen round-robin too, alternating small and large batches would always meet the same
-        partitions."""
+        Round-robin over the partitions. On a busy lane, a whole batch goes to the next partition, or at random to the
+        one after it, so that alternating small and large batches do not always meet the same partitions."""
         now = self._clock.monotonic()
         busy, self._sent_at = now - self._sent_at < BUSY_SECONDS, now
         if count > 1 and busy:
-            return random.getrandbits(31), 1
+            self._next_together += 1 + random.getrandbits(1)
+            return self._next_together, 1
         start = self._round_robin_start
         self._round_robin_start += count
         return start, 0
@@ -172,12 +173,16 @@ class Producer:
         a time, in milliseconds since 1970. A record that is sent twice with the same `id` is stored twice."""
         if self._closed:
             raise Closed("the producer")
-        named = [(TAG, tag), (TRACE, trace)]
-        own: Headers = tuple((name, encoded_text(name, text, "a string")) for name, text in named if text is not None)
-        record = Record.new(value, key, (*own, *encoded_headers(headers)))
-        if id is not None:
+        if tag is not None or trace is not None:
+            named = [(TAG, tag), (TRACE, trace)]
+            own = [(name, encoded_text(name, text, "a string")) for name, text in named if text is not None]
+            headers = (*own, *encoded_headers(headers))
+        record = Record.new(value, key, headers)
+        if id is None:
+            check_new_record(record, _LIMITS)
+        else:
             record = Record(id, record.key, record.value, record.headers)
-        check_records([record], _LIMITS)
+            check_records([record], _LIMITS)
         if delay is not None or deliver_at is not None:
             await self._delay(topic, record, delay, deliver_at)
             return record.id

@@ -92,9 +92,9 @@ class WebSocketCarrier:
     async def close(self) -> None:
         """Close the connection. A broker that hangs does not hold that up for long."""
         if self._sending is not None:
-            await _finish(self._sending)  # a `Cancel` may be on its way
-        await _finish(asyncio.create_task(self._socket.close()))
-        await _finish(self._receiving)
+            await finish(self._sending)  # a `Cancel` may be on its way
+        await finish(asyncio.create_task(self._socket.close()))
+        await finish(self._receiving)
 
     # Calls
 
@@ -178,18 +178,21 @@ class WebSocketCarrier:
             raise self._lost
         if number is None:
             number = next(self._numbers)
-        answered: asyncio.Future[frames.Answer] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        answered: asyncio.Future[frames.Answer] = loop.create_future()
         self._send(number, call)
         self._calls[number] = answered
+        timer = loop.call_later(timeout, _expire, answered)  # costs a fraction of asyncio.timeout()
         try:
-            async with asyncio.timeout(timeout):
-                answer = await answered
-        except TimeoutError:
-            raise ConnectionError("no response in time") from None
+            answer = await answered
+        except (asyncio.CancelledError, TimeoutError) as error:
+            self._give_up(number, call)
+            if isinstance(error, TimeoutError):
+                raise ConnectionError("no response in time") from None
+            raise
         finally:
+            timer.cancel()
             del self._calls[number]
-            if answered.cancelled() or not answered.done():
-                self._give_up(number, call)
         if isinstance(answer, frames.Failed):
             raise error_of(answer.error)
         return answer
@@ -302,7 +305,12 @@ class WebSocketWatch:
         self._end()
 
 
-async def _finish(task: "asyncio.Task[Any]") -> None:
+def _expire(answered: "asyncio.Future[frames.Answer]") -> None:
+    if not answered.done():
+        answered.set_exception(TimeoutError())
+
+
+async def finish(task: "asyncio.Task[Any]") -> None:
     """Wait for a task, and cancel it after a time."""
     await asyncio.wait([task], timeout=CLOSING_SECONDS)
     task.cancel()

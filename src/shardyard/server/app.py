@@ -27,15 +27,28 @@ from shardyard.server.limits import DEFAULT_LIMITS, ServerLimits
 from shardyard.server.measuring import measure
 from shardyard.server.opening import take_connections
 from shardyard.server.queues import groups, members, records, topics
+from shardyard.server.sharding import exchanges, nodes, policies
+from shardyard.server.sharding import queues as sharding_queues
+from shardyard.server.sharding.host import HostedNode, NodeOptions
 from shardyard.server.websocket import WebSocketConnection
-from shardyard.wire import frames, requests, responses
+from shardyard.wire import frames, requests, responses, sharding, sharding_frames
 from shardyard.wire.batches import JsonBatch
 from shardyard.wire.records import JsonRecord
 from shardyard.wire.settings import GroupSettings
 
 _log = logging.getLogger(__name__)
 
-ROUTERS = (topics.router, records.router, members.router, groups.router, health.router)
+ROUTERS = (
+    topics.router,
+    records.router,
+    members.router,
+    groups.router,
+    exchanges.router,
+    policies.router,
+    sharding_queues.router,
+    nodes.router,
+    health.router,
+)
 BACKLOG = 1024
 """Connections that can wait to be accepted."""
 DRAIN_SECONDS = 5.0
@@ -43,30 +56,38 @@ DRAIN_SECONDS = 5.0
 
 _BODIES = [
     kind
-    for module in (requests, responses)
+    for module in (requests, responses, sharding)
     for kind in vars(module).values()
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct) and kind.__module__ == module.__name__
 ]
 
 
-def create_app(broker: Broker, drain: Drain | None = None) -> FastAPI:
-    """The application of a broker that is open."""
-    app = FastAPI(title="Shardyard", version=__version__, description="Topics, records and groups over HTTP.")
+def create_app(broker: Broker, drain: Drain | None = None, hosted: HostedNode | None = None) -> FastAPI:
+    """The application of a broker that is open. `hosted`: its node of sharded queues."""
+    app = FastAPI(
+        title="Shardyard", version=__version__, description="Topics, records, groups and sharded queues over HTTP."
+    )
     app.state.broker = broker
+    app.state.hosted = hosted or HostedNode(broker.node)
     app.state.drain = drain or Drain()
     add_routes(app, ROUTERS)
-    app.add_api_route(frames.PATH, refuse_without_upgrade, include_in_schema=False)
+    for path in (frames.PATH, sharding_frames.PATH):
+        app.add_api_route(path, refuse_without_upgrade, include_in_schema=False)
+    describe_bodies(app, [*_BODIES, JsonRecord, JsonBatch, GroupSettings])
+    return app
+
+
+def describe_bodies(app: FastAPI, kinds: Sequence[type[msgspec.Struct]]) -> None:
+    """Let `/openapi.json` describe these, to which its routes refer by name."""
     describe_routes = app.openapi
 
     def describe() -> dict[str, Any]:
         schema = describe_routes()
-        kinds = [*_BODIES, JsonRecord, JsonBatch, GroupSettings]
         _, components = msgspec.json.schema_components(kinds, ref_template="#/components/schemas/{name}")
         schema.setdefault("components", {}).setdefault("schemas", {}).update(components)
         return schema
 
     app.openapi = describe  # type: ignore[method-assign]
-    return app
 
 
 def add_routes(app: FastAPI, routers: Sequence[APIRouter]) -> None:
@@ -107,17 +128,24 @@ class EmbeddedServer(Server):
 
 @contextlib.asynccontextmanager
 async def running(
-    log: Log, registry: Registry, *, token: str | None = None, clock: Clock | None = None
+    log: Log,
+    registry: Registry,
+    *,
+    token: str | None = None,
+    clock: Clock | None = None,
+    node_name: str | None = None,
 ) -> AsyncIterator[str]:
-    """A broker inside this program, on a free port of this machine; yields its URL. For tests and examples."""
-    async with Broker(log, registry, token=token, clock=clock) as broker:
+    """A broker inside this program, on a free port of this machine; yields its URL. For tests and examples.
+    `node_name`: of its node of sharded queues."""
+    async with Broker(log, registry, token=token, clock=clock) as broker, HostedNode(broker.node, token) as hosted:
         drain = Drain()
-        server = EmbeddedServer(_config(broker, drain, "127.0.0.1", 0), drain)
+        server = EmbeddedServer(_config(broker, hosted, drain, "127.0.0.1", 0), drain)
         listening = server.config.bind_socket()
         listening.listen(BACKLOG)  # connections that come before the server is up wait for it
         task = asyncio.create_task(server.serve([listening]), name="broker")
         try:
             host, port = listening.getsockname()[:2]
+            hosted.start(NodeOptions.of(f"http://{host}:{port}", port, node_name))
             yield f"http://{host}:{port}"
         finally:
             server.should_exit = True
@@ -136,19 +164,23 @@ async def serving(
     drain_seconds: float = DRAIN_SECONDS,
     limits: ServerLimits = DEFAULT_LIMITS,
     clock: Clock | None = None,
+    node: NodeOptions | None = None,
 ) -> AsyncIterator[uvicorn.Server]:
-    """A server, ready to `serve()`. Port 0 takes a free one.
+    """A server, ready to `serve()`. Port 0 takes a free one. `node`: its part in sharded queues, if any.
 
     `trusted_proxies`: addresses of proxies whose `X-Forwarded-For` header is believed. `limits`: on what callers
     can take. `clock`: of the broker, for long polls, leases and everything that it does in the background.
     """
-    async with Broker(log, registry, token=token, clock=clock) as broker:
+    async with Broker(log, registry, token=token, clock=clock) as broker, HostedNode(broker.node, token) as hosted:
+        if node is not None:
+            hosted.start(node)
         drain = Drain()
-        yield Server(_config(broker, drain, host, port, trusted_proxies, drain_seconds, limits), drain)
+        yield Server(_config(broker, hosted, drain, host, port, trusted_proxies, drain_seconds, limits), drain)
 
 
 def _config(
     broker: Broker,
+    hosted: HostedNode,
     drain: Drain,
     host: str,
     port: int,
@@ -158,9 +190,9 @@ def _config(
 ) -> uvicorn.Config:
     limits = limits.within_open_files()
     bodies = Bodies(limits)
-    app = measure(create_app(broker, drain))
+    app = measure(create_app(broker, drain, hosted))
     return uvicorn.Config(
-        take_connections(limit_bodies(app, bodies), broker, drain, limits),
+        take_connections(limit_bodies(app, bodies), broker, drain, limits, hosted),
         host=host,
         port=port,
         http=functools.partial(Connection, limits=limits),  # type: ignore[arg-type]  # it is only called

@@ -7,6 +7,8 @@ from shardyard.runtime import metrics
 from shardyard.server.auth import Authorised, broker_of
 from shardyard.server.drain import drain_of
 from shardyard.server.http import respond
+from shardyard.server.sharding.measuring import measure_queues
+from shardyard.server.sharding.service import hosted_of
 from shardyard.wire import responses
 
 router = APIRouter(tags=["health"])
@@ -30,7 +32,8 @@ async def check_ready(request: Request) -> Response:
 
 
 @router.get("/metrics")
-async def export_metrics(broker: Authorised) -> Response:
+async def export_metrics(request: Request, broker: Authorised) -> Response:
     """Metrics of this process, in the text format of Prometheus."""
     metrics.LEADER.set(int(broker.node.rebalancer.leads))
+    await measure_queues(hosted_of(request).running)
     return Response(metrics.render(), headers={"Content-Type": metrics.CONTENT_TYPE})

@@ -113,7 +113,7 @@ async def on_invalid_parameter(_: Request, error: Exception) -> Response:
     if not isinstance(error, RequestValidationError):
         raise error
     wrong = error.errors()[0]
-    expected = wrong["msg"].removeprefix("Input should be ")
+    expected = wrong["msg"].removeprefix("Input should be ").replace("String should have", "a string of")
     return error_response(InvalidValue(str(wrong["loc"][-1]), wrong.get("input"), expected))
 
 
@@ -126,9 +126,11 @@ async def on_no_route(request: Request, error: Exception) -> Response:
     return _error_response(body, error.status_code, dict(error.headers or {}))
 
 
-async def refuse_without_upgrade() -> Response:
+async def refuse_without_upgrade(request: Request) -> Response:
     """The response to a plain request where only WebSocket connections are taken."""
-    message = f"{frames.PATH} takes WebSocket connections (subprotocol {frames.SUBPROTOCOL}), and no plain requests"
+    message = (
+        f"{request.url.path} takes WebSocket connections (subprotocol {frames.SUBPROTOCOL}), and no plain requests"
+    )
     headers = {"Connection": "Upgrade", "Upgrade": "websocket"}
     return _error_response(ErrorBody("upgrade_required", message), 426, headers)
 

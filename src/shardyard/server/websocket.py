@@ -20,6 +20,7 @@ from shardyard.runtime.metrics import CONNECTIONS, ERRORS, WEBSOCKETS
 from shardyard.server.bodies import Bodies, HeldBytes
 from shardyard.server.connections import refusal
 from shardyard.server.limits import ServerLimits
+from shardyard.server.websocket_frames import message_frame, whole_message
 from shardyard.wire.close_codes import CloseCode
 from shardyard.wire.errors import error_body
 from shardyard.wire.frames import SUBPROTOCOL
@@ -158,12 +159,33 @@ class WebSocketConnection(asyncio.Protocol):
         if self._closing:
             return
         self._received_at = self._loop.time()
-        self._partial += len(data)
+        at = 0
+        while self._handler is not None and not self._partial and at < len(data):
+            found = whole_message(data, at, MAX_MESSAGE_BYTES)
+            if found is None:
+                break
+            self._partial = self._part_bytes = found[1] - at
+            if not self._hold():
+                return
+            self._message(found[0])
+            at = found[1]
+        if at < len(data):
+            self._receive_others(data[at:])
+
+    def _hold(self) -> bool:
+        """Count what came of a message. If that is too much, the connection is closed."""
         try:
             self._held.hold(self._partial)
         except Overloaded as error:
             ERRORS.series(error_body(error).code).add()
             self.close(CloseCode.OVERLOADED, str(error))
+            return False
+        return True
+
+    def _receive_others(self, data: bytes) -> None:
+        """Take anything but whole messages."""
+        self._partial += len(data)
+        if self._closing or not self._hold():
             return
         self._websocket.receive_data(data)
         for event in self._websocket.events_received():
@@ -215,8 +237,7 @@ class WebSocketConnection(asyncio.Protocol):
     def send(self, message: bytes) -> None:
         """Send a message; nothing happens if the connection is closing."""
         if self._websocket.state is OPEN:
-            self._websocket.send_binary(message)
-            self._flush()
+            self._write(message_frame(message))
 
     @property
     def is_writable(self) -> bool:
@@ -240,9 +261,12 @@ class WebSocketConnection(asyncio.Protocol):
         self._pause_or_resume()
 
     def _flush(self) -> None:
-        data = self._websocket.data_to_send()
-        if data and not self._closing and not self._transport.is_closing():
-            self._transport.write(data[0] if len(data) == 1 else b"".join(data))
+        if data := self._websocket.data_to_send():
+            self._write(data[0] if len(data) == 1 else b"".join(data))
+
+    def _write(self, data: bytes) -> None:
+        if not self._closing and not self._transport.is_closing():
+            self._transport.write(data)
 
     # Closing -------------------------------------------------------------------------------------------------
 

@@ -35,8 +35,11 @@ def encode_arrow_batch(batch: Batch) -> bytes:
     return encode_arrow(table.to_batches(), table.schema.with_metadata(metadata))
 
 
-def columns_of(data: pa.Table) -> RecordColumns:
-    """Stored records as columns of MessagePack."""
+def columns_of(batch: Batch) -> RecordColumns:
+    """A batch that was read as columns of MessagePack."""
+    data = batch.content
+    if not isinstance(data, pa.Table):
+        return RecordColumns.of(data, 0)
     ids, keys, values, headers, timestamps = data.columns
     return RecordColumns(
         ids.to_pylist(),

@@ -44,7 +44,7 @@ def encode_batch(batch: "Batch", media: str) -> bytes:
         return encode_arrow_batch(batch)
     if media == MSGPACK:
         offsets = None if batch.places is None else batch.places.tolist()
-        return encode(PackedBatch(batch.epoch, batch.first, batch.end, columns_of(batch.data), offsets), MSGPACK)
+        return encode(PackedBatch(batch.epoch, batch.first, batch.end, columns_of(batch), offsets), MSGPACK)
     pairs = zip(batch.records(), batch.offsets(), strict=True)
     records = [json_record(record, batch.partition, offset) for record, offset in pairs]
     return encode(JsonBatch(str(batch.partition), batch.epoch, batch.first, batch.end, records))

@@ -23,7 +23,11 @@ from shardyard.model import (
     RetryLater,
     ShardyardError,
     TooLarge,
+    UnknownExchange,
     UnknownGroup,
+    UnknownNode,
+    UnknownPolicy,
+    UnknownQueue,
     UnknownTopic,
 )
 from shardyard.wire.codec import parse_partition
@@ -40,6 +44,10 @@ STATUS: dict[type[ShardyardError], int] = {
     NotAllowed: 403,
     UnknownTopic: 404,
     UnknownGroup: 404,
+    UnknownExchange: 404,
+    UnknownQueue: 404,
+    UnknownPolicy: 404,
+    UnknownNode: 404,
     BodyStalled: 408,
     OffsetTrimmed: 410,
     TooLarge: 413,

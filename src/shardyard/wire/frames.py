@@ -6,17 +6,15 @@ fields are only ever added at the end, with a default. `docs/protocol.md` descri
 """
 
 from collections.abc import Iterable, Iterator
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta, Raw, Struct
 
-from shardyard.model import Malformed
 from shardyard.wire import requests
 from shardyard.wire.columns import RecordColumns
 from shardyard.wire.errors import ErrorBody
-
-T = TypeVar("T")
+from shardyard.wire.framing import Framing, Number
 
 SHARED_BYTES = 256 * 1024
 """How much several frames take that share a message."""
@@ -27,8 +25,6 @@ SUBPROTOCOL = "shardyard.1"
 
 Name = Annotated[str, Meta(max_length=1000)]
 """Of a topic, partition, group or member; calls that wait keep these in memory."""
-Number = Annotated[int, Meta(ge=0, le=2**53)]
-"""Of a call; unique among the calls of a connection that are in progress."""
 
 
 # Calls
@@ -156,15 +152,10 @@ CHANGED = Changed()
 
 # Messages
 
-_encoder = msgspec.msgpack.Encoder()
-_numbered = msgspec.msgpack.Decoder(list[tuple[Number, Raw]])
-_call = msgspec.msgpack.Decoder(Call)
-_answers = msgspec.msgpack.Decoder(list[tuple[Number, Answer]])
-
-
-def encode_frame(number: int, frame: Call | Answer) -> bytes:
-    """A frame, as a part of a message."""
-    return _encoder.encode((number, frame))
+_framing: Framing[Call, Answer] = Framing(Call, Answer)
+encode_frame = _framing.encode_frame
+decode_calls = _framing.decode_calls
+decode_answers = _framing.decode_answers
 
 
 def messages(frames: Iterable[bytes]) -> Iterator[bytes]:
@@ -190,35 +181,9 @@ def message(frames: list[bytes]) -> bytes:
 
 def result_of(content: object) -> Result:
     """A result with this content."""
-    return Result(Raw(_encoder.encode(content)))
+    return Result(Raw(msgspec.msgpack.encode(content)))
 
 
 def raw_result(body: bytes) -> Result:
     """A result whose content is MessagePack already."""
     return Result(Raw(body))
-
-
-def decode_calls(message: bytes) -> list[tuple[int, Call | Malformed]]:
-    """The calls of a message that a client sent; in place of a call that is not valid, what is wrong with it. Raises
-    `Malformed` if the message as a whole is not valid."""
-    return [(number, _decode_call(call)) for number, call in _decode(_numbered, message)]
-
-
-def _decode_call(raw: Raw) -> Call | Malformed:
-    try:
-        call: Call = _decode(_call, raw)
-    except Malformed as error:
-        return error
-    return call
-
-
-def decode_answers(message: bytes) -> list[tuple[int, Answer]]:
-    """The answers of a message that a broker sent. `Malformed` says what is wrong with it."""
-    return _decode(_answers, message)
-
-
-def _decode(decoder: "msgspec.msgpack.Decoder[T]", message: bytes | Raw) -> T:
-    try:
-        return decoder.decode(message)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise Malformed("message", str(error)) from None

@@ -1,5 +1,6 @@
 """What the records of the topic `inbox` hold. The record's key is the user whose clients get it, and its id is that of
-the entry. No I/O."""
+the entry. A post to a channel is for all members of the channel among the partition's users: its key is `POST_KEY` and
+the channel, its value a `wire.channels.ChannelEvent`, and its id the `wire.channels.Source`. No I/O."""
 
 from typing import Annotated, Literal
 
@@ -13,10 +14,20 @@ TOPIC = "inbox"
 GROUP = "messaging"
 """The group whose members are messaging servers."""
 
+POST_KEY = b"\0"
+"""What the key of a post begins with; no name of a user does."""
 MAX_USER_LENGTH = 128
 MAX_TEXT_BYTES = 16 * 1024
 
-User = Annotated[str, Meta(min_length=1, max_length=MAX_USER_LENGTH, pattern=r"^[^\x00]*\Z")]
+User = Annotated[
+    str,
+    Meta(
+        min_length=1,
+        max_length=MAX_USER_LENGTH,
+        pattern=r"^[^\x00]*\Z",
+        description=f"a name of 1 to {MAX_USER_LENGTH} characters, without NUL",
+    ),
+]
 """The name of a user. Databases take no NUL characters."""
 Device = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[^\x00]*\Z")]
 """The name of one client of a user, which the client chooses. No two clients of a user have the same."""
@@ -48,6 +59,9 @@ class InboxEntry(Struct, array_like=True, frozen=True):
     """The text of a message, or a mark."""
     copy: bool = False
     """It is addressed to the sender, whose other clients get it."""
+    away: bool = False
+    """No message: from here on, posts to the recipient's channels were not stored in this partition for the recipient,
+    who was offline."""
 
 
 _encoder = msgspec.msgpack.Encoder()

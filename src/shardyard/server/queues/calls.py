@@ -26,6 +26,7 @@ from shardyard.queues.dropped_unread import count_dropped_unread
 from shardyard.queues.filtering import only_tagged, without_header
 from shardyard.queues.retry_topics import original_topic
 from shardyard.queues.settings_cache import MAX_AGE_SECONDS
+from shardyard.registry import Heartbeat
 from shardyard.runtime.metrics import (
     COMMITS,
     DELIVERED_BYTES,
@@ -97,11 +98,10 @@ async def heartbeat(broker: Broker, group: str, member: str, host: str, body: re
     """Take the heartbeat of a member. Returns the settings of its group. `host`: where the member runs."""
     parent = parent_group(group)
     settings = await broker.settings.group(parent)
-    identity = MemberIdentity(group, member, body.epoch)
     if not settings.admits(member, host):
-        await broker.node.coordinator.leave(identity)
+        await broker.node.coordinator.leave(MemberIdentity(group, member, body.epoch))
         raise NotAllowed(parent, member)
-    await broker.node.coordinator.heartbeat(identity, map(parse_partition, body.progress))
+    await broker.heartbeats.take(Heartbeat(group, member, body.epoch, frozenset(map(parse_partition, body.progress))))
     HEARTBEATS.add()
     return settings
 

@@ -11,6 +11,7 @@ from shardyard.groups.coordinator import MemberIdentity
 from shardyard.model import EarlierPublishFailed, InvalidCall, Malformed, Overloaded, RetryLater, ShardyardError
 from shardyard.queues.broker import Broker
 from shardyard.runtime.metrics import ERRORS
+from shardyard.server.answers import Answers
 from shardyard.server.auth import check_publisher, check_token
 from shardyard.server.bodies import HeldBytes
 from shardyard.server.drain import Drain
@@ -80,8 +81,7 @@ class Session:
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._bytes = 0
         """Of messages in progress."""
-        self._answers: list[bytes] = []
-        """Frames that wait to be sent."""
+        self._answers = Answers(connection)
         self._waiting: set[int] = set()
         """The numbers of reads and watches in progress."""
         self._gets: set[int] = set()
@@ -92,7 +92,6 @@ class Session:
         """Publishes that were refused for now, the latest last."""
         self._settings: tuple[GroupSettings | None, str] = (None, "")
         """The settings that a heartbeat met last, and their version."""
-        self._answers_bytes = 0
         self._requests = asyncio.Semaphore(MAX_REQUESTS)
         self._draining = False
         self._kinds: dict[type[Any], CarryOut] = {
@@ -205,18 +204,7 @@ class Session:
             self._answer(number, answer)
 
     def _answer(self, number: int, answer: frames.Answer) -> None:
-        frame = frames.encode_frame(number, answer)
-        self._answers.append(frame)
-        self._answers_bytes += len(frame)
-        if self._answers_bytes > frames.SHARED_BYTES:
-            self._flush()  # so that the connection knows how much waits to be read by the client
-        elif len(self._answers) == 1:
-            self._loop.call_soon(self._flush)
-
-    def _flush(self) -> None:
-        answers, self._answers, self._answers_bytes = self._answers, [], 0
-        for message in frames.messages(answers):
-            self._connection.send(message)
+        self._answers.add(frames.encode_frame(number, answer))
 
     def drain(self) -> None:
         """Take no more calls, answer those in progress, and close the connection."""
@@ -226,7 +214,7 @@ class Session:
             self._close()
 
     def _close(self) -> None:
-        self._flush()
+        self._answers.flush()
         self._connection.close(CloseCode.DRAINING, "this broker is about to stop")
 
     def lost(self) -> None:

@@ -1,0 +1,76 @@
+"""Questions to RabbitMQ whose answer may be no.
+
+RabbitMQ answers such a question by closing the channel, and clients get into trouble if they go on with the connection
+then. So each question has a connection of its own, which ends with the first no.
+"""
+
+import asyncio
+import contextlib
+import random
+from collections.abc import AsyncIterator
+
+import aio_pika
+from aio_pika.abc import AbstractChannel, AbstractConnection
+from aio_pika.exceptions import AMQPConnectionError, ChannelNotFoundEntity
+from aiormq.exceptions import ChannelLockedResource
+
+from shardyard.model import RetryLater
+
+HEARTBEAT_SECONDS = 10
+"""After twice this time without a sign of life, RabbitMQ takes a client for dead, and its consumers are replaced."""
+ANSWER_SECONDS = 30.0
+LOCK_SECONDS = (0.005, 0.05)
+"""Between two attempts to get a lock, at random."""
+
+
+async def connect(url: str) -> AbstractConnection:
+    """A connection; `RetryLater` if there is no RabbitMQ, or it refuses it."""
+    try:
+        return await aio_pika.connect(url, heartbeat=HEARTBEAT_SECONDS)
+    except (OSError, AMQPConnectionError) as error:
+        raise RetryLater(f"RabbitMQ could not be reached: {error}; check the address, and that it runs") from error
+
+
+@contextlib.asynccontextmanager
+async def asking(url: str) -> AsyncIterator[AbstractChannel]:
+    """A channel, for some questions up to the first no."""
+    async with asyncio.timeout(ANSWER_SECONDS):
+        connection = await connect(url)
+        try:
+            yield await connection.channel(publisher_confirms=False)
+        finally:
+            await connection.close()
+
+
+async def name_of(channel: AbstractChannel, queue: str) -> str | None:
+    """The name of a queue as RabbitMQ knows it; None if there is none, and no more questions then."""
+    under = await channel.get_underlay_channel()
+    try:
+        return str((await under.queue_declare(queue, passive=True)).queue)
+    except ChannelNotFoundEntity:
+        return None
+
+
+async def is_taken(url: str, queue: str) -> bool:
+    """Whether there is a queue of that name, also one that belongs to another connection."""
+    async with asking(url) as channel:
+        try:
+            return await name_of(channel, queue) is not None
+        except ChannelLockedResource:
+            return True
+
+
+@contextlib.asynccontextmanager
+async def locked(url: str, queue: str) -> AsyncIterator[AbstractChannel]:
+    """A channel, while nobody else has the lock of that name. A queue that is declared exclusive is the lock: it goes
+    with its connection, however that ends."""
+    while True:
+        async with asking(url) as channel:
+            try:
+                await channel.declare_queue(queue, exclusive=True)
+            except ChannelLockedResource:
+                pass
+            else:
+                yield channel
+                return
+        await asyncio.sleep(random.uniform(*LOCK_SECONDS))

@@ -1,0 +1,1 @@
+"""Sharded queues over HTTP and WebSocket."""
