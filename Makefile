@@ -14,14 +14,18 @@ $(VENV)/.ready: pyproject.toml constraints.txt tools/setup
 	@tools/setup $(VENV)
 
 .PHONY: setup
-setup: $(VENV)/.ready ## create the virtual environment (the other targets do this if needed)
+setup: $(VENV)/.ready delta ## create the virtual environment, and download Delta Lake (the other targets do this if needed)
+
+.PHONY: delta
+delta: $(VENV)/.ready
+	@tools/install-delta $(VENV)
 
 .PHONY: run
-run: $(VENV)/.ready ## take a tour: placing keys, planning moves, a group on a durable log, and the pipeline on the same data
+run: delta ## take a tour: placing keys, planning moves, a group on a durable log, and the pipeline on the same data
 	@$(BIN)/shardyard tour
 
 .PHONY: test
-test: lint ## run lint, type checks, import layers and all tests
+test: lint delta ## run lint, type checks, import layers and all tests
 	@$(BIN)/python -m pytest -n 2 --dist loadgroup
 
 .PHONY: quick
@@ -41,13 +45,17 @@ format: $(VENV)/.ready ## fix and format the code with ruff
 	@$(BIN)/ruff format .
 
 .PHONY: chaos
-chaos: $(VENV)/.ready ## run 100 000 simulated histories, then kill and stall real processes and Spark drivers (about 35 minutes)
+chaos: delta ## run 100 000 simulated histories, then kill and stall real processes and Spark drivers (about 40 minutes)
 	@$(BIN)/python -m tests.groups.simulation --histories 100000 --first 1000000
 	@$(BIN)/python -m tests.groups.chaos run --seconds 60
 	@$(BIN)/python -m tests.groups.chaos run --seconds 120 --engine postgresql
 	@$(BIN)/python -m tests.messaging.chaos run --seconds 120 --mirror log --audit
 	@$(BIN)/python -m tests.messaging.chaos run --seconds 120 --mirror local --audit
 	@$(BIN)/python -m tests.messaging.chaos run --seconds 120 --engine postgresql --audit
+	@$(BIN)/python -m tests.fanout.chaos run --seconds 120 --audit
+	@$(BIN)/python -m tests.fanout.chaos run --seconds 120 --engine postgresql --audit
+	@$(BIN)/python -m tests.sharding.chaos run --seconds 120
+	@$(BIN)/python -m tests.sharding.chaos run --seconds 120 --engine postgresql
 	@$(BIN)/python -m tests.wire.frame_damage 1000000 100000
 	@$(BIN)/python -m tests.messaging.frame_damage 1000000 100000
 	@KILLS=10 STALL=20 $(BIN)/python -m pytest -q tests/log/test_crashes.py tests/log/test_postgresql_faults.py tests/pipeline/test_crashes.py
@@ -57,7 +65,7 @@ $(VENV)/.bench: $(VENV)/.ready
 	@touch $@
 
 .PHONY: bench
-bench: $(VENV)/.bench ## measure the figures in bench/README.md, next to comparable systems (about 25 minutes)
+bench: $(VENV)/.bench delta ## measure the figures in bench/README.md, next to comparable systems (about 45 minutes)
 	@$(BIN)/python -m bench.imports
 	@$(BIN)/python -m bench.placement
 	@$(BIN)/python -m bench.log
@@ -65,7 +73,14 @@ bench: $(VENV)/.bench ## measure the figures in bench/README.md, next to compara
 	@$(BIN)/python -m bench.groups
 	@$(BIN)/python -m bench.queues
 	@$(BIN)/python -m bench.messaging
+	@$(BIN)/python -m bench.fanout
+	@$(BIN)/python -m bench.fanout_table
+	@$(BIN)/python -m bench.fanout_snapshot
+	@$(BIN)/python -m bench.sharding
+	@$(BIN)/python -m bench.sharding_queue
+	@$(BIN)/python -m bench.sharding_attach
 	@$(BIN)/python -m bench.pipeline
+	@$(BIN)/python -m bench.pipeline_start
 	@$(BIN)/python -m bench.balance
 
 .PHONY: clean

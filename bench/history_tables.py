@@ -19,7 +19,8 @@ from pyspark.sql import SparkSession
 
 from shardyard.messaging.history.tables import HistoryTables
 from shardyard.pipeline.history.history import history
-from shardyard.pipeline.lake.files import Lake
+from shardyard.pipeline.lake.lake import Lake
+from shardyard.pipeline.lake.parquet import ParquetRecords
 from shardyard.pipeline.session import session
 from shardyard.wire.inbox import InboxEntry, encode_entry
 
@@ -45,9 +46,10 @@ def entries(first: int, count: int, users: int) -> Iterator[InboxEntry]:
 
 def fill(lake: Lake, batch: int, first: int, count: int, users: int) -> None:
     """Publish a batch of messages, as ingest does. The partitions do not matter to the job."""
-    with lake.exclusive():
+    records = ParquetRecords(lake, 1)
+    with lake.exclusive("parquet"):
         lake.set_topics(["inbox"])
-        staged = lake.new_staging()
+        staged = records.new_staging()
         folder = staged / "topic=inbox" / "day=2025-10-09"
         folder.mkdir(parents=True)
         for start in range(first, first + count, FILE_RECORDS):
@@ -59,8 +61,8 @@ def fill(lake: Lake, batch: int, first: int, count: int, users: int) -> None:
                 "value": pa.array(map(encode_entry, entries(start, size, users)), pa.binary()),
             }
             pq.write_table(pa.table(columns), folder / f"part-{start}.parquet")
-        lake.complete(batch, staged)
-        lake.publish(batch)
+        records.complete(batch, staged)
+        records.publish(batch)
 
 
 def bench_runs(spark: SparkSession, lake: Lake, tables: Path, messages: int, users: int, buckets: int) -> None:

@@ -17,19 +17,23 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from bench.fanout_snapshot import SAMPLE_SECONDS, Usage
 from bench.figures import percentile
+from bench.reshard_switch import bench_switch
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 the usual name
 
 from shardyard.log import Sender, open_log
 from shardyard.model import Partition
 from shardyard.model.batch import SCHEMA
+from shardyard.pipeline.delta_jars import has_delta
 from shardyard.pipeline.lake.ingest import ingest
 from shardyard.pipeline.partitioning import placement_column
 from shardyard.pipeline.reshard.reshard import reshard
 from shardyard.pipeline.session import session
 from shardyard.placement import generate_ids
 
+PARTS = ["placement", "latency", "read", "ingest", "write", "reshard", "switch"]
 ROUNDS = 3
 PARTITIONS = 16
 SEND_RECORDS = 50_000
@@ -107,12 +111,24 @@ def bench_read(spark: SparkSession, log: str, folder: Path, count: int) -> None:
 
 
 def bench_ingest(spark: SparkSession, log: str, folder: Path, count: int) -> None:
-    rates = []
-    for _ in range(ROUNDS):
-        shutil.rmtree(folder / "lake", ignore_errors=True)
-        took = seconds(lambda: ingest(spark, log, ["orders"], folder / "lake"))
-        rates.append(count / took)
-    print(f"streaming ingest to Parquet    {format_rates(rates)} records/s, round by round")
+    """Both formats in turn, so that both meet the same load and the same warm JVM."""
+    formats = ["parquet", "delta"] if has_delta(spark) else ["parquet"]
+    rates: dict[str, list[float]] = {name: [] for name in formats}
+    processor: dict[str, list[float]] = {name: [] for name in formats}
+    with Usage() as usage:
+        for _ in range(ROUNDS):
+            for name in formats:
+                shutil.rmtree(folder / "lake", ignore_errors=True)
+                time.sleep(2 * SAMPLE_SECONDS)
+                before = usage.processor_seconds
+                took = seconds(partial(ingest, spark, log, ["orders"], folder / "lake", format=name))
+                time.sleep(2 * SAMPLE_SECONDS)
+                rates[name].append(count / took)
+                processor[name].append((usage.processor_seconds - before) / count * 1e6)
+    for name in formats:
+        used = ", ".join(f"{one:.1f}" for one in processor[name])
+        print(f"streaming ingest, {name:13}{format_rates(rates[name])} records/s, round by round")
+        print(f"  processor time               {used} s per million records")
 
 
 def bench_write(spark: SparkSession, log: str, count: int) -> None:
@@ -202,8 +218,12 @@ def main() -> None:
     parser.add_argument("--records", type=int, default=4_000_000, help="records in the topic")
     parser.add_argument("--keys", type=int, default=20_000_000, help="keys to place")
     parser.add_argument(
-        "--only", choices=["read", "ingest", "write", "reshard", "latency", "placement"], help="run one part alone"
+        "--only",
+        choices=PARTS,
+        help="run one part alone",
     )
+    parser.add_argument("--rate", type=int, default=3_000, help="records per second that producers send in `switch`")
+    parser.add_argument("--switches", type=int, default=100, help="how often a topic is resharded in `switch`")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="shardyard-bench-") as name:
         folder = Path(name)
@@ -211,7 +231,7 @@ def main() -> None:
         if options.only not in ("latency", "placement"):
             asyncio.run(fill(log, options.records))
         spark = session("bench", master="local[2]", memory="4g")
-        parts = [options.only] if options.only else ["placement", "latency", "read", "ingest", "write", "reshard"]
+        parts = [options.only] if options.only else PARTS
         for part in parts:
             match part:
                 case "read":
@@ -222,6 +242,8 @@ def main() -> None:
                     bench_write(spark, log, options.records)
                 case "reshard":
                     bench_reshard(spark, log, options.records)
+                case "switch":
+                    bench_switch(spark, log, f"sqlite:///{folder / 'registry.db'}", options.rate, options.switches)
                 case "latency":
                     bench_latency(spark, log, folder)
                 case "placement":

@@ -93,11 +93,15 @@ def measure_one_at_a_time(publisher: Worker, consumer: Worker, figures: Figures)
     consumer.call("consume", len(latencies))
 
 
-SCHEDULED = Line(f"due -> delivered at {Schedule.RECORDS_PER_SECOND:,} records/s, p50 / p99 ms", (50, 99))
 DELIVERED = Line("  delivered meanwhile, records/s", is_limited=True)
 
 
-def measure_schedule(publisher: Worker, consumer: Worker, figures: Figures) -> None:
+def schedule_row(schedule: type[Schedule]) -> Row:
+    latency = Line(f"due -> delivered at {schedule.RECORDS_PER_SECOND:,} records/s, p50 / p99 ms", (50, 99))
+    return Row("schedule", (latency, DELIVERED), partial(measure_schedule, latency))
+
+
+def measure_schedule(latency: Line, publisher: Worker, consumer: Worker, figures: Figures) -> None:
     """The rate is what was delivered from the second second to the last one of the schedule."""
     consumer.start("follow")
     publisher.call("send_one")
@@ -106,7 +110,7 @@ def measure_schedule(publisher: Worker, consumer: Worker, figures: Figures) -> N
     times: list[tuple[int, int]] = consumer.result()
     first_due_at = min(due_at for due_at, _ in times)
     start, end = first_due_at + WARM_UP_SECONDS * 10**9, first_due_at + Schedule.SECONDS * 10**9
-    figures.latencies[SCHEDULED.title] += [(at - due_at) / 1e9 for due_at, at in times if due_at >= start]
+    figures.latencies[latency.title] += [(at - due_at) / 1e9 for due_at, at in times if due_at >= start]
     delivered = sum(start <= at < end for _, at in times)
     figures.rates[DELIVERED.title].append(delivered / (Schedule.SECONDS - WARM_UP_SECONDS))
 
@@ -116,5 +120,5 @@ ROWS = (
     in_flight_row(64),
     in_flight_row(512),
     Row("one", (ONE_AT_A_TIME,), measure_one_at_a_time),
-    Row("schedule", (SCHEDULED, DELIVERED), measure_schedule),
+    schedule_row(Schedule),
 )

@@ -40,7 +40,7 @@ class Client:
         await self._system.send(VALUES[0])
 
     async def send_on_schedule(self) -> None:
-        await self._system.send_on_schedule(Schedule())
+        await self._system.send_on_schedule(self._system.schedule())
 
     async def consume(self, count: int) -> float:
         """Records per second, from the first delivery to the last commit."""
@@ -68,7 +68,7 @@ class Client:
                 values = values[1:]
             times.extend((Schedule.due_at(value), now) for value in values)
 
-        await self._system.consume(1 + Schedule.RECORDS, deliver)
+        await self._system.consume(1 + self._system.schedule.RECORDS, deliver)
         return times
 
 

@@ -8,6 +8,7 @@ import argparse
 import contextlib
 import importlib.util
 import os
+import re
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -42,7 +43,7 @@ class Running:
 
 def start(contender: Contender, root: Path, stack: contextlib.ExitStack) -> Running | None:
     """Start a system, until the stack is closed. None if its server is missing."""
-    folder = root / contender.name.replace(", ", "-")
+    folder = root / re.sub(r"\W+", "-", contender.name)
     folder.mkdir()
     address = stack.enter_context(contender.serve(folder))
     if address is None:

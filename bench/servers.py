@@ -1,8 +1,6 @@
 """Start the servers for the benchmarks, each on a free port of the loopback interface and in its own folder."""
 
 import contextlib
-import os
-import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,15 +13,6 @@ from tests.servers import free_port, install, run_server
 def find_redis() -> Path | None:
     """The path of redis-server, which is installed if it is missing. None if that fails; the reason is printed."""
     return install("redis-server")
-
-
-def find_rabbitmq() -> Path | None:
-    """The path of RabbitMQ's own start script, installed if it is missing. None if that fails; the reason is printed.
-
-    Debian's `rabbitmq-server` command is not used because it switches to a user that cannot write to our folder.
-    """
-    command = install("rabbitmq-server")
-    return command and Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
 
 
 def find_nats() -> Path | None:
@@ -75,32 +64,6 @@ def nats_server(server: Path, folder: Path, sync_interval: str | None) -> Iterat
     config = folder / "nats.conf"
     config.write_text(f'listen: "127.0.0.1:{port}"\njetstream {{ store_dir: "{folder}/data"\n {sync} }}\n')
     with run_server([str(server), "--config", str(config)], port, folder):
-        yield port
-
-
-@contextlib.contextmanager
-def rabbitmq_server(server: Path, folder: Path) -> Iterator[int]:
-    """Run RabbitMQ with default settings and no plugins, and Erlang's port mapper (epmd) for it; yields its port."""
-    port, epmd_port = free_port(), free_port()
-    plugins = folder / "plugins"
-    plugins.write_text("[].\n")
-    settings = {
-        "HOME": str(folder),  # Erlang keeps its cookie there
-        "ERL_EPMD_PORT": str(epmd_port),
-        "ERL_EPMD_ADDRESS": "127.0.0.1",
-        "RABBITMQ_CONF_ENV_FILE": os.devnull,
-        "RABBITMQ_CONFIG_FILE": str(folder / "none"),
-        "RABBITMQ_ENABLED_PLUGINS_FILE": str(plugins),
-        "RABBITMQ_LOG_BASE": str(folder / "log"),
-        "RABBITMQ_MNESIA_BASE": str(folder / "data"),
-        "RABBITMQ_NODENAME": f"bench-{port}@localhost",
-        "RABBITMQ_NODE_IP_ADDRESS": "127.0.0.1",
-        "RABBITMQ_NODE_PORT": str(port),
-        "RABBITMQ_DIST_PORT": str(free_port()),
-        "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "-kernel inet_dist_use_interface {127,0,0,1}",
-    }
-    epmd = shutil.which("epmd") or "epmd"
-    with run_server([epmd], epmd_port, folder, settings), run_server([str(server)], port, folder, settings):
         yield port
 
 

@@ -9,7 +9,7 @@ from typing import Self
 import aio_pika
 from aio_pika.abc import AbstractIncomingMessage
 from bench.contenders.system import PREFETCH, QUEUE, AsyncSystem, Contender, CumulativeAcks, Deliver
-from bench.servers import find_rabbitmq, rabbitmq_server
+from tests.rabbitmq import find_rabbitmq, rabbitmq_server
 
 
 class RabbitMq(AsyncSystem):
@@ -49,8 +49,8 @@ class RabbitMq(AsyncSystem):
 @contextmanager
 def serve(folder: Path) -> Iterator[str | None]:
     if server := find_rabbitmq():
-        with rabbitmq_server(server, folder) as port:
-            yield str(port)
+        with rabbitmq_server(server, folder) as rabbitmq:
+            yield str(rabbitmq.port)
     else:
         yield None
 
