@@ -43,6 +43,9 @@ PARTITIONS = 6
 SESSION_SECONDS = 5.0
 QUIET_SECONDS = 90.0
 """How long it may take at the end until every client has everything."""
+MIGRATE_SECONDS = 30.0
+"""How long a migration is tried again that was refused because all workers, or all coordinators, were down."""
+NONE_RUNS = "is running, and without one nothing would be delivered"
 MOST_PRINTED = 5
 """Problems."""
 
@@ -193,7 +196,12 @@ class Chaos:
             await asyncio.sleep(seconds / (len(modes) + 1))
             self.ledger.note(f"migration to {mode}")
             command = [sys.executable, "-m", "shardyard.cli", "fanout", "migrate", "--to", mode, *self._stores]
-            done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, check=False)
+            give_up = time.monotonic() + MIGRATE_SECONDS
+            while True:
+                done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, check=False)
+                if NONE_RUNS not in done.stderr or time.monotonic() > give_up:
+                    break
+                await asyncio.sleep(0.5)  # all of them were killed, and none has joined again yet
             self.ledger.note(f"migrated to {mode}")
             self.report.migrations += 1
             if done.returncode:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from shardyard.messaging.channels.following import MembersFollower
 from shardyard.model import Partition, Record
 from shardyard.runtime.metrics import MALFORMED_INBOX_RECORDS
 from shardyard.wire import messaging as wire
@@ -328,6 +329,27 @@ def test_older_pages_have_what_the_history_does_not_have_yet_too(tmp_path: Path)
         await alice.send(wire.GetPosts(21, "news", newest.posts[-1].id, 2))
         older = await alice.get(wire.Posts)
         assert ([each.text for each in older.posts], older.more) == (["m4", "m3"], True)
+
+    run(tmp_path, scenario)
+
+
+def test_a_client_gets_a_gap_also_if_its_membership_was_not_followed_yet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def follow_nothing(_: MembersFollower) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(MembersFollower, "run", follow_nothing)
+
+    async def scenario(yard: Yard) -> None:
+        server = await yard.start(stores_history=False)
+        bob = await yard.join(server, BOB)
+        await yard.log.create_topic(EVENTS, 2)
+        await yard.log.create_topic(MEMBERS, FANOUT_PARTITIONS, partitioner=PARTITIONER, hash_=HASH)
+        await change_members(yard, "news", BOB)
+        await yard.log.create_topic(PRESENCE, PARTITIONS)
+        await bob.until(lambda: bool(gaps(bob)))
+        assert "posts" in gaps(bob)[0]
 
     run(tmp_path, scenario)
 

@@ -218,21 +218,20 @@ class Channels:
         self._beginning.add(owned)
         try:
             await self.begin(owned)
-            await asyncio.gather(*(self._prepare_attached(session, owned) for session in owned.sessions()))
+            sessions = list(owned.sessions())
+            await asyncio.gather(*(self._prepare_attached(session, owned) for session in sessions))
+            if self._running is not None and sessions:
+                await _catch_up_for(self._running.follower, sessions)
+            for session in sessions:
+                _tell_what_was_missed(session, owned)
         except Fenced:
             _log.debug("%s belongs to another server now", owned.partition)
         finally:
             self._beginning.discard(owned)
 
     async def _prepare_attached(self, session: Session, owned: "OwnedPartition") -> None:
-        """Posts to the channels of a client that is attached already were not stored for it before: it gets a gap."""
         try:
             await self.prepare(session, owned)
-            if owned.channels_of(session.user):
-                if session.state is State.OPEN:
-                    session.answer(wire.Gap(AWAY))
-                elif session.state is State.OPENING:  # what it missed was looked for without its channels
-                    session.close(CloseCode.UNAVAILABLE, "channels have just been switched on: connect again")
         except ShardyardError as error:
             session.close(CloseCode.UNAVAILABLE, str(error))
         finally:
@@ -340,6 +339,24 @@ class Channels:
             _log.debug("%s belongs to another server now", owned.partition)
         except ShardyardError as error:
             _log.warning("who is offline will be published later, for %s: %s", owned.partition, error)
+
+
+async def _catch_up_for(follower: MembersFollower, sessions: Sequence[Session]) -> None:
+    """Return when it is known which channels these clients joined before they were online."""
+    try:
+        await follower.catch_up_with_all()
+    except ShardyardError as error:
+        for session in sessions:
+            session.close(CloseCode.UNAVAILABLE, str(error))
+
+
+def _tell_what_was_missed(session: Session, owned: "OwnedPartition") -> None:
+    """Posts were not stored for a client before it was online. It gets a gap if it has channels."""
+    if owned.channels_of(session.user):
+        if session.state is State.OPEN:
+            session.answer(wire.Gap(AWAY))
+        elif session.state is State.OPENING:  # what it missed was looked for without its channels
+            session.close(CloseCode.UNAVAILABLE, "channels have just been switched on: connect again")
 
 
 def absent() -> Unsupported:

@@ -81,6 +81,12 @@ class MembersFollower:
             if self.offsets[index] <= before:
                 return
 
+    async def catch_up_with_all(self) -> None:
+        """Apply everything that was appended to any partition before this call."""
+        spans = await self._log.ends(self.topic.name)
+        behind = [(i, spans[i].end) for i, known in enumerate(self.offsets) if i in spans and known < spans[i].end]
+        await asyncio.gather(*(self.catch_up(index, upto) for index, upto in behind))
+
     async def _follow(self, index: int) -> None:
         try:
             while True:
