@@ -302,3 +302,37 @@ async def test_a_log_that_is_in_use_in_another_event_loop_refuses_changes_and_lo
     assert (await own).first.offset == 0
     assert (await log.append(P, record())).first.offset == 1
     await log.close()
+
+
+def test_the_next_event_loop_waits_for_what_the_thread_still_writes_for_the_last_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = SqliteLog(tmp_path / "log", maintain_every=None)
+    carry_out, write_small = writing.Writer._carry_out, writing.Writer._write_small
+    has_begun, has_written = threading.Event(), threading.Event()
+
+    def carry_out_late(self: writing.Writer, requests: list[writing.Request]) -> Any:
+        has_begun.set()
+        has_written.wait(0.3)  # which it never gets to see: the next event loop waits, too
+        return carry_out(self, requests)
+
+    def write_small_then_tell(self: writing.Writer, requests: list[writing.Request]) -> Any:
+        written = write_small(self, requests)
+        has_written.set()
+        return written
+
+    async def submit_and_leave() -> None:
+        monkeypatch.setattr(writing.Writer, "_carry_out", carry_out_late)
+        task = asyncio.create_task(log.create_topic("late", 1))
+        await asyncio.to_thread(has_begun.wait, TIMEOUT_SECONDS)
+        task.cancel()
+
+    async def append() -> Appended:
+        monkeypatch.setattr(writing.Writer, "_write_small", write_small_then_tell)
+        return await log.append(P, record())
+
+    asyncio.run(log.create_topic("t", 1))
+    asyncio.run(submit_and_leave())
+    assert asyncio.run(append()).first.offset == 0
+    assert asyncio.run(log.topic("late")).partitions == 1
+    asyncio.run(log.close())

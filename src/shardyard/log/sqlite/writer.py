@@ -120,7 +120,8 @@ class Writer:
         self._is_busy = False
         """A group is being written, or is about to be."""
         self._closing = False
-        self._groups: queue.SimpleQueue[_Group | None] = queue.SimpleQueue()
+        self._groups: queue.SimpleQueue[_Group | threading.Event | None] = queue.SimpleQueue()
+        """What the thread is to do: write a group, say that it has done everything before, or stop."""
         self._thread = threading.Thread(target=self._run, name=NAME, daemon=True)
         self._thread.start()
 
@@ -168,10 +169,19 @@ class Writer:
                 raise InvalidCall(
                     f"{self._path} is in use in another event loop: open the log once for each event loop that uses it"
                 )
+            self._finish_for_closed_loop()
             self._waiting.clear()
             self.waiting_bytes = 0
             self._is_busy = False
         self._loop = loop
+
+    def _finish_for_closed_loop(self) -> None:
+        """Wait for the thread, which may still write a group of the event loop that was closed: both use one
+        connection."""
+        done = threading.Event()
+        self._groups.put(done)
+        done.wait()
+        self._on_change_elsewhere()  # what follows a commit is not done if the event loop is closed before that
 
     def _start_group(self) -> None:
         group = self._next_group()
@@ -233,6 +243,9 @@ class Writer:
 
     def _run(self) -> None:
         while (group := self._groups.get()) is not None:
+            if isinstance(group, threading.Event):
+                group.set()
+                continue
             outcomes = self._outcomes(group)
             try:
                 group.loop.call_soon_threadsafe(self._finish_group, group, outcomes)
