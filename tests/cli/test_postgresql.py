@@ -12,7 +12,7 @@ from tests.cli.invocation import invoke
 from tests.postgresql import PASSWORD, PostgresqlServer, postgresql_server
 from tests.queues.brokers import BrokerProcess
 
-TIMEOUT_SECONDS = 30.0
+TIMEOUT_SECONDS = 60.0
 """How long a test waits for what must happen soon."""
 
 

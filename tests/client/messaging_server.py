@@ -16,7 +16,7 @@ from shardyard.wire.messaging import Format, Message, Position
 from tests.client.proxies import serving
 
 F = TypeVar("F")
-WAIT_SECONDS = 20.0
+WAIT_SECONDS = 60.0
 START = Position(3, 1, 0)
 
 

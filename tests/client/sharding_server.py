@@ -14,7 +14,7 @@ from shardyard.wire.frames import SUBPROTOCOL, messages
 from tests.client.proxies import serving
 
 F = TypeVar("F", bound=frames.Call)
-WAIT_SECONDS = 20.0
+WAIT_SECONDS = 60.0
 
 
 async def until(condition: Callable[[], object]) -> None:

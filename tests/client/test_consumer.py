@@ -246,7 +246,7 @@ def test_a_process_ends_although_a_plain_handler_hangs() -> None:
         try:
             assert program.stdout is not None
             assert await program.stdout.readline() == b"left\n"
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 assert await program.wait() == 0
         finally:
             with contextlib.suppress(ProcessLookupError):
@@ -459,7 +459,7 @@ def test_an_interrupted_blocking_consumer_commits_and_leaves() -> None:
             assert await program.stdout.readline() == b"a\n"
             assert await program.stdout.readline() == b"b\n"  # the first one is done by now
             program.send_signal(signal.SIGINT)
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 assert await program.communicate() == (b"over\n", b"")
             assert program.returncode == 0
         finally:

@@ -95,7 +95,7 @@ def test_a_signal_ends_a_consumer_without_a_traceback_and_it_leaves_its_group(
             assert await process.stdout.readline() == b"a\n"
             assert await process.stdout.readline() == b"b\n"  # the first one is done by now
             process.send_signal(number)
-            async with asyncio.timeout(15):
+            async with asyncio.timeout(60):
                 assert await process.communicate() == (b"over\n", b"")
             assert process.returncode == 0
         assert (await cluster.rows())[0]["committed"] in (1, 2)
@@ -110,7 +110,7 @@ def test_sys_exit_in_a_handler_ends_the_program_with_its_code_and_commits_what_i
     async def scenario(cluster: Cluster) -> None:
         await publish(cluster)
         async with start(program, cluster.urls[0]) as process:
-            async with asyncio.timeout(15):
+            async with asyncio.timeout(60):
                 assert await process.communicate() == (b"", b"")
             assert process.returncode == 3
         row = (await cluster.rows())[0]

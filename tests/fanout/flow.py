@@ -38,7 +38,7 @@ from shardyard.wire.inbox import POST_KEY, TOPIC
 INBOX_PARTITIONS = 4
 EVENT_PARTITIONS = 4
 CONFIG = FanoutConfig(session_timeout=2.0, prepare_seconds=10.0, commit_seconds=0.005, buffer_look_seconds=0.05)
-WAIT_SECONDS = 20.0
+WAIT_SECONDS = 60.0
 
 
 class Flow:

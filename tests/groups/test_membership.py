@@ -259,7 +259,7 @@ def test_a_directory_follows_owners_with_their_addresses_and_members_without_par
                 assert directory.members()["watcher"].address == "10.0.0.9:7400"
                 changed = asyncio.create_task(directory.changed())
                 await asyncio.sleep(0)
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 await changed
             await until(env, lambda: directory.owner_of(p0) is None and directory.members() == {})
 

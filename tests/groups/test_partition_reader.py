@@ -22,7 +22,7 @@ from tests.groups.test_reader import TOPIC, Environment, Run, run, take
 __all__ = ["run"]  # the fixture
 
 P0 = Partition(TOPIC, 0)
-TIMEOUT_SECONDS = 10.0
+TIMEOUT_SECONDS = 60.0
 
 
 class JumpingClock(SystemClock):

@@ -38,7 +38,7 @@ from tests.sqlite_files import with_log, with_registry
 
 TOPIC = "orders"
 PARTITIONS = 4
-TIMEOUT_SECONDS = 20.0
+TIMEOUT_SECONDS = 60.0
 
 Scenario = Callable[["Environment"], Coroutine[Any, Any, None]]
 Run = Callable[[Scenario], None]

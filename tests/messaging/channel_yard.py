@@ -89,7 +89,7 @@ async def online(yard: Yard, partition: int) -> set[tuple[str, str]]:
 
 async def until_online(yard: Yard, partition: int, *clients: tuple[str, str]) -> None:
     """Wait until these are online, and no others."""
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(60):
         while await online(yard, partition) != set(clients):  # noqa: ASYNC110 it has no event
             await asyncio.sleep(0.01)
 

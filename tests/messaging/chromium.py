@@ -19,7 +19,7 @@ import pytest
 PROGRAMS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
 PACKAGE = "chromium-headless-shell"
 START_SECONDS = 30.0
-WAIT_SECONDS = 20.0
+WAIT_SECONDS = 60.0
 OPTIONS = [
     "--headless",
     "--no-sandbox",  # it can't be had by root, and the pages are our own

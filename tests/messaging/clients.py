@@ -14,7 +14,7 @@ from shardyard.wire.messaging import Format, Marked, Message, Position, Posted
 from tests.server.websockets import CLOSE, RawClient
 
 F = TypeVar("F")
-WAIT_SECONDS = 15.0
+WAIT_SECONDS = 60.0
 
 
 class Client:

@@ -230,7 +230,7 @@ def test_a_client_waits_for_a_history_that_is_too_far_behind(tmp_path: Path) -> 
         assert await late.closed() == 4013
         storing = await yard.start(partitions=[])  # it stores the history
         alice = await yard.clients.hello(behind.url, ALICE)
-        while await asyncio.wait_for(_opened(alice), 10) is False:
+        while await asyncio.wait_for(_opened(alice), 60) is False:
             alice = await yard.clients.hello(behind.url, ALICE)
         await post(yard, "news", "p1", to=1)
         assert await alice.received(1) == ["p1"]
@@ -376,7 +376,7 @@ def test_presence_gets_the_partitions_of_inbox_also_if_that_one_was_looked_up_be
         server = await yard.start()
         await yard.log.expand_topic(TOPIC, PARTITIONS + 1)
         await server.server.channels.refresh()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while (await yard.log.topic(PRESENCE)).receiving == PARTITIONS:  # noqa: ASYNC110 it has no event
                 await asyncio.sleep(0.01)
 

@@ -18,7 +18,7 @@ from shardyard.wire.inbox import TOPIC, InboxEntry, encode_entry
 from tests.messaging.history_model import HistoryModel, mark, message
 
 PARTITIONS = 3
-TIMEOUT_SECONDS = 30.0
+TIMEOUT_SECONDS = 60.0
 USERS = ["a", "b", "c", "d"]
 
 

@@ -100,7 +100,7 @@ def test_the_presence_of_users_of_another_server_is_told(tmp_path: Path) -> None
                 await asyncio.sleep(0.01)
 
         await watcher.send(wire.Watch([there]))
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(60):
             await until_told(1)
             tablet = await yard.join(second, there, "tablet")
             await until_told(2)

@@ -22,7 +22,7 @@ from shardyard.wire.media import JSON
 from tests.queues.engines import ENGINES
 from tests.queues.stored import contents, offsets
 
-TIMEOUT_SECONDS = 20.0
+TIMEOUT_SECONDS = 60.0
 
 Scenario = Callable[["Cluster"], Coroutine[Any, Any, None]]
 

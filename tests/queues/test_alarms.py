@@ -26,7 +26,7 @@ from shardyard.runtime.clock import ManualClock
 from tests.queues.engines import ENGINES, REGISTRIES
 
 GROUP, TOPIC = "billing", "orders"
-TIMEOUT_SECONDS = 20.0
+TIMEOUT_SECONDS = 60.0
 SECRET = "hunter2"
 
 Scenario = Callable[["Environment"], Coroutine[Any, Any, None]]

@@ -40,7 +40,7 @@ from tests.queues.stored import contents, offsets
 
 GROUP, TOPIC = "billing", "orders"
 PARTITIONS = 4
-TIMEOUT_SECONDS = 30.0
+TIMEOUT_SECONDS = 60.0
 RETRY, DEAD = "billing.orders.retry", "billing.orders.dead"
 LADDER_MS = (20, 100, 500)
 P0 = Partition(TOPIC, 0)

@@ -12,7 +12,7 @@ from shardyard.registry import GroupRow, Snapshot, Transaction, TransactionBatch
 from shardyard.registry.memory import MemoryRegistry
 from shardyard.registry.port import TransactionAborted
 
-TIMEOUT_SECONDS = 10.0
+TIMEOUT_SECONDS = 60.0
 """How long a test waits for what must happen soon."""
 
 

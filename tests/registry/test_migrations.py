@@ -55,7 +55,7 @@ CREATE TABLE changes (name TEXT NOT NULL, version BIGINT NOT NULL, PRIMARY KEY (
 """
 
 
-TIMEOUT_SECONDS = 20.0
+TIMEOUT_SECONDS = 60.0
 """How long a test waits for what must happen soon."""
 
 

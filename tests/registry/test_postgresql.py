@@ -46,7 +46,7 @@ from tests.postgresql import PASSWORD, PostgresqlServer, postgresql_server
 from tests.registry.blocks import snapshot, transaction, wait_until_listening
 from tests.registry.test_migrations import shape
 
-TIMEOUT_SECONDS = 30.0
+TIMEOUT_SECONDS = 60.0
 """How long a test waits for what must happen soon."""
 
 

@@ -29,7 +29,7 @@ from shardyard.registry.sqlite import SqliteStore
 from shardyard.runtime import process_signal
 from tests.registry.blocks import transaction
 
-TIMEOUT_SECONDS = 20.0
+TIMEOUT_SECONDS = 60.0
 """How long a test waits for what must happen soon."""
 
 NOBODY = 65534

@@ -34,7 +34,7 @@ from shardyard.runtime.postgresql import (
 )
 from tests.postgresql import PASSWORD, PostgresqlServer, postgresql_server
 
-TIMEOUT_SECONDS = 20.0
+TIMEOUT_SECONDS = 60.0
 """How long a test waits for what must happen soon."""
 
 

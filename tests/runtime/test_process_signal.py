@@ -16,7 +16,7 @@ import pytest
 from shardyard.runtime import process_signal
 from shardyard.runtime.process_signal import Listener, Sender
 
-TIMEOUT_SECONDS = 20.0
+TIMEOUT_SECONDS = 60.0
 
 
 @pytest.fixture(autouse=True)

@@ -21,7 +21,7 @@ from shardyard.wire import sharding_frames as frames
 from shardyard.wire.frames import SUBPROTOCOL, messages
 from tests.servers import free_port
 
-TIMEOUT_SECONDS = 30.0
+TIMEOUT_SECONDS = 60.0
 
 
 class Connection:

@@ -295,7 +295,7 @@ def test_a_server_that_stops_closes_a_connection_on_which_calls_were_cancelled()
         assert await client.call(2, HEALTH) == ALIVE
         running.server.should_exit = True
         assert await client.closed() == CloseCode.DRAINING
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(15):
             await running.serving
 
     run(scenario, drain_seconds=20.0)

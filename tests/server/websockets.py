@@ -19,7 +19,7 @@ from shardyard.server.limits import ServerLimits
 from shardyard.wire import frames, requests, responses
 from shardyard.wire.columns import RecordColumns
 
-TIMEOUT_SECONDS = 30.0
+TIMEOUT_SECONDS = 60.0
 CONTINUATION, TEXT, BINARY, CLOSE, PING = 0, 1, 2, 8, 9
 """Kinds of WebSocket frames."""
 

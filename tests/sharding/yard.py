@@ -19,7 +19,7 @@ from shardyard.sharding.topology_cache import TopologyCache
 from tests.queues.engines import ENGINES
 
 WHO = "test"
-WAIT_SECONDS = 30.0
+WAIT_SECONDS = 60.0
 
 
 async def until(condition: Callable[[], bool]) -> None:
