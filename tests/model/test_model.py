@@ -19,6 +19,7 @@ from shardyard.model import (
     SealLost,
     Topic,
 )
+from shardyard.model.url import beside
 from shardyard.runtime.clock import ManualClock
 
 
@@ -126,3 +127,18 @@ def test_a_task_that_sleeps_again_and_again_wakes_every_time() -> None:
         return woken
 
     assert asyncio.run(story()) == [1.0, 2.0, 3.0]
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("sqlite:///data/log", "sqlite:///data/registry.db"),
+        ("sqlite:////srv/yard/log", "sqlite:////srv/yard/registry.db"),
+        ("sqlite:///log", "sqlite:///registry.db"),
+        ("sqlite:////", "sqlite:////registry.db"),
+        ("postgresql://host/yard", "postgresql://host/yard"),
+        ("memory://", "memory://"),
+    ],
+)
+def test_a_store_is_beside_the_one_that_it_goes_with(url: str, expected: str) -> None:
+    assert beside("log", url, "registry.db") == expected

@@ -19,7 +19,7 @@ from shardyard.cli.options import integer_option, value_option
 from shardyard.cli.serving import Sigterm, absolute_url, collect_garbage_less_often, listening_socket, without_packages
 from shardyard.model import InvalidValue
 from shardyard.model.extras import require
-from shardyard.model.url import parse_url
+from shardyard.model.url import beside
 
 _log = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ RegistryUrl = Annotated[
     value_option(
         "--registry",
         metavar="URL",
-        help="Where groups and settings are stored. Default: sqlite:///data/registry.db, or the database of the log.",
+        help="Where groups and settings are stored. Default: registry.db beside the log, or in its database.",
     ),
 ]
 
@@ -97,7 +97,7 @@ def broker(
         raise InvalidValue("--max-connections", max_connections, "at least 1")
     _check_node(node_name, address)
     if registry is None:
-        registry = log if parse_url("log", log).engine == "postgresql" else "sqlite:///data/registry.db"
+        registry = beside("log", log, "registry.db")
     for option, url in (("--log", log), ("--registry", registry)):
         if url == "memory://":
             expected = "storage that outlives the broker, such as sqlite:///data/log (memory:// is for programs)"

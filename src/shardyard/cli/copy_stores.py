@@ -8,7 +8,6 @@ beside it would hide the standard module of that name.
 
 import asyncio
 from dataclasses import asdict, dataclass
-from pathlib import PurePath
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -20,7 +19,7 @@ from shardyard.cli.output import print_json, print_message, print_table
 from shardyard.model import Conflict, InvalidValue, Partition
 from shardyard.model.extras import require
 from shardyard.model.sharding import SHARDS_TOPIC, STATES_TOPIC
-from shardyard.model.url import parse_url
+from shardyard.model.url import beside, parse_url
 
 if TYPE_CHECKING:
     from shardyard.log.copy import Checkpoint
@@ -74,8 +73,8 @@ def copy(
       shardyard copy --from sqlite:///data/log --to sqlite:///new/log --json
     """
     require("server", "this command")
-    origin = _Stores(source, source_registry or _registry_beside(source))
-    destination = _Stores(target, target_registry or _registry_beside(target))
+    origin = _Stores(source, source_registry or beside("log", source, "registry.db"))
+    destination = _Stores(target, target_registry or beside("log", target, "registry.db"))
     _check(origin, destination)
     try:
         result = asyncio.run(_copy(origin, destination, verify=verify))
@@ -91,14 +90,6 @@ def copy(
         print_message(f"copied {kept}; {'every record was compared' if verify else 'the records were not compared'}")
     if remaining:
         print_message(ADVICE_REMAINING.format(remaining))
-
-
-def _registry_beside(log: str) -> str:
-    """The registry that goes with a log unless another one is named."""
-    engine = parse_url("log", log)
-    if engine.engine == "sqlite":
-        return f"sqlite:///{PurePath(engine.path).parent / 'registry.db'}"
-    return log
 
 
 def _check(origin: _Stores, destination: _Stores) -> None:

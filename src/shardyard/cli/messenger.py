@@ -24,7 +24,7 @@ from shardyard.cli.processes import run_processes
 from shardyard.cli.serving import Sigterm, absolute_url, collect_garbage_less_often, listening_socket, without_packages
 from shardyard.model import InvalidValue, ShardyardError
 from shardyard.model.extras import require
-from shardyard.model.url import parse_url
+from shardyard.model.url import beside
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -49,7 +49,7 @@ def messenger(
         value_option(
             "--history",
             metavar="URL",
-            help="Where conversations are stored. Default: sqlite:///data/history.db, or the database of the registry.",
+            help="Where conversations are stored. Default: history.db beside the registry, or in its database.",
         ),
     ] = None,
     tables: Annotated[
@@ -190,9 +190,9 @@ def _check_reached(host: str, address: str | None, origins: list[str]) -> None:
 def _stores(log: str, registry: str | None, history: str | None) -> Stores:
     """The given ones, and for those that are not given the same database, if the others are in one."""
     if registry is None:
-        registry = log if parse_url("log", log).engine == "postgresql" else "sqlite:///data/registry.db"
+        registry = beside("log", log, "registry.db")
     if history is None:
-        history = registry if parse_url("registry", registry).engine == "postgresql" else "sqlite:///data/history.db"
+        history = beside("registry", registry, "history.db")
     stores = Stores(log, registry, history)
     for name, url in structs.asdict(stores).items():
         if url == "memory://":

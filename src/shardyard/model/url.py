@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass, field
+from pathlib import PurePosixPath
 from urllib.parse import urlsplit
 
 from shardyard.model.errors import InvalidValue
@@ -57,6 +58,13 @@ def parse_url(what: str, url: object) -> EngineUrl:
     if path == url or path in {"", ":memory:"} or "\0" in path:
         raise InvalidValue(f"{what} URL", without_password(url), _EXPECTED)
     return EngineUrl("sqlite", path)
+
+
+def beside(what: str, url: str, file: str) -> str:
+    """Where a store that goes with another one is unless it is named: in the same database, or in a file in the same
+    folder. `url` is that of the other one, which errors call `what`."""
+    other = parse_url(what, url)
+    return f"{_SQLITE}{PurePosixPath(other.path).parent / file}" if other.path else url
 
 
 def without_password(url: str) -> str:

@@ -1,5 +1,6 @@
 """Retrying a call that may succeed later, with exponential back-off, jitter and a deadline."""
 
+import asyncio
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -78,12 +79,14 @@ async def retry(
     `deadline` is a moment of `clock.monotonic()`; when it has passed, the last error is raised. None retries until the
     caller is cancelled. `on_retry` is called with each error that is retried, to log it or to raise instead.
     """
-    attempt = 0
+    attempt, cancellations = 0, _cancellations()
     while True:
         attempt += 1
         try:
             return await call()
         except retry_on as error:
+            if _cancellations() > cancellations:  # the cleanup of a call that was cancelled has failed
+                raise asyncio.CancelledError from error
             left = None if deadline is None else deadline - clock.monotonic()
             if left is not None and left <= 0:
                 raise
@@ -91,3 +94,8 @@ async def retry(
                 on_retry(error)
         wait = backoff.delay(attempt)
         await clock.sleep(wait if left is None else min(wait, left))
+
+
+def _cancellations() -> int:
+    task = asyncio.current_task()
+    return 0 if task is None else task.cancelling()

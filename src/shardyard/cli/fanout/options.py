@@ -10,7 +10,7 @@ import typer
 
 from shardyard.cli.options import value_option
 from shardyard.model import InvalidValue, ShardyardError
-from shardyard.model.url import parse_url
+from shardyard.model.url import beside, parse_url
 
 DEFAULT_LOG = "sqlite:///data/log"
 
@@ -20,7 +20,7 @@ RegistryUrl = Annotated[
     value_option(
         "--registry",
         metavar="URL",
-        help="The registry of the servers. Default: sqlite:///data/registry.db, or the database of the log.",
+        help="The registry of the servers. Default: registry.db beside the log, or in its database.",
     ),
 ]
 
@@ -28,7 +28,7 @@ RegistryUrl = Annotated[
 def registry_url(log: str, registry: str | None) -> str:
     """The given one, or the one that goes with the log. `InvalidValue` for stores that end with the process."""
     if registry is None:
-        registry = log if parse_url("log", log).engine == "postgresql" else "sqlite:///data/registry.db"
+        registry = beside("log", log, "registry.db")
     for option, url in (("--log", log), ("--registry", registry)):
         _check_shared(option, url)
     return registry
