@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import multiprocessing
 import time
 from collections.abc import Callable, Sequence
@@ -73,11 +74,16 @@ class Client:
 
 
 def run_client(connection: Connection, connect: Callable[[str], System], address: str) -> None:
-    """Run the requested methods one after the other, until the request is None."""
+    """Run the requested methods one after the other, until the request is None.
+
+    The process has imported the clients of all systems. A full garbage collection would look at all of that, and take
+    tens of milliseconds, so what was there before the first request is left out of it.
+    """
 
     async def run() -> None:
         async with connect(address) as system:
             client = Client(system, connection.send)
+            gc.freeze()
             while (request := await asyncio.to_thread(connection.recv)) is not None:
                 name, *arguments = request
                 connection.send(await getattr(client, name)(*arguments))

@@ -702,6 +702,22 @@ async def test_what_changed_after_it_was_read_is_not_merged(folder: Path) -> Non
 
 
 @awaited
+async def test_what_is_known_of_a_partition_stays_known_when_its_batches_are_merged(folder: Path) -> None:
+    async with quiet(folder) as log:
+        await log.create_topic("t", 1)
+        for i in range(100):
+            await log.append(T0, records(i))
+        assert not len(await log.read(T0, 100))
+        await log._merge_run(maintenance.Merger())
+        assert rows(folder) < 50
+        known = log._known.find(T0, None)
+        assert known is not None
+        assert known.end == 100
+        await log.append(T0, records(100))
+        assert await contents(log, T0) == records(*range(101))
+
+
+@awaited
 async def test_a_reader_that_waits_gets_the_records_that_are_stored(folder: Path) -> None:
     """They are served from memory when they were appended in the same process."""
     async with quiet(folder) as log:

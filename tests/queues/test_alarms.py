@@ -13,16 +13,17 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from shardyard.groups import reset
+from shardyard.groups import GroupConfig, configure, reset
 from shardyard.log.memory import MemoryLog
 from shardyard.model import Busy, Fenced, InvalidValue, Partition, Position, Record
 from shardyard.queues import alarms as module
 from shardyard.queues.alarms import Alarms
-from shardyard.queues.settings import change_group
-from shardyard.registry import Registry
+from shardyard.queues.settings import change_group, group_settings
+from shardyard.registry import Registry, Snapshot
 from shardyard.registry.batcher import TransactionBatcher
 from shardyard.registry.memory import MemoryRegistry
 from shardyard.runtime.clock import ManualClock
+from shardyard.wire.settings import GroupSettings
 from tests.queues.engines import ENGINES, REGISTRIES
 
 GROUP, TOPIC = "billing", "orders"
@@ -169,6 +170,29 @@ def test_each_topic_and_each_group_counts_for_itself(run: Callable[[Scenario], N
         assert [(p["group"], p["topic"], p["state"], p["lag"]) for p in env.posted[2:]] == [
             (GROUP, "mail", "cleared", 0)
         ]
+
+    run(scenario)
+
+
+def test_groups_without_settings_are_not_looked_up_one_by_one(
+    run: Callable[[Scenario], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked_up: list[str] = []
+
+    def note(tx: Snapshot, group: str) -> GroupSettings:
+        looked_up.append(group)
+        return group_settings(tx, group)
+
+    monkeypatch.setattr(module, "group_settings", note)
+
+    async def scenario(env: Environment) -> None:
+        env.registry.run(lambda tx: configure(tx, "shipping", GroupConfig(), who="ann"))
+        await env.lag(7, group="shipping")
+        env.set(lag_alarm=5, webhook=env.url)
+        await env.lag(6)
+        await env.alarms().check_once()
+        assert looked_up == [GROUP]
+        assert env.announced() == [("raised", 6)]
 
     run(scenario)
 

@@ -53,6 +53,27 @@ def test_a_heartbeat_of_a_member_that_is_gone_fails() -> None:
     run(scenario)
 
 
+def test_a_heartbeat_is_checked_also_when_the_settings_of_the_group_are_known() -> None:
+    async def scenario(running: Running) -> None:
+        client = await running.connect()
+        member = await client.join("worker-1")
+        version = (await client.result(1, heartbeat(member)))["version"]
+        count = CALLS.series("heartbeat").value
+        assert await client.result(2, heartbeat(member, version)) is None
+        assert CALLS.series("heartbeat").value == count + 1
+        nowhere = frames.Heartbeat("billing", "worker-1", requests.Heartbeat(member.epoch, ["orders"]), version)
+        await client.send((3, nowhere))
+        assert await client.code(3) == "invalid_value"
+        where = f"/v1/groups/billing/members/{member.member}"
+        await client.request(4, "DELETE", where, epoch=str(member.epoch))
+        await client.send((5, heartbeat(member, version)))
+        assert await client.code(5) == "fenced"
+        await client.join("worker-1")
+        assert await client.result(5, frames.Span("orders/0")), "its number is free again"
+
+    run(scenario)
+
+
 def test_a_watch_tells_at_once_and_after_each_change_that_concerns_the_member() -> None:
     async def scenario(running: Running) -> None:
         await running.log.create_topic("pictures", 2)

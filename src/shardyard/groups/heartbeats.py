@@ -25,12 +25,16 @@ class Heartbeats:
 
     async def take(self, heartbeat: Heartbeat) -> None:
         """Renew the session of a member. `Fenced` if it is not a member any more."""
+        await self.submit(heartbeat)
+
+    def submit(self, heartbeat: Heartbeat) -> "asyncio.Future[None]":
+        """The same. The future is done when the heartbeat is stored, or has the error that refuses it."""
         loop = asyncio.get_running_loop()
         done: asyncio.Future[None] = loop.create_future()
         self._waiting.append((heartbeat, done))
         if len(self._waiting) == 1:
             loop.call_at(max(self._stored_at + INTERVAL_SECONDS, loop.time()), self._start)
-        await done
+        return done
 
     def _start(self) -> None:
         loop = asyncio.get_running_loop()

@@ -10,10 +10,10 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from shardyard.groups import status
-from shardyard.groups.broadcast import is_departed
+from shardyard.groups.broadcast import is_departed, parent_group
 from shardyard.log import Log
 from shardyard.model import InvalidValue, UnknownGroup
-from shardyard.queues.settings import group_settings
+from shardyard.queues.settings import group_scope, group_settings
 from shardyard.registry import Registry, Snapshot, Transaction, lease
 from shardyard.registry.batcher import TransactionBatcher
 from shardyard.registry.lease import RegistryLease
@@ -133,7 +133,10 @@ class Alarms:
 def _load(tx: Snapshot) -> tuple[dict[str, _AlarmSettings], list[Alarm]]:
     """The settings of the groups with an alarm, and the alarms that are raised."""
     found = {}
+    scopes = set(tx.scopes())  # one statement for all groups: most have no settings of their own
     for row in tx.groups():
+        if group_scope(parent_group(row.name)) not in scopes:
+            continue  # it has the default settings, and so no alarm
         settings = group_settings(tx, row.name)
         if settings.lag_alarm is not None and not is_departed(tx, row.name):
             found[row.name] = _AlarmSettings(settings.lag_alarm, settings.webhook)

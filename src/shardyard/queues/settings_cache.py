@@ -58,14 +58,21 @@ class SettingsCache:
         """The settings of a group."""
         return await self._get(f"group/{name}", lambda tx: group_settings(tx, name))
 
+    def known_group(self, name: str) -> GroupSettings | None:
+        """The settings of a group if they are in memory."""
+        return cast(GroupSettings | None, self._known(f"group/{name}"))
+
     async def topic_token_hashes(self) -> frozenset[str]:
         """The hashes of the tokens of all topics."""
         return await self._get("tokens", topic_token_hashes)
 
-    async def _get(self, key: str, read: Callable[[Snapshot], T]) -> T:
+    def _known(self, key: str) -> object | None:
         cached = self._cached.get(key)
-        if cached is not None and self._clock.monotonic() - cached[0] < MAX_AGE_SECONDS:
-            return cast(T, cached[1])
+        return cached[1] if cached is not None and self._clock.monotonic() - cached[0] < MAX_AGE_SECONDS else None
+
+    async def _get(self, key: str, read: Callable[[Snapshot], T]) -> T:
+        if (known := self._known(key)) is not None:
+            return cast(T, known)
         reading = self._reading.get(key)
         if reading is None:
             reading = self._reading[key] = asyncio.ensure_future(self._read(key, read))

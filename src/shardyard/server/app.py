@@ -20,6 +20,7 @@ from shardyard.registry import Registry
 from shardyard.runtime.clock import Clock
 from shardyard.server import health
 from shardyard.server.bodies import Bodies, limit_bodies
+from shardyard.server.connection_checks import ConnectionChecks
 from shardyard.server.connections import Connection
 from shardyard.server.drain import Drain
 from shardyard.server.http import ERROR_HANDLERS, refuse_without_upgrade
@@ -190,13 +191,14 @@ def _config(
 ) -> uvicorn.Config:
     limits = limits.within_open_files()
     bodies = Bodies(limits)
+    checks = ConnectionChecks(limits.stalled_seconds / 2)
     app = measure(create_app(broker, drain, hosted))
     return uvicorn.Config(
         take_connections(limit_bodies(app, bodies), broker, drain, limits, hosted),
         host=host,
         port=port,
         http=functools.partial(Connection, limits=limits),  # type: ignore[arg-type]  # it is only called
-        ws=functools.partial(WebSocketConnection, limits=limits, bodies=bodies),  # type: ignore[arg-type]  # likewise
+        ws=functools.partial(WebSocketConnection, limits=limits, bodies=bodies, checks=checks),  # type: ignore[arg-type]  # likewise
         access_log=False,
         log_config=None,  # the program configures where logs go
         log_level="warning",

@@ -18,6 +18,7 @@ from websockets.typing import Subprotocol
 from shardyard.model import InvalidCall, InvalidValue, Overloaded, ShardyardError
 from shardyard.runtime.metrics import CONNECTIONS, ERRORS, WEBSOCKETS
 from shardyard.server.bodies import Bodies, HeldBytes
+from shardyard.server.connection_checks import ConnectionChecks
 from shardyard.server.connections import refusal
 from shardyard.server.limits import ServerLimits
 from shardyard.server.websocket_frames import message_frame, whole_message
@@ -59,12 +60,14 @@ class WebSocketConnection(asyncio.Protocol):
         app_state: dict[str, Any],  # noqa: ARG002 uvicorn gives it to every protocol
         limits: ServerLimits,
         bodies: Bodies,
+        checks: ConnectionChecks,
     ) -> None:
         self._app = config.loaded_app
         self._connections: set[Any] = server_state.connections
         self._tasks = server_state.tasks
         self._limits = limits
         self._bodies = bodies
+        self._checks = checks
         self._loop = asyncio.get_running_loop()
         self._websocket = ServerProtocol(
             subprotocols=[Subprotocol(SUBPROTOCOL)], max_size=MAX_MESSAGE_BYTES, logger=_websockets_log
@@ -88,7 +91,6 @@ class WebSocketConnection(asyncio.Protocol):
         self._unsent: int | None = None
         """Bytes that the client had not taken at the last check, if it was behind."""
         self._unsent_since = 0.0
-        self._check_timer: asyncio.TimerHandle | None = None
         self._close_timer: asyncio.TimerHandle | None = None
 
     # Opening -------------------------------------------------------------------------------------------------
@@ -98,7 +100,7 @@ class WebSocketConnection(asyncio.Protocol):
         self._connections.add(self)
         WEBSOCKETS.add(1)
         self._received_at = self._loop.time()
-        self._check_later()
+        self._checks.add(self)
 
     def _upgrade(self, request: Request) -> None:
         """Let the application decide about the request."""
@@ -290,9 +292,9 @@ class WebSocketConnection(asyncio.Protocol):
         WEBSOCKETS.add(-1)
         self._held.release()
         self._writable.set()
-        for timer in (self._check_timer, self._close_timer):
-            if timer is not None:
-                timer.cancel()
+        self._checks.discard(self)
+        if self._close_timer is not None:
+            self._close_timer.cancel()
         if self._handler is not None:
             self._handler.lost()
 
@@ -315,34 +317,26 @@ class WebSocketConnection(asyncio.Protocol):
         self._transport.resume_reading()
         self._close_timer = self._loop.call_later(CLOSING_SECONDS, self._transport.abort)
 
-    def _check_later(self) -> None:
-        self._check_timer = self._loop.call_later(self._limits.stalled_seconds / 2, self._check)
-
-    def _check(self) -> None:
-        """Close the connection if the client makes no progress."""
+    def check(self, now: float) -> None:
+        """Close the connection if the client makes no progress. `now`: by the event loop's time."""
         if self._closing:
             return
-        now, limits = self._loop.time(), self._limits
+        limits = self._limits
         silent = now - self._received_at
         is_reading = self._unsent is None and not self._busy
         if self._handler is None:
             if silent > limits.head_seconds:
                 self._transport.abort()
-                return
         elif is_reading and self._partial and silent > limits.stalled_seconds:
             self.close(CloseCode.STALLED, f"no more of a message came for {limits.stalled_seconds:g} s")
-            return
         elif is_reading and silent > limits.idle_seconds:
             self.close(CloseCode.IDLE, f"nothing came for {limits.idle_seconds:g} s, not even a ping")
-            return
         elif self._unsent is not None:
             unsent = self._transport.get_write_buffer_size()
             if unsent < self._unsent:
                 self._unsent, self._unsent_since = unsent, now
             elif now - self._unsent_since > limits.unread_seconds:
                 self.close(CloseCode.NOT_READING, f"nothing was read for {limits.unread_seconds:g} s")
-                return
-        self._check_later()
 
 
 def _received_bytes(frame: Frame) -> int:

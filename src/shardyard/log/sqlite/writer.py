@@ -46,6 +46,8 @@ class Operation:
 
     work: Callable[[sqlite3.Connection, int], Any]
     size: int = 0
+    only_rearranges: bool = False
+    """It changes how records are stored, and nothing else: what is known of partitions and stamps stays true."""
 
 
 @dataclass(slots=True)
@@ -57,7 +59,7 @@ class Appends:
 
 
 class OnCommit(Protocol):
-    """Called with what was appended, and whether nothing else was changed."""
+    """Called with what was appended, and whether nothing else was changed, apart from how records are stored."""
 
     def __call__(self, changes: Changes, *, only_appends: bool) -> None: ...
 
@@ -299,10 +301,10 @@ class Writer:
             after_commit(lambda: self._committed(group.requests, written))
 
     def _committed(self, requests: list[Request], written: _Written) -> None:
-        only_appends = not any(isinstance(request, Operation) for request in requests)
-        self._on_commit(written.changes, only_appends=only_appends)
+        operations = [request for request in requests if isinstance(request, Operation)]
+        self._on_commit(written.changes, only_appends=all(operation.only_rearranges for operation in operations))
         size = sum(request.size for request in requests) + len(written.changes.batches) * 2 * PAGE_BYTES
-        if not only_appends:  # other requests may write any amount
+        if operations:  # they may write any amount
             size = max(size, self._checkpoints.wal_bytes())
         self._checkpoints.grew(size)
 
@@ -318,10 +320,11 @@ class Writer:
                 for request in same:
                     if isinstance(request, Appends):
                         written.outcomes.append([outcome_of(appending.append, each) for each in request.requests])
-                    else:
-                        written.outcomes.append(outcome_of(request.work, db, now))
+                        continue
+                    written.outcomes.append(outcome_of(request.work, db, now))
+                    if not request.only_rearranges:
+                        self._lookup.clear()
                 if are_operations:
-                    self._lookup.clear()
                     continue
                 changes = appending.changes()
                 store.put(db, changes, now)

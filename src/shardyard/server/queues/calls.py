@@ -43,6 +43,8 @@ from shardyard.wire.headers import PUBLISHED
 from shardyard.wire.settings import GroupSettings
 
 if TYPE_CHECKING:
+    import asyncio
+
     import pyarrow as pa
 
     from shardyard.wire.records import Posted
@@ -92,6 +94,23 @@ async def _fence(options: requests.Publish, broker: Broker) -> Fence | None:
     partition = parse_partition(name)
     await broker.check_owner(group, partition, options.owner)
     return ownership_fence(group, partition, options.owner)
+
+
+def heartbeat_at_once(
+    broker: Broker, group: str, member: str, host: str, body: requests.Heartbeat
+) -> "tuple[GroupSettings, asyncio.Future[None]] | None":
+    """`heartbeat` without a task, of which thousands of idle members would need one every few seconds: the settings,
+    and a future that is done when the heartbeat is stored. None if it takes `heartbeat` to carry it out or refuse it.
+    """
+    settings = broker.settings.known_group(parent_group(group))
+    if settings is None or not settings.admits(member, host):
+        return None
+    try:
+        progress = frozenset(map(parse_partition, body.progress))
+    except InvalidValue:
+        return None
+    HEARTBEATS.add()
+    return settings, broker.heartbeats.submit(Heartbeat(group, member, body.epoch, progress))
 
 
 async def heartbeat(broker: Broker, group: str, member: str, host: str, body: requests.Heartbeat) -> GroupSettings:

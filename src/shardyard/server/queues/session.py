@@ -78,7 +78,7 @@ class Session:
         self._token = token
         self._host = host
         self._loop = asyncio.get_running_loop()
-        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._tasks: dict[int, asyncio.Future[None]] = {}
         self._bytes = 0
         """Of messages in progress."""
         self._answers = Answers(connection)
@@ -121,7 +121,7 @@ class Session:
         self._bytes += size
         left = 0
 
-        def finish(_: "asyncio.Task[None]") -> None:
+        def finish(_: "asyncio.Future[None]") -> None:
             nonlocal left
             left -= 1
             if not left:
@@ -137,7 +137,7 @@ class Session:
         elif self._bytes > self._limits.call_bytes:
             self._connection.set_busy(True)
 
-    def _take(self, number: int, call: frames.Call | Malformed) -> "asyncio.Task[None] | None":
+    def _take(self, number: int, call: frames.Call | Malformed) -> "asyncio.Future[None] | None":
         """Start, cancel or refuse a call."""
         if isinstance(call, frames.Cancel):
             if number in self._waiting:
@@ -155,8 +155,8 @@ class Session:
         if was_busy and self._bytes <= self._limits.call_bytes and not self._draining:
             self._connection.set_busy(False)
 
-    def _start(self, number: int, call: frames.Call) -> "asyncio.Task[None] | None":
-        """Carry out a call in a task of its own, unless it is refused at once."""
+    def _start(self, number: int, call: frames.Call) -> "asyncio.Future[None] | None":
+        """Carry out a call in a task of its own, unless it is refused at once, or is an ordinary heartbeat."""
         if number in self._tasks:
             error: ShardyardError = InvalidCall(f"call {number} is in progress: each call needs a number of its own")
         elif len(self._tasks) >= self._limits.calls:
@@ -173,6 +173,8 @@ class Session:
                 self._waiting.add(number)
             elif isinstance(call, frames.Request) and call.method == "GET":
                 self._gets.add(number)
+            elif isinstance(call, frames.Heartbeat) and (stored := self._start_heartbeat(number, call)) is not None:
+                return stored
             task = self._tasks[number] = self._loop.create_task(self._run(number, call, time.perf_counter()))
             task.add_done_callback(lambda _: self._end(number))
             return task
@@ -194,11 +196,8 @@ class Session:
         measured.count.add()
         try:
             answer = await self._kinds[type(call)](number, call)
-        except ShardyardError as error:
-            answer = _failed(error)
-        except Exception:  # noqa: BLE001 the client gets an answer, whatever it is
-            _log.exception("a call on a WebSocket connection failed")
-            answer = frames.Failed(ErrorBody("internal_error", "the broker failed: its log says why"))
+        except Exception as error:  # noqa: BLE001 the client gets an answer, whatever it is
+            answer = _failed_call(error)
         if answer is not None:
             measured.seconds.observe(time.perf_counter() - started)
             self._answer(number, answer)
@@ -272,9 +271,34 @@ class Session:
         await calls.commit(self._broker, call.group, call.member, call.body)
         return frames.NOTHING
 
+    def _start_heartbeat(self, number: int, call: frames.Heartbeat) -> "asyncio.Future[None] | None":
+        """Carry out a heartbeat without a task. None if it takes one."""
+        if not self._broker.admits(self._token):
+            return None
+        started = time.perf_counter()
+        taken = calls.heartbeat_at_once(self._broker, call.group, call.member, self._host, call.body)
+        if taken is None:
+            return None
+        settings, stored = taken
+        measured = CALL_METRICS[frames.Heartbeat]
+        measured.count.add()
+
+        def answer(_: "asyncio.Future[None]") -> None:
+            error = stored.exception()
+            measured.seconds.observe(time.perf_counter() - started)
+            self._answer(number, self._heartbeat_answer(call, settings) if error is None else _failed_call(error))
+            self._end(number)
+
+        self._tasks[number] = stored
+        stored.add_done_callback(answer)
+        return stored
+
     async def _heartbeat(self, _: int, call: frames.Heartbeat) -> frames.Answer:
         check_token(self._broker, self._token)
         settings = await calls.heartbeat(self._broker, call.group, call.member, self._host, call.body)
+        return self._heartbeat_answer(call, settings)
+
+    def _heartbeat_answer(self, call: frames.Heartbeat, settings: "GroupSettings") -> frames.Answer:
         if self._settings[0] is not settings:
             self._settings = (settings, f"{zlib.crc32(encode(settings)):08x}")
         version = self._settings[1]
@@ -311,6 +335,14 @@ class Session:
             response = await self._tunnel.request(call)
             await self._connection.writable()
             return response
+
+
+def _failed_call(error: BaseException) -> frames.Failed:
+    """The answer to a call that raised this."""
+    if isinstance(error, ShardyardError):
+        return _failed(error)
+    _log.error("a call on a WebSocket connection failed", exc_info=error)
+    return frames.Failed(ErrorBody("internal_error", "the broker failed: its log says why"))
 
 
 def _failed(error: ShardyardError) -> frames.Failed:
