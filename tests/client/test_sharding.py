@@ -30,6 +30,7 @@ from shardyard.runtime.clock import Clock, ManualClock
 from shardyard.wire import sharding as wire
 from shardyard.wire import sharding_frames as frames
 from shardyard.wire.errors import error_body
+from shardyard.wire.frames import messages
 from tests.client.sharding_server import Peer, ScriptedNode, deliveries, until
 
 if TYPE_CHECKING:
@@ -403,6 +404,30 @@ def test_nack_reject_and_multiple_settle_what_they_say() -> None:
         await messages[5].nack(requeue=True, multiple=True)
         assert await peer.settled() == frames.Nack(number, [6], requeue=True)
         peer.abort()
+
+    run(scenario)
+
+
+def test_acknowledgements_of_deliveries_that_came_together_travel_together() -> None:
+    async def scenario(client: ShardingClient, node: ScriptedNode) -> None:
+        channel = await opened(client)
+
+        async def acknowledge_all() -> None:
+            async for message in channel.consume("images"):
+                await message.ack()
+
+        working = asyncio.create_task(acknowledge_all())
+        peer = await node.accept()
+        await attached(peer, *((f"q{n}", node.url) for n in range(3)))
+        numbers = [(await peer.get(frames.Subscribe))[0] for _ in range(3)]
+        delivered = [frames.encode_frame(number, deliveries(1, "a", "b")) for number in numbers]
+        (together,) = messages(delivered)
+        before = len(peer.messages)
+        await peer.socket.send_bytes(together)
+        acks = [await peer.settled() for _ in numbers]
+        assert {(ack.subscription, *ack.tags) for ack in acks} == {(number, 1, 2) for number in numbers}
+        assert len(peer.messages) == before + 1
+        working.cancel()
 
     run(scenario)
 

@@ -86,6 +86,19 @@ def test_the_write_ahead_log_does_not_grow_after_the_writer_has_finished_a_check
     assert writing.kinds == ["(PASSIVE)"], "it is small, so nobody has to wait"
 
 
+def test_what_a_restart_leaves_of_the_file_is_not_counted_as_written(
+    unfinished: Checkpoints, writing: Writing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unfinished.grown()
+    before = writing.write()
+    assert unfinished.grown() > 0
+    writing.finish(unfinished)
+    assert writing.write() == before
+    assert unfinished.grown() == 0, "every change of the log would be followed by a checkpoint"
+    monkeypatch.setattr(files, "WAL_KEEP_BYTES", before - 1)
+    assert unfinished.grown() == before, "it was not restarted for long"
+
+
 def test_beyond_its_limit_the_writer_waits_until_readers_allow_it_to_restart(
     path: Path, unfinished: Checkpoints, writing: Writing, monkeypatch: pytest.MonkeyPatch
 ) -> None:

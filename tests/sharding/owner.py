@@ -23,7 +23,7 @@ from shardyard.sharding.config import ShardingConfig
 from shardyard.sharding.dead_letters import DeadLetter
 from shardyard.sharding.delivery import Deliveries, Subscription
 from shardyard.sharding.messages import to_record, version_header
-from shardyard.sharding.queue import ShardQueue
+from shardyard.sharding.queue import IsCurrent, ShardQueue
 from shardyard.sharding.state_store import StateStore
 from tests.queues.engines import ENGINES
 
@@ -83,6 +83,7 @@ class Owner:
     limits: QueueLimits
     letters: Letters = field(default_factory=Letters)
     is_in_touch: Callable[[], bool] = lambda: True
+    is_current: IsCurrent | None = None
     epoch: int = 0
     lost: list[BaseException] = field(default_factory=list)
     stores: list[StateStore] = field(default_factory=list)
@@ -100,16 +101,17 @@ class Owner:
             clock=self.clock,
             config=self.config,
             is_in_touch=lambda: self.is_in_touch(),  # noqa: PLW0108 tests replace it
+            is_current=self.is_current,
             lost=lambda _, error: self.lost.append(error),
         )
         self.opened.append(served)
         await served.open()
         return served
 
-    async def publish(self, *bodies: str, expiration_ms: int | None = None) -> None:
+    async def publish(self, *bodies: str, expiration_ms: int | None = None, version: int = 1) -> None:
         queue = Queue("jobs", 0, 1)
         messages = [OutgoingMessage(body.encode(), "key", expiration_ms=expiration_ms) for body in bodies]
-        records = [to_record(message, message.body.decode(), version_header(1)) for message in messages]
+        records = [to_record(message, message.body.decode(), version_header(version)) for message in messages]
         await self.log.append(queue.partition, records, fence=queue.routing_fence)
 
 

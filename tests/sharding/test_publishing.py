@@ -2,14 +2,26 @@
 
 import asyncio
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardyard.model import InvalidValue, QueueFull, ShardyardError, Stamp, TooLarge, UnknownExchange, Unroutable
+from shardyard.log.requests import AppendRequest
+from shardyard.model import (
+    Appended,
+    InvalidValue,
+    QueueFull,
+    ShardyardError,
+    Stamp,
+    TooLarge,
+    UnknownExchange,
+    Unroutable,
+)
+from shardyard.model.limits import Validated
 from shardyard.model.sharding import (
     Binding,
     Exchange,
@@ -19,6 +31,7 @@ from shardyard.model.sharding import (
     Policy,
     QueueLimits,
 )
+from shardyard.runtime.clock import now_ms
 from shardyard.sharding.messages import check_message, to_message, to_record, version_header
 from shardyard.sharding.publishing import Publisher
 from shardyard.sharding.topology_cache import TopologyCache
@@ -60,6 +73,26 @@ async def test_a_message_that_no_queue_takes_is_an_error_unless_it_may_be_lost(f
         with pytest.raises(UnknownExchange):
             await publish("missing", [message("x")])
         assert await publish("direct", []) == []
+
+
+async def test_a_message_has_its_time_before_it_is_stored(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The log keeps only such records at hand for readers that wait for them; it would have to read others again."""
+    async with nodes("memory", folder) as yard:
+        node = await yard.start("a")
+        await yard.declare(2)
+        requests: list[AppendRequest] = []
+        append_many = yard.log.append_many
+
+        async def note(given: Sequence[AppendRequest]) -> list[Appended | ShardyardError]:
+            requests.extend(given)
+            return await append_many(given)
+
+        monkeypatch.setattr(yard.log, "append_many", note)
+        before = now_ms()
+        await node.publisher.publish("images", [message(name) for name in names(10)], stamp=Stamp("p", 1))
+        times = [row.timestamp for request in requests for row in cast(Validated, request.records).rows]
+        assert len(times) == 10
+        assert before <= min(times) <= max(times) <= now_ms()
 
 
 @on_engines

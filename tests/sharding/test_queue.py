@@ -60,6 +60,26 @@ async def test_a_consumer_has_at_most_prefetch_unsettled_messages(folder: Path) 
         await got(consumer, *names(10))
 
 
+async def test_for_each_version_of_the_topology_it_is_looked_up_once_whose_slot_it_is(folder: Path) -> None:
+    async with owner("memory", folder) as yard:
+        asked: list[int | None] = []
+
+        async def is_current(_: Queue, version: int | None) -> bool:
+            asked.append(version)
+            return version is None or version < 3
+
+        yard.is_current = is_current
+        consumer = consume(await yard.open())
+        for number, version in enumerate((1, 1, 2, 2)):
+            await yard.publish(*names(1, start=number), version=version)
+            await got(consumer, *names(number + 1))
+        assert asked == [1, 2]
+        await yard.publish("of the next queue in the slot", version=3)
+        await until(lambda: yard.lost)
+        assert asked == [1, 2, 3]
+        assert consumer.bodies == [name.encode() for name in names(4)]
+
+
 async def test_consumers_take_turns(folder: Path) -> None:
     async with owner("memory", folder) as yard:
         queue = await yard.open()

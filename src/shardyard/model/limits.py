@@ -159,10 +159,10 @@ def _record_size(record: Record) -> int:
         encoded_size("id", record.id)
     size = len(record.value) + (len(record.key) if record.key is not None else 0)
     for header in record.headers:
-        if type(header) is not tuple or tuple(map(type, header)) != (str, bytes):
+        if type(header) is not tuple or len(header) != 2 or type(header[0]) is not str or type(header[1]) is not bytes:
             raise InvalidValue("header", header, "a string as name and bytes as value")
         name, value = header
-        size += encoded_size("name of a header", name) + len(value)
+        size += (len(name) if name.isascii() else encoded_size("name of a header", name)) + len(value)
     return size
 
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 
 from shardyard.model.given import Headers
 from shardyard.model.words import Fence, Partition
@@ -103,7 +104,7 @@ class Policy:
     limits: QueueLimits = NO_LIMITS
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Queue:
     """Stores messages until they are acknowledged."""
 
@@ -122,17 +123,17 @@ class Queue:
     index: int | None = None
     limits: QueueLimits = NO_LIMITS
 
-    @property
+    @cached_property
     def partition(self) -> Partition:
         """Where its messages are."""
         return Partition(SHARDS_TOPIC, self.slot)
 
-    @property
+    @cached_property
     def state_partition(self) -> Partition:
         """Where it is stored what was acknowledged."""
         return Partition(STATES_TOPIC, self.slot)
 
-    @property
+    @cached_property
     def routing_fence(self) -> Fence:
         """Carried by every append of messages to it: once it no longer receives, such appends are refused."""
         return Fence(f"{self.partition}/routing", self.incarnation)

@@ -86,6 +86,9 @@ class Dispatcher:
     # Delivering
 
     def dispatch_soon(self) -> None:
+        """Something may be deliverable, or wanted, that was not so before."""
+        if not len(self._ahead.ready) and self.wanted.is_set():  # what is read next will be dispatched
+            return
         if self._scheduled is None and self._is_running:
             self._scheduled = asyncio.get_running_loop().call_soon(self.dispatch)
 

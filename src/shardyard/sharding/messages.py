@@ -38,8 +38,9 @@ def check_message(message: OutgoingMessage) -> None:
         raise InvalidValue("expiration_ms", expiration, "a whole number of milliseconds of at least 0")
 
 
-def to_record(message: OutgoingMessage, id_: str, version: tuple[str, bytes]) -> Record:
-    """The record of a message. `version`: see `version_header`. BCC is not stored."""
+def to_record(message: OutgoingMessage, id_: str, version: tuple[str, bytes], now: int = 0) -> Record:
+    """The record of a message. `version`: see `version_header`. `now`: the time in milliseconds; 0 for that of the log.
+    BCC is not stored."""
     headers: Headers = (version,)
     if message.cc:
         headers += ((CC, json.dumps(message.cc, ensure_ascii=False).encode()),)
@@ -52,7 +53,7 @@ def to_record(message: OutgoingMessage, id_: str, version: tuple[str, bytes]) ->
     if message.headers:
         headers += message.headers
     try:
-        return quick_record(id_, message.routing_key.encode(), message.body, headers, 0)
+        return quick_record(id_, message.routing_key.encode(), message.body, headers, now)
     except UnicodeEncodeError:
         raise InvalidValue("routing key", message.routing_key, "text that UTF-8 can hold") from None
 

@@ -82,8 +82,9 @@ class Publisher:
         for message in messages:
             check_message(message)
         prefix = f"{self._producer}:{next(self._numbers):x}" if stamp is None else f"{stamp.producer}:{stamp.sequence}"
+        now = now_ms()  # a log keeps records that have a time at hand for readers that wait; others are read again
         work = PublishWork(
-            exchange, messages, lambda i, version: to_record(messages[i], f"{prefix}:{i}", version), stamp
+            exchange, messages, lambda i, version: to_record(messages[i], f"{prefix}:{i}", version, now), stamp
         )
         return await self.carry_out(work, mandatory=mandatory)
 

@@ -84,6 +84,8 @@ class ShardQueue:
         self._is_frozen = is_frozen
         self._is_closing = False
         self._trimmed = 0
+        self._current_at = -1
+        """The queue was in its slot by a topology of at least this version."""
         self._reading: asyncio.Task[None] | None = None
 
     def _continue_from(self, state: AckState, *, doubtful: int) -> None:
@@ -319,7 +321,7 @@ class ShardQueue:
             await wait_until_set(dispatcher.wanted, pause, self._clock)
             if ahead.has_room and dispatcher.wanted.is_set():
                 await self._read_on(pause)
-            if dispatcher.subscriptions:
+            if dispatcher.subscriptions and not dispatcher.may_deliver:
                 await self._mark_delivering()
             dispatcher.dispatch()
             if self._limits.counts_all and self._is_in_touch():
@@ -335,8 +337,9 @@ class ShardQueue:
         """
         batch = await self._retry(lambda: self._ahead.read(wait))
         records = batch.records()
-        if records:
-            await self._check_current(version_of(records[-1]))
+        if records and (version := version_of(records[-1])) > self._current_at:
+            await self._check_current(version)
+            self._current_at = version
         return self._ahead.take_in(batch, records)
 
     async def _check_current(self, version: int | None) -> None:

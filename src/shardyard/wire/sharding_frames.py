@@ -47,7 +47,7 @@ class _Draft:
         self.__class__ = OutgoingMessage  # type: ignore[assignment]  # noqa: PLE0237 every object has a class
 
 
-_plain_message = cast("Callable[[bytes, str], OutgoingMessage]", _Draft)
+plain_message = cast("Callable[[bytes, str], OutgoingMessage]", _Draft)
 """A message with nothing but a body and a routing key, as most are."""
 
 
@@ -87,7 +87,7 @@ class MessageColumns(Struct, omit_defaults=True, forbid_unknown_fields=True):
     def messages(self) -> list[OutgoingMessage]:
         others = (self.headers, self.cc, self.bcc, self.properties, self.expirations_ms)
         if not any(others):
-            return list(map(_plain_message, self.bodies, self.routing_keys))
+            return list(map(plain_message, self.bodies, self.routing_keys))
         none: list[tuple[()]] = [()] * len(self)
         return [
             OutgoingMessage(*fields)
@@ -209,7 +209,7 @@ class Deliveries(Struct, array_like=True, tag=5, frozen=True):
     bodies: list[bytes]
     routing_keys: list[str]
     timestamps: list[int]
-    """When they were stored; ms since 1970."""
+    """When a node took them, to store them; ms since 1970."""
     headers: list[Headers] | None = None
     """As they are stored: those that begin with `property.` are properties, those with `shardyard.` are Shardyard's
     own. None: no message has one."""

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+TURN_MESSAGES = 100
+"""About so many messages are handed to the program before other tasks of the event loop run. The acknowledgements of
+small deliveries, which came together, travel together then."""
+
 
 class ShardingConsumer(Consumer):
     """Messages of the queues that a node attaches it to. It reconnects and subscribes again by itself: what was not
@@ -43,6 +47,8 @@ class ShardingConsumer(Consumer):
         self._batches: deque[tuple[Feed, frames.Deliveries]] = deque()
         """Deliveries that the program has not taken yet, and where in the first of them it is."""
         self._at = 0
+        self._taken = 0
+        """How many messages the program has taken without a pause."""
         self._wake = asyncio.Event()
         self._following: asyncio.Task[None] | None = None
         self._error: Exception | None = None
@@ -70,7 +76,10 @@ class ShardingConsumer(Consumer):
                 if (feed.is_lost and not feed.no_ack) or self._at == len(deliveries):
                     self._batches.popleft()
                     self._at = 0
-                    await asyncio.sleep(0)  # let acknowledgements be sent, and other tasks run
+                    self._taken += len(deliveries)
+                    if self._taken >= TURN_MESSAGES:
+                        self._taken = 0
+                        await asyncio.sleep(0)  # let acknowledgements be sent, and other tasks run
                     continue
                 self._at += 1
                 return self._channel.hand_over(feed, deliveries, self._at - 1)
@@ -78,6 +87,7 @@ class ShardingConsumer(Consumer):
                 raise self._error
             if self._is_closed:
                 raise StopAsyncIteration
+            self._taken = 0
             self._wake.clear()
             await self._wake.wait()
 

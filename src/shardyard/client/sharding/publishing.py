@@ -159,12 +159,17 @@ def new_message(
     message_id: str | None,
 ) -> OutgoingMessage:
     """The message of these arguments, checked."""
+    value = body if type(body) is bytes else encoded_value(body)
+    is_plain = headers == cc == bcc == () and expiration_ms is None and not properties and message_id is None
+    if is_plain and len(value) <= _RECORD_BYTES:
+        check_routing_key("routing_key", routing_key)
+        return frames.plain_message(value, routing_key)
     given = dict(properties or {})
     if message_id is not None:
         given["message_id"] = message_id
     return checked(
         OutgoingMessage(
-            encoded_value(body),
+            value,
             routing_key,
             encoded_headers(headers) if headers != () else (),
             _texts("cc", cc),

@@ -10,6 +10,7 @@ import sqlite3
 import threading
 from pathlib import Path
 
+from shardyard.log.sqlite import files
 from shardyard.log.sqlite.files import connect
 
 _log = logging.getLogger(__name__)
@@ -28,6 +29,8 @@ class Checkpoints:
         self._wal = path.with_name(path.name + "-wal")
         self._db = connect(path, "power")
         self._bytes = 0
+        self._size = self.wal_bytes()
+        """Of the file, when it was last looked at."""
         self._wanted = threading.Event()
         self.unfinished = False
         """`finish` has something to do, which may take a while."""
@@ -57,6 +60,13 @@ class Checkpoints:
             return self._wal.stat().st_size
         except OSError:  # it does not exist yet, or no longer
             return 0
+
+    def grown(self) -> int:
+        """At least how many bytes were written to the write-ahead log since the last call, by the size of its file; all
+        of it, if it is larger than a restart leaves it. A smaller file keeps its size when the log is restarted, so its
+        size says nothing of how much is in it."""
+        before, self._size = self._size, self.wal_bytes()
+        return self._size if self._size > files.WAL_KEEP_BYTES else max(0, self._size - before)
 
     def close(self) -> None:
         self._closing = True

@@ -305,7 +305,7 @@ class Writer:
         self._on_commit(written.changes, only_appends=all(operation.only_rearranges for operation in operations))
         size = sum(request.size for request in requests) + len(written.changes.batches) * 2 * PAGE_BYTES
         if operations:  # they may write any amount
-            size = max(size, self._checkpoints.wal_bytes())
+            size = max(size, self._checkpoints.grown())
         self._checkpoints.grew(size)
 
     def _write(self, requests: list[Request]) -> _Written:
