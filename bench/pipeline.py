@@ -31,7 +31,7 @@ from shardyard.pipeline.lake.ingest import ingest
 from shardyard.pipeline.partitioning import placement_column
 from shardyard.pipeline.reshard.reshard import reshard
 from shardyard.pipeline.session import session
-from shardyard.placement import generate_ids
+from shardyard.placement import HASHES, generate_ids
 
 PARTS = ["placement", "latency", "read", "ingest", "write", "reshard", "switch"]
 ROUNDS = 3
@@ -194,23 +194,24 @@ def bench_placement(spark: SparkSession, folder: Path, count: int) -> None:
         for chunk in generate_ids("text", count):
             writer.write_table(pa.table({"text": chunk, "binary": chunk.cast(pa.binary())}))
     keys = spark.read.parquet(str(path))
-    for kind in ("text", "binary"):
-        compare_placement(keys, kind, count)
+    compare_placement(keys, "text", count, [("fnv1a32", "modulus")])
+    compare_placement(keys, "binary", count, [(hash_, "modulus") for hash_ in HASHES] + [("xxh64", "jump")])
 
 
-def compare_placement(keys: DataFrame, kind: str, count: int) -> None:
-    spark_hash = keys.select(F.pmod(F.hash(kind), F.lit(256)).alias("p"))
-    placement = keys.select(placement_column(kind, "fnv1a32", "modulus", 256).alias("p"))
-    for frame in (spark_hash, placement):
-        frame.agg(F.sum("p")).collect()
-    hash_seconds, placement_seconds = [], []
-    for _ in range(ROUNDS):
-        hash_seconds.append(seconds(lambda: spark_hash.agg(F.sum("p")).collect()))
-        placement_seconds.append(seconds(lambda: placement.agg(F.sum("p")).collect()))
-    hash_best, placement_best = min(hash_seconds), min(placement_seconds)
-    print(f"pmod(hash(key), 256), {kind:6}   {count / hash_best:12,.0f} keys/s")
-    ratio = placement_best / hash_best
-    print(f"placement_column, {kind:6}       {count / placement_best:12,.0f} keys/s, {ratio:.2f} times as long")
+def compare_placement(keys: DataFrame, kind: str, count: int, schemes: Sequence[tuple[str, str]]) -> None:
+    """Spark's own hash and each scheme in turn; the best of each."""
+    frames = {"pmod(hash(key), 256)": keys.select(F.pmod(F.hash(kind), F.lit(256)).alias("p"))}
+    for hash_, partitioner in schemes:
+        placed = keys.select(placement_column(kind, hash_, partitioner, 256).alias("p"))
+        frames[f"{hash_} {partitioner}"] = placed
+    times: dict[str, list[float]] = {name: [] for name in frames}
+    for _ in range(1 + ROUNDS):
+        for name, frame in frames.items():
+            times[name].append(seconds(frame.agg(F.sum("p")).collect))
+    spark_hash, *_ = bests = {name: min(taken[1:]) for name, taken in times.items()}
+    for name, taken in bests.items():
+        ratio = taken / bests[spark_hash]
+        print(f"{name:20} {kind:6}    {count / taken:12,.0f} keys/s, {ratio:.2f} times as long")
 
 
 def main() -> None:

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
@@ -23,6 +24,7 @@ from shardyard.pipeline.lake.formats import records_of
 from shardyard.pipeline.lake.ingest import by_day, ingest
 from shardyard.pipeline.lake.lake import Lake
 from shardyard.wire.inbox import InboxEntry, encode_entry
+from tests.cli.invocation import Shell
 from tests.pipeline.lakes import files, numbers, require_delta
 from tests.pipeline.logs import append, create, fill, url
 
@@ -65,6 +67,22 @@ def test_a_new_lake_is_a_delta_table_that_others_read_also_as_it_was_and_a_repla
     assert (table.protocol().min_reader_version, table.protocol().min_writer_version) == (1, 2)
     table.load_as_version(1)
     assert table.to_pyarrow_table().num_rows == 40
+
+
+def test_files_have_the_range_of_what_readers_select_by_and_not_the_columns_that_are_in_their_paths(
+    spark: SparkSession, log: str, lake: Path
+) -> None:
+    ingest(spark, log, ["orders"], lake, tasks=1)
+    (path,) = files(lake)
+    assert tuple(pq.read_schema(path).names) == layout.COLUMNS
+    rows = DeltaTable(lake / "records").to_pyarrow_table().to_pylist()
+    (added,) = pa.table(DeltaTable(lake / "records").get_add_actions(flatten=True)).to_pylist()
+    assert added["num_records"] == len(rows) == 40
+    assert (added["partition.topic"], added["partition.day"]) == ("orders", rows[0]["day"])
+    for column in ("partition", "offset", "timestamp"):
+        values = [row[column] for row in rows]
+        assert (added[f"min.{column}"], added[f"max.{column}"]) == (min(values), max(values))
+    assert not added.keys() & {"min.id", "min.key", "min.value"}
 
 
 def test_a_batch_that_a_killed_driver_still_commits_is_in_the_table_once(
@@ -173,3 +191,33 @@ def test_balance_and_history_read_the_table_and_not_the_files_that_it_has_replac
     assert load_manifest(tmp_path / "tables").lake_files == (str(files(lake)[0].relative_to(lake / "records")),)
     loads = read_loads(spark, None, None, lake / "records", "key", "value", None, "partition")
     assert loads.count() == 10
+
+
+def test_audit_and_plan_read_the_table_and_not_the_files_that_it_has_replaced(
+    spark: SparkSession,
+    log: str,
+    lake: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    ingest(spark, log, ["orders"], lake, tasks=1)
+    fill(log, "orders", 10, first=40)
+    monkeypatch.setattr(layout, "MIN_MERGE_FILES", 2)
+    ingest(spark, log, ["orders"], lake, tasks=1)
+    assert len(files(lake)) < len(list((lake / "records").rglob("*.parquet")))
+    shell = Shell(monkeypatch, capsys)
+    records = ("--parquet", str(lake / "records"), "--partition", "partition")
+    audit = ("pipeline", "audit", "--log", log, "--sent", "orders", *records, "--order", "offset", "--at", "timestamp")
+    found = shell.json(*audit, "--exactly-once")
+    assert (found["ok"], found["sent"], found["delivered"], found["ordered"]) == (True, 50, 50, 50)
+    assert found["latency"]["records"] == 50
+
+    plan = shell.json("pipeline", "plan", *records, "--bytes", "value", "--members", "2")
+    assert (plan["load"]["records"], plan["load"]["bytes"], plan["load"]["distinct_keys"]) == (50, 90, 50)
+    assert sum(plan["load"]["partition_records"]) == 50
+    assert [count["partitions"] for count in plan["partition_counts"]] == [2, 4, 8]
+
+    fill(log, "orders", 1, first=50)
+    code, out = shell.run(*audit, "--json")
+    found = json.loads(out)
+    assert (code, found["broken"], found["lost"], found["delivered"]) == (1, ["lost"], 1, 50)

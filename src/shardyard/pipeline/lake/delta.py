@@ -25,9 +25,12 @@ SCHEMA = """
     topic string, day date, partition int, offset bigint, epoch bigint, timestamp timestamp, id string, key binary,
     value binary, headers array<struct<name: string, value: binary>>
 """
-PROPERTIES = "'delta.dataSkippingStatsColumns' = 'partition,offset,timestamp'"
+PROPERTIES = """
+    'delta.dataSkippingStatsColumns' = 'partition,offset,timestamp', 'delta.writePartitionColumnsToParquet' = 'false'
+"""
 """The columns that Delta keeps the smallest and largest value of in each file: those of the others would tell readers
-nothing, because they lie anywhere between those of all records, and they take time for each record."""
+nothing, because they lie anywhere between those of all records, and they take time for each record. Topic and day are
+in Delta's log, and readers take them from there: Delta would write them into the files as well."""
 VACUUM_SECONDS = 24 * 3600.0
 """How often files that the table no longer has are deleted: those that are older than its retention, seven days."""
 
