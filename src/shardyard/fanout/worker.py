@@ -20,7 +20,7 @@ from shardyard.fanout.forwarding import Outlet, few_or_many, taken_rows
 from shardyard.fanout.hot_channels import HEADER, HotChannels, LoadMeter, Split, decode_split
 from shardyard.fanout.member import ForwardingMember
 from shardyard.fanout.rounds import all_of
-from shardyard.fanout.routing import RoutingTable, Snapshot, SnapshotPartition
+from shardyard.fanout.routing import RoutingTable, Snapshot, SnapshotPartition, compile_counting
 from shardyard.fanout.routing.users import STORED_HASH
 from shardyard.fanout.source import InFlight
 from shardyard.fanout.step import StepRows
@@ -125,6 +125,7 @@ class Worker(ForwardingMember):
 
     async def _open(self) -> None:
         await topics.open_all(self.node.log)
+        await asyncio.to_thread(compile_counting)
         if self._folder is not None:
             self._snapshot = await asyncio.to_thread(_open_snapshot, self._folder)
         await self._catch_up.open()

@@ -7,6 +7,7 @@ channel, `memberships` the channels of a user, so that a change of presence is c
 """
 
 from shardyard.fanout.routing.manifest import Manifest, SnapshotFile
+from shardyard.fanout.routing.presence import compile_counting
 from shardyard.fanout.routing.snapshot import Snapshot, SnapshotPartition, SnapshotUsers, read_users
 from shardyard.fanout.routing.table import RoutingTable, TableSize
 from shardyard.fanout.routing.writing import finish_snapshot, new_version, write_partition, write_snapshot, write_users
@@ -19,6 +20,7 @@ __all__ = [
     "SnapshotPartition",
     "SnapshotUsers",
     "TableSize",
+    "compile_counting",
     "finish_snapshot",
     "new_version",
     "read_users",

@@ -10,6 +10,7 @@ from shardyard.fanout.routing.changes import FEW, Changes
 from shardyard.fanout.routing.counts import OnlineCounts
 from shardyard.fanout.routing.memberships import Memberships, Numbers, distinct, pair_keys
 from shardyard.fanout.routing.names import UNKNOWN, GrowingNames, NameIndex
+from shardyard.fanout.routing.presence import PresenceCounter, address
 from shardyard.fanout.routing.users import Users
 from shardyard.model import Position
 
@@ -28,7 +29,9 @@ class FanoutPartition:
 
     def __init__(
         self,
+        p: int,
         users: Users,
+        counter: PresenceCounter,
         inbox_partitions: int,
         channels: NameIndex | None = None,
         memberships: Memberships | None = None,
@@ -36,7 +39,13 @@ class FanoutPartition:
     ) -> None:
         self.position = position
         """All records of `members` before it were applied."""
+        self._p = p
         self._users = users
+        self._counter = counter
+        self._added: dict[int, set[int]] = {}
+        """User -> channels that the base does not have."""
+        self._removed: dict[int, set[int]] = {}
+        """User -> channels that only the base has."""
         self._waiting: list[tuple[Numbers, Numbers, Numbers]] = []
         self._waiting_rows = 0
         empty = np.empty(0, np.int64)
@@ -45,12 +54,15 @@ class FanoutPartition:
     def _set_base(self, channels: NameIndex | None, memberships: Memberships, inbox_partitions: int) -> None:
         self._channels = GrowingNames(channels)
         self._base = memberships
-        self._added: dict[int, set[int]] = {}
-        """User -> channels that the base does not have."""
-        self._removed: dict[int, set[int]] = {}
-        """User -> channels that only the base has."""
+        self.forget()
+        self._added, self._removed = {}, {}
         self._changed_rows = 0
         self.count(inbox_partitions)
+
+    def forget(self) -> None:
+        """The flat arrays are about to be replaced, or the partition is dropped."""
+        self._counter.forget_changes(self._p, (*self._added, *self._removed))
+        self._counter.move()
 
     def count(self, inbox_partitions: int) -> None:
         """Count the online members of all channels again, for this number of inbox partitions."""
@@ -59,7 +71,9 @@ class FanoutPartition:
             keys = self._current_keys()
             users, channels = (keys >> np.uint64(32)).astype(np.uint32), keys.astype(np.uint32)
         sizes = (len(self._channels), inbox_partitions)
-        self._counts = OnlineCounts(channels, self._users.inboxes[users], self._users.are_online(users), sizes)
+        inboxes, online = self._users.inboxes[users], self._users.are_online(users)
+        self._counter.move()
+        self._counts = OnlineCounts(channels, inboxes, online, sizes, self._counter.move)
 
     # Changes of members --------------------------------------------------------------------------------------
 
@@ -97,11 +111,14 @@ class FanoutPartition:
         if should_be_listed:
             others.setdefault(user, set()).add(channel)
             self._changed_rows += 1
+            self._counter.note_change(self._p, user)
         else:
             others[user].remove(channel)
             self._changed_rows -= 1
             if not others[user]:
                 del others[user]
+                if user not in self._added and user not in self._removed:
+                    self._counter.forget_changes(self._p, (user,))
         if self._users.is_online(user):
             self._counts.add(channel, self._users.inbox(user), 1 if joins else -1)
 
@@ -139,6 +156,30 @@ class FanoutPartition:
                 add(channel, inbox, change)
         for channel in self._added.get(user, ()):
             add(channel, inbox, change)
+
+    def change_count(self, channel: int, inbox: int, change: int) -> None:
+        """Count a user in (1) or out (-1) in one channel."""
+        self._counts.add(channel, inbox, change)
+
+    def lay_out(self, row: npt.NDArray[np.int64]) -> tuple[Numbers, ...]:
+        """Set a row of the layout for the compiled loop. Returns the arrays whose addresses it has."""
+        base, counts = self._base, self._counts
+        row[:5] = (
+            address(base.starts, 4),
+            address(base.low, 1),
+            address(base.channels),
+            base.channels.itemsize,
+            len(base.starts) - 1,
+        )
+        row[5:] = (
+            address(counts.starts, 4),
+            address(counts.inboxes),
+            counts.inboxes.itemsize,
+            address(counts.counts),
+            counts.counts.itemsize,
+            counts.channels,
+        )
+        return base.starts, base.low, base.channels, counts.starts, counts.inboxes, counts.counts
 
     def change_presences(self, users: npt.NDArray[np.int64], changes: npt.NDArray[np.int64]) -> None:
         """Count many distinct users in or out. `changes`: 1 or -1 for each user."""

@@ -10,13 +10,14 @@ import pyarrow as pa
 from shardyard.fanout.routing.changes import Column, parse_changes
 from shardyard.fanout.routing.memberships import Memberships
 from shardyard.fanout.routing.partition import FanoutPartition
+from shardyard.fanout.routing.presence import IS_COMPILED, PresenceCounter
 from shardyard.fanout.routing.snapshot import Snapshot, SnapshotPartition
 from shardyard.fanout.routing.users import STORED_HASH, Users, device_hashes
 from shardyard.model import InvalidValue, Position, whole_number
 
-MANY_USERS = 400
-"""From as many users whose presence changed in one batch, all of them are counted together. An estimate: at
-200, one by one was still faster."""
+MANY_USERS = 4000 if IS_COMPILED else 400
+"""From as many users whose presence changed in one batch, all of them are counted together. Estimates: at half of it,
+one by one was still faster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,7 @@ class RoutingTable:
         with another number of inbox partitions, its devices are not used, and `presence` has to be read from its
         start."""
         self._partitions: dict[int, FanoutPartition] = {}
+        self._counter = PresenceCounter()
         self.inbox_partitions = whole_number("inbox partitions", inbox_partitions, at_least=1)
         self.malformed = 0
         """Records that were skipped because they hold no change."""
@@ -105,9 +107,8 @@ class RoutingTable:
         """Count users whose presence has changed."""
         if len(users) < MANY_USERS:
             for user in users:
-                inbox, change = self._users.inbox(user), 1 if self._users.is_online(user) else -1
-                for partition in self._partitions.values():
-                    partition.change_presence(user, inbox, change)
+                change = 1 if self._users.is_online(user) else -1
+                self._counter.count(self._partitions, user, self._users.inbox(user), change)
             return
         numbers = np.array(users, np.int64)
         changes = np.where(self._users.are_online(numbers), 1, -1)
@@ -123,7 +124,7 @@ class RoutingTable:
         whole_number("fan-out partition", p, at_least=0)
         if p in self._partitions:
             raise InvalidValue("fan-out partition", p, "one that the table does not hold yet")
-        build = partial(FanoutPartition, self._users, self.inbox_partitions)
+        build = partial(FanoutPartition, p, self._users, self._counter, self.inbox_partitions)
         if snapshot is None:
             self._partitions[p] = build()
             return
@@ -137,7 +138,7 @@ class RoutingTable:
 
     def drop(self, p: int) -> None:
         """Hold a fan-out partition no longer."""
-        self._held(p)
+        self._held(p).forget()
         del self._partitions[p]
 
     @property
@@ -156,7 +157,9 @@ class RoutingTable:
         if reached is not None and end <= reached:
             return
         if reached is not None and end.epoch > reached.epoch:
-            partition = self._partitions[p] = FanoutPartition(self._users, self.inbox_partitions)
+            partition.forget()
+            partition = FanoutPartition(p, self._users, self._counter, self.inbox_partitions)
+            self._partitions[p] = partition
         changes = parse_changes(keys, values)
         self.malformed += changes.malformed
         partition.apply(changes)
@@ -193,7 +196,7 @@ class RoutingTable:
         """How much the table holds."""
         held = self._partitions.values()
         return TableSize(
-            bytes=self._users.nbytes + sum(partition.nbytes for partition in held),
+            bytes=self._users.nbytes + self._counter.nbytes + sum(partition.nbytes for partition in held),
             channels=sum(partition.channels() for partition in held),
             users=len(self._users),
             online=self._users.online_count(),

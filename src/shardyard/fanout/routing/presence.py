@@ -1,0 +1,119 @@
+"""Counting a user in or out in all fan-out partitions of a table at once, by a compiled loop over their flat arrays."""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shardyard.placement.kernels import kernels
+
+if TYPE_CHECKING:
+    from shardyard.fanout.routing.partition import FanoutPartition
+
+_count_user: Callable[..., tuple[int, int, int]] | None = getattr(kernels, "count_user", None)
+"""None without numba."""
+IS_COMPILED = _count_user is not None
+_ROWS = 1024
+"""Room for so many channels of a user at first."""
+
+
+class PresenceCounter:
+    """Shared by a table and its partitions. These tell which users' memberships have changed since their flat arrays
+    were built, and when arrays have moved in memory.
+
+    Without numba, or where a user's memberships have changed, the partition itself counts.
+    """
+
+    def __init__(self) -> None:
+        self._changed: dict[int, int] = {}
+        """User -> the partitions with changes beside their flat arrays, one bit for each."""
+        self._numbers: list[int] = []
+        """The partitions of the layout."""
+        self._places: dict[int, int] = {}
+        self._layout: npt.NDArray[np.int64] | None = None
+        self._arrays: list[Any] = []
+        """The arrays whose addresses are in the layout."""
+        self._rows: npt.NDArray[np.int64] = np.zeros((_ROWS, 4), np.int64)
+
+    @property
+    def nbytes(self) -> int:
+        """By estimate."""
+        return 150 * len(self._changed)
+
+    def note_change(self, p: int, user: int) -> None:
+        """A partition has changes of a user's memberships beside its flat arrays."""
+        self._changed[user] = self._changed.get(user, 0) | 1 << p
+
+    def forget_changes(self, p: int, users: Iterable[int]) -> None:
+        """A partition has no changes of these users any more."""
+        others = ~(1 << p)
+        for user in users:
+            left = self._changed.get(user, 0) & others
+            if left:
+                self._changed[user] = left
+            else:
+                self._changed.pop(user, None)
+
+    def move(self) -> None:
+        """Arrays of a partition are elsewhere in memory, or are gone."""
+        self._layout = None
+        self._arrays = []
+
+    def count(self, partitions: Mapping[int, "FanoutPartition"], user: int, inbox: int, change: int) -> None:
+        """Count a user of an inbox partition in (1) or out (-1) in all of its channels."""
+        if _count_user is None:
+            for partition in partitions.values():
+                partition.change_presence(user, inbox, change)
+            return
+        if self._layout is None:
+            self._look_up(partitions)
+        changed = self._changed.get(user, 0)
+        apart = [p for p in _bits(changed) if p in partitions] if changed else ()
+        skipped = self._skipped
+        for p in apart:
+            skipped[self._places[p]] = True
+        rows = self._rows
+        found, left, _ = _count_user(self._layout, user, inbox, change, skipped, self._spans, rows)
+        if found > len(rows):  # nothing was counted
+            self._rows = rows = np.zeros((2 * found, 4), np.int64)
+            _, left, _ = _count_user(self._layout, user, inbox, change, skipped, self._spans, rows)
+        for place, channel in rows[:left, :2].tolist() if left else ():
+            partitions[self._numbers[place]].change_count(channel, inbox, change)
+        for p in apart:
+            skipped[self._places[p]] = False
+            partitions[p].change_presence(user, inbox, change)
+
+    def _look_up(self, partitions: Mapping[int, "FanoutPartition"]) -> None:
+        self._numbers = list(partitions)
+        self._places = {p: place for place, p in enumerate(self._numbers)}
+        self._skipped: npt.NDArray[np.bool_] = np.zeros(len(partitions), np.bool_)
+        self._spans: npt.NDArray[np.int64] = np.zeros((len(partitions), 2), np.int64)
+        layout = np.zeros((len(partitions), kernels.LAYOUT), np.int64)
+        self._arrays = [partition.lay_out(row) for partition, row in zip(partitions.values(), layout, strict=True)]
+        self._layout = layout
+
+
+def address(array: npt.NDArray[Any], item_bytes: int = 0) -> int:
+    """Where an array begins, all of whose items follow each other. `item_bytes`: those that its items must have."""
+    if not array.flags.c_contiguous or item_bytes not in (0, array.itemsize):
+        raise TypeError(f"an array of {array.dtype} that the compiled loop can't read")
+    return int(array.__array_interface__["data"][0])
+
+
+def compile_counting() -> None:
+    """Compile the loop, or load what was compiled before. It takes up to some seconds: call it in a thread, before
+    others depend on a quick answer."""
+    if _count_user is not None:
+        layout, rows = np.zeros((0, kernels.LAYOUT), np.int64), np.zeros((1, 4), np.int64)
+        _count_user(layout, 0, 0, 1, np.zeros(0, np.bool_), np.zeros((0, 2), np.int64), rows)
+
+
+def _bits(mask: int) -> list[int]:
+    """The numbers of the bits that are set."""
+    found = []
+    while mask:
+        lowest = mask & -mask
+        found.append(lowest.bit_length() - 1)
+        mask ^= lowest
+    return found
