@@ -392,11 +392,11 @@ def rendezvous_many(keys, points, out):
         out[i] = rendezvous_one(int64(keys[i]), points)
 
 
-# Counting a user of the routing table in or out -----------------------------------------------------------------
+# The routing table of fan-out -------------------------------------------------------------------------------
 
 LAYOUT = 11
 """The columns of a layout: for each fan-out partition the addresses of its arrays, the bytes of their items, and how
-many users and channels they are for; see `fanout.routing.layout`."""
+many users and channels they are for; see `fanout.routing.flat`."""
 _STARTS, _LOW, _CHANNELS, _CHANNEL_BYTES, _BUCKETS = range(5)
 _ROW_STARTS, _INBOXES, _INBOX_BYTES, _COUNTS, _COUNT_BYTES, _ROWS = range(5, LAYOUT)
 _LINE = 64
@@ -520,3 +520,16 @@ def count_user(layout, user, inbox, change, skipped, spans, rows):
             rows[left, 0], rows[left, 1] = p, rows[i, 1]
             left += 1
     return found, left, touched
+
+
+@_counting
+def mark_inboxes(layout, places, channels, flags):
+    """For each channel, set the flags of the inbox partitions with a count above zero. `places`: the numbers of the
+    channels' partitions in the layout. A negative channel, and one that came later than the arrays, has none."""
+    for i in range(len(channels)):
+        p, channel = places[i], channels[i]
+        if 0 <= channel < layout[p, _ROWS]:
+            starts = layout[p, _ROW_STARTS]
+            for at in range(_number(starts, 4, channel), _number(starts, 4, channel + 1)):
+                if _number(layout[p, _COUNTS], layout[p, _COUNT_BYTES], at) > 0:
+                    flags[i, _number(layout[p, _INBOXES], layout[p, _INBOX_BYTES], at)] = True

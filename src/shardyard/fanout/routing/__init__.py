@@ -6,8 +6,8 @@ changed since is kept beside them until it is much. Both directions are there: `
 channel, `memberships` the channels of a user, so that a change of presence is cheap.
 """
 
+from shardyard.fanout.routing.flat import compile_loops
 from shardyard.fanout.routing.manifest import Manifest, SnapshotFile
-from shardyard.fanout.routing.presence import compile_counting
 from shardyard.fanout.routing.snapshot import Snapshot, SnapshotPartition, SnapshotUsers, read_users
 from shardyard.fanout.routing.table import RoutingTable, TableSize
 from shardyard.fanout.routing.writing import finish_snapshot, new_version, write_partition, write_snapshot, write_users
@@ -20,7 +20,7 @@ __all__ = [
     "SnapshotPartition",
     "SnapshotUsers",
     "TableSize",
-    "compile_counting",
+    "compile_loops",
     "finish_snapshot",
     "new_version",
     "read_users",

@@ -1,7 +1,7 @@
 """How many members of each channel are online in each inbox partition."""
 
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -122,11 +122,15 @@ class OnlineCounts:
         cells = ragged(first, lengths)
         places = np.repeat(rows * self.partitions, lengths) + self.inboxes[cells]
         flags.reshape(-1)[places[self.counts[cells] > 0]] = True
-        if self.later:
-            for row, channel in enumerate(channels.tolist()):
-                if channel in self.later:
-                    flags[row, list(self.later[channel])] = True
+        self.mark_later(channels, flags)
         return flags
+
+    def mark_later(self, channels: Sequence[int] | Numbers, flags: npt.NDArray[np.bool_]) -> None:
+        """Set the flags of pairs that came later. `flags`: a row for each channel."""
+        if later := self.later:
+            for row, channel in enumerate(channels if isinstance(channels, list) else np.asarray(channels).tolist()):
+                if channel in later:
+                    flags[row, list(later[channel])] = True
 
 
 def _count(keys: Numbers, online: npt.NDArray[np.bool_], cells: int) -> tuple[Any, Any]:

@@ -1,22 +1,23 @@
 """The channels of one fan-out partition and their members."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from shardyard.fanout.routing.changes import FEW, Changes
+from shardyard.fanout.routing.changes import FEW, Changes, Names
 from shardyard.fanout.routing.counts import OnlineCounts
+from shardyard.fanout.routing.flat import FlatArrays, address
 from shardyard.fanout.routing.memberships import Memberships, Numbers, distinct, pair_keys
 from shardyard.fanout.routing.names import UNKNOWN, GrowingNames, NameIndex
-from shardyard.fanout.routing.presence import PresenceCounter, address
 from shardyard.fanout.routing.users import Users
 from shardyard.model import Position
 
-MERGE_ROWS = 50_000
+MERGE_ROWS = 256
 """Changes are kept beside the memberships up to as many, or an eighth of those. Then both are merged into new flat
-arrays, while the caller waits."""
+arrays, while the caller waits: half a millisecond for few memberships, and 1 to 2 microseconds for each change if they
+are many, which is less than the changes take one by one."""
 WAITING_ROWS = 1_000_000
 """Up to as many changes wait until they are needed. Together they are applied faster."""
 
@@ -31,7 +32,7 @@ class FanoutPartition:
         self,
         p: int,
         users: Users,
-        counter: PresenceCounter,
+        flat: FlatArrays,
         inbox_partitions: int,
         channels: NameIndex | None = None,
         memberships: Memberships | None = None,
@@ -41,7 +42,7 @@ class FanoutPartition:
         """All records of `members` before it were applied."""
         self._p = p
         self._users = users
-        self._counter = counter
+        self._flat = flat
         self._added: dict[int, set[int]] = {}
         """User -> channels that the base does not have."""
         self._removed: dict[int, set[int]] = {}
@@ -61,8 +62,8 @@ class FanoutPartition:
 
     def forget(self) -> None:
         """The flat arrays are about to be replaced, or the partition is dropped."""
-        self._counter.forget_changes(self._p, (*self._added, *self._removed))
-        self._counter.move()
+        self._flat.forget_changes(self._p, (*self._added, *self._removed))
+        self._flat.move()
 
     def count(self, inbox_partitions: int) -> None:
         """Count the online members of all channels again, for this number of inbox partitions."""
@@ -72,8 +73,8 @@ class FanoutPartition:
             users, channels = (keys >> np.uint64(32)).astype(np.uint32), keys.astype(np.uint32)
         sizes = (len(self._channels), inbox_partitions)
         inboxes, online = self._users.inboxes[users], self._users.are_online(users)
-        self._counter.move()
-        self._counts = OnlineCounts(channels, inboxes, online, sizes, self._counter.move)
+        self._flat.move()
+        self._counts = OnlineCounts(channels, inboxes, online, sizes, self._flat.move)
 
     # Changes of members --------------------------------------------------------------------------------------
 
@@ -111,14 +112,14 @@ class FanoutPartition:
         if should_be_listed:
             others.setdefault(user, set()).add(channel)
             self._changed_rows += 1
-            self._counter.note_change(self._p, user)
+            self._flat.note_change(self._p, user)
         else:
             others[user].remove(channel)
             self._changed_rows -= 1
             if not others[user]:
                 del others[user]
                 if user not in self._added and user not in self._removed:
-                    self._counter.forget_changes(self._p, (user,))
+                    self._flat.forget_changes(self._p, (user,))
         if self._users.is_online(user):
             self._counts.add(channel, self._users.inbox(user), 1 if joins else -1)
 
@@ -201,11 +202,20 @@ class FanoutPartition:
 
     # Lookup --------------------------------------------------------------------------------------------------
 
-    def route(self, channels: pa.Array) -> npt.NDArray[np.bool_]:
-        """A row for each channel: in which inbox partitions it has online members."""
+    def numbers(self, channels: Names) -> Sequence[int] | Numbers:
+        """The numbers of these channels, `UNKNOWN` for those that have never had a member."""
         self.settle()
-        few = len(channels) <= FEW
-        return self._counts.where(self._channels.find_all(channels.to_pylist() if few else channels))
+        if isinstance(channels, list):
+            return list(map(self._channels.find, channels))
+        return self._channels.find_all(channels.to_pylist() if len(channels) <= FEW else channels)
+
+    def where(self, channels: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        """A row for each of these numbers of channels: in which inbox partitions it has online members."""
+        return self._counts.where(channels)
+
+    def mark_later(self, channels: Sequence[int] | Numbers, flags: npt.NDArray[np.bool_]) -> None:
+        """Set the flags of those inbox partitions of these channels that are not in the flat arrays."""
+        self._counts.mark_later(channels, flags)
 
     def online(self, channel: bytes) -> int:
         """How many members of a channel are online."""

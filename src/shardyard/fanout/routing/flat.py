@@ -1,28 +1,30 @@
-"""Counting a user in or out in all fan-out partitions of a table at once, by a compiled loop over their flat arrays."""
+"""Compiled loops over the flat arrays of all fan-out partitions of a table at once."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from shardyard.fanout.routing.memberships import Numbers
 from shardyard.placement.kernels import kernels
 
 if TYPE_CHECKING:
     from shardyard.fanout.routing.partition import FanoutPartition
 
 _count_user: Callable[..., tuple[int, int, int]] | None = getattr(kernels, "count_user", None)
+_mark_inboxes: Callable[..., None] | None = getattr(kernels, "mark_inboxes", None)
 """None without numba."""
 IS_COMPILED = _count_user is not None
 _ROWS = 1024
 """Room for so many channels of a user at first."""
 
 
-class PresenceCounter:
+class FlatArrays:
     """Shared by a table and its partitions. These tell which users' memberships have changed since their flat arrays
     were built, and when arrays have moved in memory.
 
-    Without numba, or where a user's memberships have changed, the partition itself counts.
+    Without numba, or for what is not in flat arrays, it lets the partitions do it one by one.
     """
 
     def __init__(self) -> None:
@@ -84,6 +86,28 @@ class PresenceCounter:
             skipped[self._places[p]] = False
             partitions[p].change_presence(user, inbox, change)
 
+    def mark(
+        self, partitions: Mapping[int, "FanoutPartition"], groups: Sequence[tuple[int, Numbers]], inboxes: int
+    ) -> npt.NDArray[np.bool_]:
+        """A row for each channel of the groups, which are fan-out partitions and numbers of channels: True for each of
+        the inbox partitions with online members of it. A negative number has none."""
+        if _mark_inboxes is None:
+            rows = [partitions[p].where(np.asarray(channels, np.int64)) for p, channels in groups]
+            return np.concatenate(rows) if rows else np.zeros((0, inboxes), np.bool_)
+        if self._layout is None:
+            self._look_up(partitions)
+        sizes = [len(channels) for _, channels in groups]
+        flags = np.zeros((sum(sizes), inboxes), np.bool_)
+        if len(flags):
+            places = np.repeat([self._places[p] for p, _ in groups], sizes)
+            channels = np.concatenate([channels for _, channels in groups], dtype=np.int64, casting="unsafe")
+            _mark_inboxes(self._layout, places, channels, flags)
+        start = 0
+        for (p, channels), size in zip(groups, sizes, strict=True):
+            partitions[p].mark_later(channels, flags[start : start + size])
+            start += size
+        return flags
+
     def _look_up(self, partitions: Mapping[int, "FanoutPartition"]) -> None:
         self._numbers = list(partitions)
         self._places = {p: place for place, p in enumerate(self._numbers)}
@@ -101,12 +125,15 @@ def address(array: npt.NDArray[Any], item_bytes: int = 0) -> int:
     return int(array.__array_interface__["data"][0])
 
 
-def compile_counting() -> None:
-    """Compile the loop, or load what was compiled before. It takes up to some seconds: call it in a thread, before
+def compile_loops() -> None:
+    """Compile the loops, or load what was compiled before. It takes up to some seconds: call it in a thread, before
     others depend on a quick answer."""
+    layout, none = np.zeros((0, kernels.LAYOUT if IS_COMPILED else 0), np.int64), np.zeros(0, np.int64)
     if _count_user is not None:
-        layout, rows = np.zeros((0, kernels.LAYOUT), np.int64), np.zeros((1, 4), np.int64)
+        rows = np.zeros((1, 4), np.int64)
         _count_user(layout, 0, 0, 1, np.zeros(0, np.bool_), np.zeros((0, 2), np.int64), rows)
+    if _mark_inboxes is not None:
+        _mark_inboxes(layout, none, none, np.zeros((0, 1), np.bool_))
 
 
 def _bits(mask: int) -> list[int]:

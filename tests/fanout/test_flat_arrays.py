@@ -1,4 +1,4 @@
-"""The compiled loop that counts users in and out gives the same counts as the partitions one by one."""
+"""The compiled loops over the flat arrays of all partitions give the same as the partitions one by one."""
 
 import random
 from collections.abc import Sequence
@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from shardyard.fanout.routing import RoutingTable, partition, presence
+from shardyard.fanout.routing import RoutingTable, flat, partition
 from shardyard.model import Position
 from tests.fanout.routing_model import Record, columns, inbox_partition
 
-compiled = pytest.mark.skipif(not presence.IS_COMPILED, reason="numba is not installed")
+compiled = pytest.mark.skipif(not flat.IS_COMPILED, reason="numba is not installed")
 
 
 class Pair:
@@ -36,13 +36,19 @@ class Pair:
         q = inbox_partition(user, self.tables[0].inbox_partitions)
         self.tables[0].apply_presence(q, *columns([(user, value)]), Position(1, self.offset))
         with self._monkeypatch.context() as patch:
-            patch.setattr(presence, "_count_user", None)
+            patch.setattr(flat, "_count_user", None)
             self.tables[1].apply_presence(q, *columns([(user, value)]), Position(1, self.offset))
 
     def check(self) -> None:
         for p in self.partitions:
             first, second = (_counts(table, p) for table in self.tables)
             assert first == second
+        groups: list[tuple[int, Any]] = [(p, [b"ch-%d" % i for i in range(-1, 40, p + 1)]) for p in self.partitions]
+        flags = self.tables[0].route_all(groups)
+        with self._monkeypatch.context() as patch:
+            patch.setattr(flat, "_mark_inboxes", None)
+            assert (self.tables[1].route_all(groups) == flags).all()
+        assert flags.any() == any(self.tables[0].online(p, name) for p, names in groups for name in names)
 
 
 def _counts(table: RoutingTable, p: int) -> Any:
@@ -84,7 +90,7 @@ def test_counts_move_to_wider_arrays_one_user_at_a_time(monkeypatch: pytest.Monk
 @compiled
 def test_a_user_may_have_more_channels_than_there_is_room_for_at_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partition, "MERGE_ROWS", 0)
-    monkeypatch.setattr(presence, "_ROWS", 16)
+    monkeypatch.setattr(flat, "_ROWS", 16)
     pair = Pair(monkeypatch, 2, (1, 2))
     for p in pair.partitions:
         pair.members(p, [(b"ch-%d" % i, b"+ann") for i in range(70_000)])
