@@ -404,7 +404,7 @@ _LINE = 64
 
 
 @intrinsic
-def _pointer(_typing, address):
+def _pointer(_typing, _address):
     """An address as what `carray` takes."""
 
     def build(_context, builder, _signature, arguments):
@@ -463,18 +463,10 @@ def _add(address, item_bytes, i, change):
     return True
 
 
-@_counting
-def count_user(layout, user, inbox, change, skipped, spans, rows):
-    """Count a user of an inbox partition in (1) or out (-1) in all of its channels. `layout`: of all fan-out partitions;
-    the `skipped` ones are left alone. `spans`, `rows`: room for 2 numbers per partition, and 4 per channel of the user.
-
-    Returns how many channels were found, and how many of them are left to the caller: because there is no count to
-    change, or it does not fit. Those are the first of `rows`: the number of the partition in the layout, and the channel.
-    If `rows` has no room for all that were found, nothing was changed. The third number means nothing.
-
-    Nearly every number lies in a place of memory that is not in the processor's cache. So the same step is taken for
-    all partitions or channels before the next one: the processor then waits for many of these places at the same time.
-    """
+@_jit
+def _find_rows(layout, user, skipped, spans, rows):
+    """Set the first of `rows` to the partitions of a user's channels, and where in these they are. Returns how many
+    there are, even if there is no room for all."""
     bucket, low = user >> 8, user & 255
     touched = int64(0)
     for p in range(len(layout)):
@@ -493,6 +485,22 @@ def count_user(layout, user, inbox, change, skipped, spans, rows):
                 rows[found, 0], rows[found, 1] = p, at
             found += 1
             at += 1
+    return found, touched
+
+
+@_counting
+def count_user(layout, user, inbox, change, skipped, spans, rows):
+    """Count a user of an inbox partition in (1) or out (-1) in all of its channels. `layout`: of all fan-out
+    partitions; the `skipped` ones are left alone. `spans`, `rows`: room for 2 numbers per partition, and 4 per channel.
+
+    Returns how many channels were found, and how many of them are left to the caller, because there is no count to
+    change, or it does not fit: they are the first of `rows`, with the partition's row of the layout and the channel. If
+    `rows` has no room for all that were found, nothing was changed. The third number means nothing.
+
+    Nearly every number lies in a place of memory that is not in the processor's cache. So the same step is taken for
+    all partitions or channels before the next one: the processor then waits for many of these places at the same time.
+    """
+    found, touched = _find_rows(layout, user, skipped, spans, rows)
     if found > len(rows):
         return found, 0, touched
     for i in range(found):

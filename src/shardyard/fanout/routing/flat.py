@@ -30,13 +30,20 @@ class FlatArrays:
     def __init__(self) -> None:
         self._changed: dict[int, int] = {}
         """User -> the partitions with changes beside their flat arrays, one bit for each."""
-        self._numbers: list[int] = []
-        """The partitions of the layout."""
         self._places: dict[int, int] = {}
-        self._layout: npt.NDArray[np.int64] | None = None
-        self._arrays: list[Any] = []
+        """The row of each partition in the layout."""
+        self._moved: set[int] = set()
+        """Partitions whose rows have to be set again. Until then they are zero: a partition without members."""
+        self._arrays: dict[int, Any] = {}
         """The arrays whose addresses are in the layout."""
+        self._make_room(1)
         self._rows: npt.NDArray[np.int64] = np.zeros((_ROWS, 4), np.int64)
+
+    def _make_room(self, partitions: int) -> None:
+        """Begin a layout for so many partitions."""
+        self._layout: npt.NDArray[np.int64] = np.zeros((partitions, kernels.LAYOUT if IS_COMPILED else 0), np.int64)
+        self._skipped: npt.NDArray[np.bool_] = np.zeros(partitions, np.bool_)
+        self._spans: npt.NDArray[np.int64] = np.zeros((partitions, 2), np.int64)
 
     @property
     def nbytes(self) -> int:
@@ -57,10 +64,11 @@ class FlatArrays:
             else:
                 self._changed.pop(user, None)
 
-    def move(self) -> None:
+    def move(self, p: int) -> None:
         """Arrays of a partition are elsewhere in memory, or are gone."""
-        self._layout = None
-        self._arrays = []
+        self._moved.add(p)
+        if self._arrays.pop(p, None) is not None:
+            self._layout[self._places[p]] = 0
 
     def count(self, partitions: Mapping[int, "FanoutPartition"], user: int, inbox: int, change: int) -> None:
         """Count a user of an inbox partition in (1) or out (-1) in all of its channels."""
@@ -68,8 +76,8 @@ class FlatArrays:
             for partition in partitions.values():
                 partition.change_presence(user, inbox, change)
             return
-        if self._layout is None:
-            self._look_up(partitions)
+        if self._moved:
+            self._lay_out(partitions)
         changed = self._changed.get(user, 0)
         apart = [p for p in _bits(changed) if p in partitions] if changed else ()
         skipped = self._skipped
@@ -80,8 +88,10 @@ class FlatArrays:
         if found > len(rows):  # nothing was counted
             self._rows = rows = np.zeros((2 * found, 4), np.int64)
             _, left, _ = _count_user(self._layout, user, inbox, change, skipped, self._spans, rows)
-        for place, channel in rows[:left, :2].tolist() if left else ():
-            partitions[self._numbers[place]].change_count(channel, inbox, change)
+        if left:
+            numbers = {place: p for p, place in self._places.items()}
+            for place, channel in rows[:left, :2].tolist():
+                partitions[numbers[place]].change_count(channel, inbox, change)
         for p in apart:
             skipped[self._places[p]] = False
             partitions[p].change_presence(user, inbox, change)
@@ -94,8 +104,8 @@ class FlatArrays:
         if _mark_inboxes is None:
             rows = [partitions[p].where(np.asarray(channels, np.int64)) for p, channels in groups]
             return np.concatenate(rows) if rows else np.zeros((0, inboxes), np.bool_)
-        if self._layout is None:
-            self._look_up(partitions)
+        if self._moved:
+            self._lay_out(partitions)
         sizes = [len(channels) for _, channels in groups]
         flags = np.zeros((sum(sizes), inboxes), np.bool_)
         if len(flags):
@@ -108,14 +118,19 @@ class FlatArrays:
             start += size
         return flags
 
-    def _look_up(self, partitions: Mapping[int, "FanoutPartition"]) -> None:
-        self._numbers = list(partitions)
-        self._places = {p: place for place, p in enumerate(self._numbers)}
-        self._skipped: npt.NDArray[np.bool_] = np.zeros(len(partitions), np.bool_)
-        self._spans: npt.NDArray[np.int64] = np.zeros((len(partitions), 2), np.int64)
-        layout = np.zeros((len(partitions), kernels.LAYOUT), np.int64)
-        self._arrays = [partition.lay_out(row) for partition, row in zip(partitions.values(), layout, strict=True)]
-        self._layout = layout
+    def _lay_out(self, partitions: Mapping[int, "FanoutPartition"]) -> None:
+        """Set the rows of the partitions that have moved."""
+        for p in self._moved - partitions.keys():
+            self._places.pop(p, None)
+        new = [p for p in self._moved if p in partitions and p not in self._places]
+        if new and len(self._places) + len(new) > len(self._layout):
+            self._make_room(len(partitions) + len(partitions) // 4)
+            self._places, self._moved, new = {}, set(partitions), list(partitions)
+        free = set(range(len(self._layout))) - set(self._places.values()) if new else set()
+        self._places |= dict(zip(new, sorted(free), strict=False))
+        for p in self._moved & partitions.keys():
+            self._arrays[p] = partitions[p].lay_out(self._layout[self._places[p]])
+        self._moved = set()
 
 
 def address(array: npt.NDArray[Any], item_bytes: int = 0) -> int:

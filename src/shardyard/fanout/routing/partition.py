@@ -1,6 +1,7 @@
 """The channels of one fan-out partition and their members."""
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -63,7 +64,7 @@ class FanoutPartition:
     def forget(self) -> None:
         """The flat arrays are about to be replaced, or the partition is dropped."""
         self._flat.forget_changes(self._p, (*self._added, *self._removed))
-        self._flat.move()
+        self._flat.move(self._p)
 
     def count(self, inbox_partitions: int) -> None:
         """Count the online members of all channels again, for this number of inbox partitions."""
@@ -73,8 +74,8 @@ class FanoutPartition:
             users, channels = (keys >> np.uint64(32)).astype(np.uint32), keys.astype(np.uint32)
         sizes = (len(self._channels), inbox_partitions)
         inboxes, online = self._users.inboxes[users], self._users.are_online(users)
-        self._flat.move()
-        self._counts = OnlineCounts(channels, inboxes, online, sizes, self._flat.move)
+        self._flat.move(self._p)
+        self._counts = OnlineCounts(channels, inboxes, online, sizes, partial(self._flat.move, self._p))
 
     # Changes of members --------------------------------------------------------------------------------------
 
