@@ -97,7 +97,10 @@ class FlatArrays:
             partitions[p].change_presence(user, inbox, change)
 
     def mark(
-        self, partitions: Mapping[int, "FanoutPartition"], groups: Sequence[tuple[int, Numbers]], inboxes: int
+        self,
+        partitions: Mapping[int, "FanoutPartition"],
+        groups: Sequence[tuple[int, Sequence[int] | Numbers]],
+        inboxes: int,
     ) -> npt.NDArray[np.bool_]:
         """A row for each channel of the groups, which are fan-out partitions and numbers of channels: True for each of
         the inbox partitions with online members of it. A negative number has none."""
@@ -110,8 +113,8 @@ class FlatArrays:
         flags = np.zeros((sum(sizes), inboxes), np.bool_)
         if len(flags):
             places = np.repeat([self._places[p] for p, _ in groups], sizes)
-            channels = np.concatenate([channels for _, channels in groups], dtype=np.int64, casting="unsafe")
-            _mark_inboxes(self._layout, places, channels, flags)
+            numbers = np.concatenate([channels for _, channels in groups], dtype=np.int64, casting="unsafe")
+            _mark_inboxes(self._layout, places, numbers, flags)
         start = 0
         for (p, channels), size in zip(groups, sizes, strict=True):
             partitions[p].mark_later(channels, flags[start : start + size])
