@@ -9,10 +9,13 @@ a negative index on every byte, which halves the speed.
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, no-any-return"
 
+from typing import Any
+
 import numpy as np
-from numba import carray, float64, int64, njit, types, uint8, uint16, uint32, uint64
+from numba import float64, int64, njit, types, uint8, uint16, uint32, uint64
 from numba.core import cgutils
 from numba.extending import intrinsic
+from numba.np.numpy_support import carray
 
 
 def _jit(function):
@@ -403,14 +406,16 @@ _LINE = 64
 """Bytes that a processor loads into its cache at once."""
 
 
-@intrinsic
-def _pointer(_typing, _address):
-    """An address as what `carray` takes."""
-
+def _type_pointer(_typing, _address):
     def build(_context, builder, _signature, arguments):
         return builder.inttoptr(arguments[0], cgutils.voidptr_t)
 
     return types.voidptr(types.uint64), build
+
+
+_pointer: Any = intrinsic(_type_pointer)
+"""An address as what `_array` takes."""
+_array: Any = carray
 
 
 @_jit
@@ -418,10 +423,10 @@ def _number(address, item_bytes, i):
     """Item number i of an array of unsigned integers of 1, 2 or 4 bytes."""
     at = _pointer(uint64(address + item_bytes * i))
     if item_bytes == 1:
-        return int64(carray(at, 1, uint8)[0])
+        return int64(_array(at, 1, uint8)[0])
     if item_bytes == 2:
-        return int64(carray(at, 1, uint16)[0])
-    return int64(carray(at, 1, uint32)[0])
+        return int64(_array(at, 1, uint16)[0])
+    return int64(_array(at, 1, uint32)[0])
 
 
 @_jit
@@ -455,11 +460,11 @@ def _add(address, item_bytes, i, change):
         return False
     at = _pointer(uint64(address + item_bytes * i))
     if item_bytes == 1:
-        carray(at, 1, uint8)[0] = count
+        _array(at, 1, uint8)[0] = count
     elif item_bytes == 2:
-        carray(at, 1, uint16)[0] = count
+        _array(at, 1, uint16)[0] = count
     else:
-        carray(at, 1, uint32)[0] = count
+        _array(at, 1, uint32)[0] = count
     return True
 
 
