@@ -13,7 +13,7 @@ from bench.fanout_data import CHANNELS, INBOXES, MEMBERSHIPS, USERS, memberships
 from bench.fanout_dictionary import Dictionaries
 from bench.figures import percentile
 
-from shardyard.fanout.routing import RoutingTable, Snapshot
+from shardyard.fanout.routing import RoutingTable, Snapshot, compile_loops
 from shardyard.model import Position
 from shardyard.placement import Modulus
 from shardyard.wire.channels import FANOUT_PARTITIONS
@@ -44,6 +44,7 @@ def best(work: Callable[[], object]) -> float:
 
 def measure(folder: Path, partitions: int) -> dict[str, float]:
     """The figures of a table with the first partitions of a snapshot. Called in a process of its own."""
+    compile_loops()
     before, start, cpu = resident(), time.perf_counter(), time.process_time()
     snapshot = Snapshot.open(folder)
     table = RoutingTable(INBOXES, snapshot)

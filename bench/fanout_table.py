@@ -2,10 +2,11 @@
 
 Run it with `python -m bench.fanout_table`. It writes a snapshot with 2 M users, who are all online, and 1 562 500
 memberships in each of the 256 fan-out partitions: 1 % large channels, 10 % medium and 89 % small ones, 80 members on
-average. A fresh process without numba then loads 16 of the partitions, and another one all of
-them. The files are in the page cache. Memory is what the process has gained: after loading, and after every page that
-lookups and changes may need was touched. The plain dictionaries are measured at a fraction of the users and channels;
-their memory and load time are extrapolated by the number of memberships.
+average. A fresh process without numba then loads 16 of the partitions, and another one all of them; two more have
+numba, as `shardyard fanout-worker` has where it is installed. The files are in the page cache. Memory is what the
+process has gained: after loading, and after every page that lookups and changes may need was touched. The plain
+dictionaries are measured at a fraction of the users and channels; their memory and load time are extrapolated by the
+number of memberships.
 
 Lookups are batches of 1000 channels with less than 1000 members, or more; a change of presence is one record that
 brings a user online, in 12.5 channels of a share and in 200 of the whole table. In batches, about 200 users of an inbox
@@ -28,15 +29,16 @@ from shardyard.wire.channels import FANOUT_PARTITIONS
 HEAD = ("", "loaded", "all pages", "load / CPU", "route/s", "large/s", "presence p50 / p99", "in batches", "join")
 START = """
 from shardyard.cli.serving import without_packages
-with without_packages("numba", "pandas"):
+with without_packages({packages}):
     from bench.fanout_process import main
     main()
 """
 
 
-def in_fresh_process(*arguments: str) -> dict[str, float]:
+def in_fresh_process(*arguments: str, numba: bool = False) -> dict[str, float]:
     """What `bench.fanout_process` measures, without packages that take memory of their own."""
-    command = [sys.executable, "-c", START, *arguments]
+    packages = "'pandas'" if numba else "'numba', 'pandas'"
+    command = [sys.executable, "-c", START.format(packages=packages), *arguments]
     found: dict[str, float] = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
     return found
 
@@ -70,8 +72,12 @@ def main() -> None:
         seconds = time.perf_counter() - start
         print(f"snapshot: {size / 1e6:,.0f} MB, written in {seconds:.0f} s; {filesystem(Path(folder))}\n", flush=True)
         rows = [
-            row(f"table, {partitions} partitions", in_fresh_process("table", folder, str(partitions)))
+            row(
+                f"table, {partitions} partitions{', with numba' if numba else ''}",
+                in_fresh_process("table", folder, str(partitions), numba=numba),
+            )
             for partitions in dict.fromkeys((SHARE, whole))
+            for numba in (False, True)
         ]
     for partitions in (SHARE, FANOUT_PARTITIONS):
         figures = in_fresh_process("dictionaries", str(partitions))

@@ -164,13 +164,15 @@ class LoadMeter:
         self._noted: dict[bytes, int] = {}
         self._since = node.clock.monotonic()
 
-    def note(self, channels: pa.Array) -> None:
+    def note(self, channels: pa.Array | list[bytes]) -> None:
         """Events of these channels were routed."""
         weight = 1
-        if len(channels) > SAMPLED_FROM:
-            weight = SAMPLED
-            channels = channels.take(pa.array(np.arange(0, len(channels), SAMPLED)))
-        for channel in channels.to_pylist():
+        if not isinstance(channels, list):
+            if len(channels) > SAMPLED_FROM:
+                weight = SAMPLED
+                channels = channels.take(pa.array(np.arange(0, len(channels), SAMPLED)))
+            channels = channels.to_pylist()
+        for channel in channels:
             self._noted[channel] = self._noted.get(channel, 0) + weight
 
     def evaluate(self, online: Callable[[bytes], int], mine: Callable[[bytes], bool]) -> dict[str, int]:

@@ -9,9 +9,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from shardyard.fanout.forwarding import record_batch, usable
+from shardyard.fanout.forwarding import few_or_many, record_batch, usable
 from shardyard.fanout.source import InFlight
 from shardyard.model.batch import joined, sliced
+from shardyard.model.limits import ANY_SIZE, Validated, validate
 from shardyard.wire.channels import source_prefix
 from shardyard.wire.inbox import POST_KEY
 
@@ -61,13 +62,21 @@ class StepRows:
             return self.keys.slice(rows.start, rows.stop - rows.start)
         return self.keys.take(pa.array(rows))
 
+    def channel(self, row: int) -> bytes:
+        """The channel of one row."""
+        return self.keys[row].as_py()  # type: ignore[no-any-return]
+
+    def good_channels(self) -> pa.Array:
+        """The channels of all rows that are events of one."""
+        return self.keys if self.good.all() else self.keys.filter(pa.array(self.good))
+
     def sources(self) -> npt.NDArray[np.int64]:
         """The number of each row's batch."""
         return np.repeat(np.arange(len(self.step)), np.diff(self.bounds))
 
-    def posts(self, rows: Rows, members: Rows) -> pa.RecordBatch:
-        """These rows as records of `inbox`. `members`: for each row of the step, the offset up to which the members of
-        its channel are known."""
+    def posts(self, rows: Rows, members: Rows, now: int) -> Validated:
+        """These rows as records of `inbox`, with the time `now` in milliseconds. `members`: for each row of the step,
+        the offset up to which the members of its channel are known."""
         keys, values, offsets = self.keys, self.values, self.offsets
         sources = self.sources()
         if len(rows) < len(self):
@@ -82,4 +91,4 @@ class StepRows:
         ids = pc.binary_join_element_wise(pa.array(prefixes).take(pa.array(sources)), next(numbers), "")
         ids = pc.binary_join_element_wise(ids, next(numbers), ".")
         post_keys = pc.binary_join_element_wise(pa.scalar(POST_KEY), keys, pa.scalar(b""))
-        return record_batch(ids, post_keys, values)
+        return few_or_many(validate(record_batch(ids, post_keys, values), ANY_SIZE, now))

@@ -16,17 +16,18 @@ from shardyard.fanout import topics
 from shardyard.fanout.announcements import are_announcements
 from shardyard.fanout.catch_up import CatchUp, Table
 from shardyard.fanout.config import DEFAULT_CONFIG, EVENTS_GROUP, WORKERS_GROUP, FanoutConfig
-from shardyard.fanout.forwarding import Outlet, few_or_many, taken_rows
+from shardyard.fanout.few_rows import FewRows, rows_of
+from shardyard.fanout.forwarding import Outlet, taken_rows
 from shardyard.fanout.hot_channels import HEADER, HotChannels, LoadMeter, Split, decode_split
 from shardyard.fanout.member import ForwardingMember
 from shardyard.fanout.rounds import all_of
-from shardyard.fanout.routing import RoutingTable, Snapshot, SnapshotPartition
+from shardyard.fanout.routing import RoutingTable, Snapshot, SnapshotPartition, compile_loops
 from shardyard.fanout.routing.users import STORED_HASH
 from shardyard.fanout.source import InFlight
 from shardyard.fanout.step import StepRows
 from shardyard.groups import Node
 from shardyard.model import Fence, Fenced, Headers, Partition, Position, RetryLater, ShardyardError, Span, Topic
-from shardyard.model.limits import ANY_SIZE, Validated, validate
+from shardyard.model.limits import Validated
 from shardyard.placement import partitioner_named
 from shardyard.runtime.background import keep_running
 from shardyard.runtime.metrics import FANOUT_POSTS, FANOUT_ROUTE_SECONDS, FANOUT_ROUTED
@@ -125,6 +126,7 @@ class Worker(ForwardingMember):
 
     async def _open(self) -> None:
         await topics.open_all(self.node.log)
+        await asyncio.to_thread(compile_loops)
         if self._folder is not None:
             self._snapshot = await asyncio.to_thread(_open_snapshot, self._folder)
         await self._catch_up.open()
@@ -174,7 +176,7 @@ class Worker(ForwardingMember):
     async def _forward(self, step: Sequence[InFlight]) -> None:
         await self._catch_up.now()
         inbox = self._catch_up.inbox
-        rows = StepRows.of(step)
+        rows = StepRows.of(step) if self._replicated else rows_of(step)
         are_split = any(in_flight.extra for in_flight in step)
         ends = await self.node.log.ends(MEMBERS) if are_split else {}  # most parts lie in partitions of others
         targets, members = self._route(rows, inbox.receiving, ends)
@@ -187,35 +189,49 @@ class Worker(ForwardingMember):
         FANOUT_ROUTE_SECONDS.observe(max(self._clock.now() - rows.oldest / 1000, 0.0))
 
     def _route(
-        self, rows: StepRows, inbox_partitions: int, ends: Mapping[int, Span]
+        self, rows: FewRows | StepRows, inbox_partitions: int, ends: Mapping[int, Span]
     ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int64]]:
         """To which partitions of `inbox` each row goes, and up to which offset the members of its channel are known.
         `ends`: of `members`, if an event of a hot channel is among them."""
-        targets = np.zeros((len(rows), inbox_partitions), np.bool_)
-        members = np.zeros(len(rows), np.int64)
-        for p, mine in self._by_partition(rows):
-            if p not in self._catch_up.held:
-                raise Fenced(f"the members of fan-out partition {p} are not loaded")
-            targets[mine] = self.table.route(p, rows.channels(mine))[:, :inbox_partitions]
-            known = self.table.members_offset(p)
-            members[mine] = 0 if known is None else known.offset
+        targets, members = self._look_up(rows, inbox_partitions)
         if not self._replicated:
-            self._meter.note(rows.keys if rows.good.all() else rows.keys.filter(pa.array(rows.good)))
+            self._meter.note(rows.good_channels())
         for in_flight, span in rows.batches():
             for row, split in in_flight.extra or ():
                 at = span.start + row - in_flight.start
                 if in_flight.start <= row < in_flight.stop and split.ways > 1 and rows.good[at]:
                     targets[at] = np.arange(inbox_partitions) % split.ways == split.part
-                    members[at] = ends[self._place_one(rows.keys[at].as_py())].end
+                    members[at] = ends[self._place_one(rows.channel(at))].end
             if in_flight.forwarded is not None:
                 next_offsets = in_flight.forwarded.next(inbox_partitions)[:inbox_partitions]
                 targets[span] &= rows.offsets[span, None] >= next_offsets[None, :]
         targets &= rows.good[:, None]
         return targets, members
 
-    def _by_partition(self, rows: StepRows) -> Iterator[tuple[int, "slice | npt.NDArray[np.int64]"]]:
+    def _look_up(
+        self, rows: FewRows | StepRows, inbox_partitions: int
+    ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int64]]:
+        """The same by the routing table alone."""
+        targets = np.zeros((len(rows), inbox_partitions), np.bool_)
+        members = np.zeros(len(rows), np.int64)
+        places, groups = [], []
+        for p, mine in self._by_partition(rows):
+            if p not in self._catch_up.held:
+                raise Fenced(f"the members of fan-out partition {p} are not loaded")
+            channels = rows.channels(mine)
+            places.append((p, mine, len(channels)))
+            groups.append((p, channels))
+        found, start = self.table.route_all(groups), 0
+        for p, mine, count in places:
+            targets[mine] = found[start : start + count, :inbox_partitions]
+            known = self.table.members_offset(p)
+            members[mine] = 0 if known is None else known.offset
+            start += count
+        return targets, members
+
+    def _by_partition(self, rows: FewRows | StepRows) -> Iterator[tuple[int, "slice | npt.NDArray[np.int64]"]]:
         """The fan-out partitions of the rows, and the rows of each."""
-        if not self._replicated:
+        if isinstance(rows, FewRows) or not self._replicated:
             for in_flight, span in rows.batches():
                 yield in_flight.partition.index, span
             return
@@ -286,7 +302,7 @@ def _splits(headers: Sequence[Headers] | None) -> list[tuple[int, Split]]:
 
 
 def _by_target(
-    rows: StepRows,
+    rows: FewRows | StepRows,
     chosen: npt.NDArray[np.int64],
     targets: npt.NDArray[np.bool_],
     members: npt.NDArray[np.int64],
@@ -294,7 +310,7 @@ def _by_target(
 ) -> Iterator[tuple[int, Validated, Sequence[Fence]]]:
     """The posts of each partition of `inbox`, in their order, with the fences of their sources. `targets`: of the
     chosen rows. They are validated once, not for each partition."""
-    records, sources = few_or_many(validate(rows.posts(chosen, members), ANY_SIZE, now)), rows.sources()[chosen]
+    records, sources = rows.posts(chosen, members, now), rows.sources()[chosen]
     fences = [in_flight.source.fence for in_flight in rows.step]
     for q in np.flatnonzero(targets.any(axis=0)).tolist():
         mine = np.flatnonzero(targets[:, q])

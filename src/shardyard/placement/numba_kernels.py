@@ -1,4 +1,5 @@
 """The hashes and jump, compiled by numba once and cached on disk. `numpy_kernels` has the same functions without numba.
+The last section, for the routing table of fan-out, is here for the same reason as the others, and has no counterpart.
 
 Each hash has a core that reads `data[start:end]`, `<hash>_one` for a single `bytes`, and `<hash>_many` for the
 values buffer and offsets of an Arrow array. All kernels are in this one file because numba's cache only notices
@@ -8,8 +9,13 @@ a negative index on every byte, which halves the speed.
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, no-any-return"
 
+from typing import Any
+
 import numpy as np
-from numba import float64, int64, njit, uint32, uint64
+from numba import float64, int64, njit, types, uint8, uint16, uint32, uint64
+from numba.core import cgutils
+from numba.extending import intrinsic
+from numba.np.numpy_support import carray
 
 
 def _jit(function):
@@ -17,6 +23,14 @@ def _jit(function):
         return njit(cache=True, nogil=True)(function)
     except RuntimeError:  # no writable cache folder (in a read-only container, for example): compile in every process
         return njit(nogil=True)(function)
+
+
+def _counting(function):
+    """Compile what takes microseconds: it keeps the interpreter, which other threads would not give back so soon."""
+    try:
+        return njit(cache=True)(function)
+    except RuntimeError:
+        return njit(function)
 
 
 _1 = uint64(1)
@@ -379,3 +393,156 @@ def rendezvous_one(key, points):
 def rendezvous_many(keys, points, out):
     for i in range(len(keys)):
         out[i] = rendezvous_one(int64(keys[i]), points)
+
+
+# The routing table of fan-out -------------------------------------------------------------------------------
+
+LAYOUT = 11
+"""The columns of a layout: for each fan-out partition the addresses of its arrays, the bytes of their items, and how
+many users and channels they are for; see `fanout.routing.flat`."""
+_STARTS, _LOW, _CHANNELS, _CHANNEL_BYTES, _BUCKETS = range(5)
+_ROW_STARTS, _INBOXES, _INBOX_BYTES, _COUNTS, _COUNT_BYTES, _ROWS = range(5, LAYOUT)
+_LINE = 64
+"""Bytes that a processor loads into its cache at once."""
+
+
+def _type_pointer(_typing, _address):
+    def build(_context, builder, _signature, arguments):
+        return builder.inttoptr(arguments[0], cgutils.voidptr_t)
+
+    return types.voidptr(types.uint64), build
+
+
+_pointer: Any = intrinsic(_type_pointer)
+"""An address as what `_array` takes."""
+_array: Any = carray
+
+
+@_jit
+def _number(address, item_bytes, i):
+    """Item number i of an array of unsigned integers of 1, 2 or 4 bytes."""
+    at = _pointer(uint64(address + item_bytes * i))
+    if item_bytes == 1:
+        return int64(_array(at, 1, uint8)[0])
+    if item_bytes == 2:
+        return int64(_array(at, 1, uint16)[0])
+    return int64(_array(at, 1, uint32)[0])
+
+
+@_jit
+def _lower_bound(address, item_bytes, wanted, first, end):
+    """Where in a span of ascending numbers the first one is that is not below the wanted one, or its end."""
+    count = end - first
+    while count > 0:
+        half = count >> 1
+        below = _number(address, item_bytes, first + half) < wanted
+        first = first + half + 1 if below else first
+        count = count - half - 1 if below else half
+    return first
+
+
+@_jit
+def _touch(address, first, end):
+    """Load a span of bytes into the processor's cache."""
+    touched = int64(0)
+    for i in range(first, end, _LINE):
+        touched += _number(address, 1, i)
+    return touched
+
+
+@_jit
+def _add(address, item_bytes, i, change):
+    """Add 1 or -1 to a count. Returns whether the sum fits; if not, nothing was changed."""
+    if item_bytes > 4:
+        return False
+    count = _number(address, item_bytes, i) + change
+    if count < 0 or count >= 1 << 8 * item_bytes:
+        return False
+    at = _pointer(uint64(address + item_bytes * i))
+    if item_bytes == 1:
+        _array(at, 1, uint8)[0] = count
+    elif item_bytes == 2:
+        _array(at, 1, uint16)[0] = count
+    else:
+        _array(at, 1, uint32)[0] = count
+    return True
+
+
+@_jit
+def _find_rows(layout, user, skipped, spans, rows):
+    """Set the first of `rows` to the partitions of a user's channels, and where in these they are. Returns how many
+    there are, even if there is no room for all."""
+    bucket, low = user >> 8, user & 255
+    touched = int64(0)
+    for p in range(len(layout)):
+        first = end = int64(0)
+        if not skipped[p] and bucket < layout[p, _BUCKETS]:
+            first, end = _number(layout[p, _STARTS], 4, bucket), _number(layout[p, _STARTS], 4, bucket + 1)
+        spans[p, 0], spans[p, 1] = first, end
+    for p in range(len(layout)):
+        touched += _touch(layout[p, _LOW], spans[p, 0], spans[p, 1])
+    found = 0
+    for p in range(len(layout)):
+        first, end = spans[p, 0], spans[p, 1]
+        at = _lower_bound(layout[p, _LOW], 1, low, first, end)
+        while at < end and _number(layout[p, _LOW], 1, at) == low:
+            if found < len(rows):
+                rows[found, 0], rows[found, 1] = p, at
+            found += 1
+            at += 1
+    return found, touched
+
+
+@_counting
+def count_user(layout, user, inbox, change, skipped, spans, rows):
+    """Count a user of an inbox partition in (1) or out (-1) in all of its channels. `layout`: of all fan-out
+    partitions; the `skipped` ones are left alone. `spans`, `rows`: room for 2 numbers per partition, and 4 per channel.
+
+    Returns how many channels were found, and how many of them are left to the caller, because there is no count to
+    change, or it does not fit: they are the first of `rows`, with the partition's row of the layout and the channel. If
+    `rows` has no room for all that were found, nothing was changed. The third number means nothing.
+
+    Nearly every number lies in a place of memory that is not in the processor's cache. So the same step is taken for
+    all partitions or channels before the next one: the processor then waits for many of these places at the same time.
+    """
+    found, touched = _find_rows(layout, user, skipped, spans, rows)
+    if found > len(rows):
+        return found, 0, touched
+    for i in range(found):
+        p = rows[i, 0]
+        rows[i, 1] = _number(layout[p, _CHANNELS], layout[p, _CHANNEL_BYTES], rows[i, 1])
+    for i in range(found):
+        p, channel = rows[i, 0], rows[i, 1]
+        rows[i, 2] = rows[i, 3] = 0
+        if channel < layout[p, _ROWS]:
+            rows[i, 2] = _number(layout[p, _ROW_STARTS], 4, channel)
+            rows[i, 3] = _number(layout[p, _ROW_STARTS], 4, channel + 1)
+    for i in range(found):
+        p = rows[i, 0]
+        width = layout[p, _INBOX_BYTES]
+        touched += _touch(layout[p, _INBOXES], rows[i, 2] * width, rows[i, 3] * width)
+    for i in range(found):
+        p, end = rows[i, 0], rows[i, 3]
+        at = _lower_bound(layout[p, _INBOXES], layout[p, _INBOX_BYTES], inbox, rows[i, 2], end)
+        is_there = at < end and _number(layout[p, _INBOXES], layout[p, _INBOX_BYTES], at) == inbox
+        rows[i, 2] = at if is_there else -1
+    left = 0
+    for i in range(found):
+        p, at = rows[i, 0], rows[i, 2]
+        if at < 0 or not _add(layout[p, _COUNTS], layout[p, _COUNT_BYTES], at, change):
+            rows[left, 0], rows[left, 1] = p, rows[i, 1]
+            left += 1
+    return found, left, touched
+
+
+@_counting
+def mark_inboxes(layout, places, channels, flags):
+    """For each channel, set the flags of the inbox partitions with a count above zero. `places`: the numbers of the
+    channels' partitions in the layout. A negative channel, and one that came later than the arrays, has none."""
+    for i in range(len(channels)):
+        p, channel = places[i], channels[i]
+        if 0 <= channel < layout[p, _ROWS]:
+            starts = layout[p, _ROW_STARTS]
+            for at in range(_number(starts, 4, channel), _number(starts, 4, channel + 1)):
+                if _number(layout[p, _COUNTS], layout[p, _COUNT_BYTES], at) > 0:
+                    flags[i, _number(layout[p, _INBOXES], layout[p, _INBOX_BYTES], at)] = True

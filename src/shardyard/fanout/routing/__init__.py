@@ -6,6 +6,7 @@ changed since is kept beside them until it is much. Both directions are there: `
 channel, `memberships` the channels of a user, so that a change of presence is cheap.
 """
 
+from shardyard.fanout.routing.flat import compile_loops
 from shardyard.fanout.routing.manifest import Manifest, SnapshotFile
 from shardyard.fanout.routing.snapshot import Snapshot, SnapshotPartition, SnapshotUsers, read_users
 from shardyard.fanout.routing.table import RoutingTable, TableSize
@@ -19,6 +20,7 @@ __all__ = [
     "SnapshotPartition",
     "SnapshotUsers",
     "TableSize",
+    "compile_loops",
     "finish_snapshot",
     "new_version",
     "read_users",

@@ -1,6 +1,7 @@
 """How many members of each channel are online in each inbox partition."""
 
 from bisect import bisect_left
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,9 +21,17 @@ class OnlineCounts:
     """Counts per channel and inbox partition, as compressed sparse rows: there is a cell for each pair that had members
     when it was built. Pairs that came later are in a dictionary."""
 
-    def __init__(self, channels: Numbers, inboxes: Numbers, online: npt.NDArray[np.bool_], sizes: tuple[int, int]):
+    def __init__(
+        self,
+        channels: Numbers,
+        inboxes: Numbers,
+        online: npt.NDArray[np.bool_],
+        sizes: tuple[int, int],
+        on_move: Callable[[], None] | None = None,
+    ) -> None:
         """From memberships: the channel and the inbox partition of each, and whether the user is online. `sizes`: how
-        many channels and inbox partitions there are."""
+        many channels and inbox partitions there are. `on_move` is called when an array was replaced by another one."""
+        self._on_move = on_move
         self.channels, self.partitions = sizes
         keys = channels.astype(np.int64) * self.partitions + inboxes
         cells, counts = _count(keys, online, self.channels * self.partitions)
@@ -42,6 +51,8 @@ class OnlineCounts:
         """Make room for a count."""
         if count > np.iinfo(self.counts.dtype).max:
             self._store(self.counts.astype(np.min_scalar_type(count)))
+            if self._on_move is not None:
+                self._on_move()
 
     @property
     def nbytes(self) -> int:
@@ -111,11 +122,15 @@ class OnlineCounts:
         cells = ragged(first, lengths)
         places = np.repeat(rows * self.partitions, lengths) + self.inboxes[cells]
         flags.reshape(-1)[places[self.counts[cells] > 0]] = True
-        if self.later:
-            for row, channel in enumerate(channels.tolist()):
-                if channel in self.later:
-                    flags[row, list(self.later[channel])] = True
+        self.mark_later(channels, flags)
         return flags
+
+    def mark_later(self, channels: Sequence[int] | Numbers, flags: npt.NDArray[np.bool_]) -> None:
+        """Set the flags of pairs that came later. `flags`: a row for each channel."""
+        if later := self.later:
+            for row, channel in enumerate(channels if isinstance(channels, list) else np.asarray(channels).tolist()):
+                if channel in later:
+                    flags[row, list(later[channel])] = True
 
 
 def _count(keys: Numbers, online: npt.NDArray[np.bool_], cells: int) -> tuple[Any, Any]:

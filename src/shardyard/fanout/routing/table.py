@@ -1,5 +1,6 @@
 """Which inbox partitions have online members of a channel."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -7,16 +8,17 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from shardyard.fanout.routing.changes import Column, parse_changes
+from shardyard.fanout.routing.changes import Column, Names, parse_changes
+from shardyard.fanout.routing.flat import IS_COMPILED, FlatArrays
 from shardyard.fanout.routing.memberships import Memberships
 from shardyard.fanout.routing.partition import FanoutPartition
 from shardyard.fanout.routing.snapshot import Snapshot, SnapshotPartition
 from shardyard.fanout.routing.users import STORED_HASH, Users, device_hashes
 from shardyard.model import InvalidValue, Position, whole_number
 
-MANY_USERS = 400
-"""From as many users whose presence changed in one batch, all of them are counted together. An estimate: at
-200, one by one was still faster."""
+MANY_USERS = 4000 if IS_COMPILED else 400
+"""From as many users whose presence changed in one batch, all of them are counted together. Estimates: at half of it,
+one by one was still faster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,7 @@ class RoutingTable:
         with another number of inbox partitions, its devices are not used, and `presence` has to be read from its
         start."""
         self._partitions: dict[int, FanoutPartition] = {}
+        self._flat = FlatArrays()
         self.inbox_partitions = whole_number("inbox partitions", inbox_partitions, at_least=1)
         self.malformed = 0
         """Records that were skipped because they hold no change."""
@@ -105,9 +108,8 @@ class RoutingTable:
         """Count users whose presence has changed."""
         if len(users) < MANY_USERS:
             for user in users:
-                inbox, change = self._users.inbox(user), 1 if self._users.is_online(user) else -1
-                for partition in self._partitions.values():
-                    partition.change_presence(user, inbox, change)
+                change = 1 if self._users.is_online(user) else -1
+                self._flat.count(self._partitions, user, self._users.inbox(user), change)
             return
         numbers = np.array(users, np.int64)
         changes = np.where(self._users.are_online(numbers), 1, -1)
@@ -123,7 +125,7 @@ class RoutingTable:
         whole_number("fan-out partition", p, at_least=0)
         if p in self._partitions:
             raise InvalidValue("fan-out partition", p, "one that the table does not hold yet")
-        build = partial(FanoutPartition, self._users, self.inbox_partitions)
+        build = partial(FanoutPartition, p, self._users, self._flat, self.inbox_partitions)
         if snapshot is None:
             self._partitions[p] = build()
             return
@@ -137,7 +139,7 @@ class RoutingTable:
 
     def drop(self, p: int) -> None:
         """Hold a fan-out partition no longer."""
-        self._held(p)
+        self._held(p).forget()
         del self._partitions[p]
 
     @property
@@ -156,7 +158,9 @@ class RoutingTable:
         if reached is not None and end <= reached:
             return
         if reached is not None and end.epoch > reached.epoch:
-            partition = self._partitions[p] = FanoutPartition(self._users, self.inbox_partitions)
+            partition.forget()
+            partition = FanoutPartition(p, self._users, self._flat, self.inbox_partitions)
+            self._partitions[p] = partition
         changes = parse_changes(keys, values)
         self.malformed += changes.malformed
         partition.apply(changes)
@@ -169,7 +173,13 @@ class RoutingTable:
         channel. An unknown channel has none."""
         if isinstance(channels, pa.ChunkedArray):
             channels = pa.concat_arrays(channels.chunks) if channels.num_chunks else pa.array([], pa.binary())
-        return self._held(p).route(channels if channels.type == pa.binary() else channels.cast(pa.binary()))
+        return self.route_all([(p, channels if channels.type == pa.binary() else channels.cast(pa.binary()))])
+
+    def route_all(self, groups: Sequence[tuple[int, Names]]) -> npt.NDArray[np.bool_]:
+        """The same for channels of several fan-out partitions: the rows of each group follow those of the one
+        before."""
+        numbers = [(p, self._held(p).numbers(channels)) for p, channels in groups]
+        return self._flat.mark(self._partitions, numbers, self.inbox_partitions)
 
     def online(self, p: int, channel: bytes) -> int:
         """How many members of a channel are online."""
@@ -193,7 +203,7 @@ class RoutingTable:
         """How much the table holds."""
         held = self._partitions.values()
         return TableSize(
-            bytes=self._users.nbytes + sum(partition.nbytes for partition in held),
+            bytes=self._users.nbytes + self._flat.nbytes + sum(partition.nbytes for partition in held),
             channels=sum(partition.channels() for partition in held),
             users=len(self._users),
             online=self._users.online_count(),

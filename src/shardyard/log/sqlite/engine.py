@@ -23,7 +23,7 @@ from shardyard.log.sqlite import maintenance, store
 from shardyard.log.sqlite.catalog import SqliteCatalog
 from shardyard.log.sqlite.files import Durability, connect, create_or_check, open_lock, translated
 from shardyard.log.sqlite.known_ends import KnownEnds
-from shardyard.log.sqlite.read_many import read_many
+from shardyard.log.sqlite.read_many import KnownIds, read_many
 from shardyard.log.sqlite.tail import Tail
 from shardyard.log.sqlite.writer import Appends, Operation, Writer
 from shardyard.log.waiting import Looked, look_until_news, wait_at_most
@@ -80,7 +80,7 @@ class SqliteLog(DatabaseLog):
         self._cache = BatchCache()
         self._ends: dict[Partition, tuple[int, int]] = {}
         """The id of each partition that was read to its end, and that end: what follows was just written."""
-        self._ids: dict[Partition, int] = {}
+        self._read = KnownIds()
         """Of partitions that were read together with others."""
         self._recent: dict[Partition, deque[int]] = {}
         """The first offsets of the batches that were kept at hand for readers that waited for them."""
@@ -164,7 +164,7 @@ class SqliteLog(DatabaseLog):
         rules.check_reads(requests, max_records, max_bytes, total_bytes)
 
         def look(db: sqlite3.Connection, most: int | None = None) -> Looked | None:
-            return read_many(db, self._cache, self._ids, requests, max_records, max_bytes, total_bytes, most)
+            return read_many(db, self._cache, self._read, requests, max_records, max_bytes, total_bytes, most)
 
         async def look_inline_if_few() -> Looked:
             few = await self._look_inline(partial(look, most=INLINE_READ_BYTES))
@@ -175,7 +175,7 @@ class SqliteLog(DatabaseLog):
     def _committed(self, changes: Changes, *, only_appends: bool) -> None:
         """Keep what was appended at hand for readers that wait for it, and wake them."""
         for partition, epoch, batch in changes.loaded:
-            partition_id = self._ids.get(partition) or self._ends.get(partition, (0, -1))[0]
+            partition_id = self._read.find(partition) or self._ends.get(partition, (0, -1))[0]
             if self._tail.is_awaited(partition_id):
                 self._cache.add(partition, epoch, batch)
                 recent = self._recent.setdefault(partition, deque())
