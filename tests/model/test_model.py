@@ -135,7 +135,7 @@ def test_a_task_that_sleeps_again_and_again_wakes_every_time() -> None:
         ("sqlite:///data/log", "sqlite:///data/registry.db"),
         ("sqlite:////srv/yard/log", "sqlite:////srv/yard/registry.db"),
         ("sqlite:///log", "sqlite:///registry.db"),
-        ("sqlite:////", "sqlite:////registry.db"),
+        ("sqlite:///data/log/", "sqlite:///data/registry.db"),
         ("postgresql://host/yard", "postgresql://host/yard"),
         ("memory://", "memory://"),
     ],

@@ -2,7 +2,6 @@
 
 import re
 from dataclasses import dataclass, field
-from pathlib import PurePosixPath
 from urllib.parse import urlsplit
 
 from shardyard.model.errors import InvalidValue
@@ -64,7 +63,10 @@ def beside(what: str, url: str, file: str) -> str:
     """Where a store that goes with another one is unless it is named: in the same database, or in a file in the same
     folder. `url` is that of the other one, which errors call `what`."""
     other = parse_url(what, url)
-    return f"{_SQLITE}{PurePosixPath(other.path).parent / file}" if other.path else url
+    if not other.path:
+        return url
+    folder, slash, _ = other.path.rstrip("/").rpartition("/")
+    return f"{_SQLITE}{folder}{slash}{file}"
 
 
 def without_password(url: str) -> str:
