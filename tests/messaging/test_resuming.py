@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from shardyard.groups import transfer_positions
+from shardyard.groups import Node, transfer_positions
 from shardyard.messaging import resume, session
 from shardyard.messaging.history.materialiser import GROUP as HISTORY_GROUP
+from shardyard.messaging.history_ends import HistoryEnds
 from shardyard.messaging.mirror import GROUP as MIRROR_GROUP
+from shardyard.messaging.server import MessagingServer
 from shardyard.messaging.session import MOST_MISSED
 from shardyard.model import Partition, Position, Record
 from shardyard.wire import messaging as wire
@@ -17,7 +19,7 @@ from shardyard.wire.close_codes import CloseCode
 from shardyard.wire.inbox import TOPIC
 from shardyard.wire.messaging import Format
 from tests.messaging.clients import Client
-from tests.messaging.servers import Running, Yard, config, eventually, inbox_of, partition_of, run
+from tests.messaging.servers import JumpingClock, Running, Yard, config, eventually, inbox_of, partition_of, run
 from tests.queues.engines import POSTGRESQL
 
 
@@ -89,6 +91,42 @@ def test_a_client_without_a_position_begins_with_what_the_history_may_not_have_y
         await say(alice, "carol", range(6, 8))
         again = await yard.clients.again(server.url, newest)
         assert await again.all_received(2) == ["m6", "m7"]
+
+    run(tmp_path, scenario)
+
+
+def test_a_client_that_connects_as_soon_as_a_server_serves_does_not_get_old_messages_as_new(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def never(_: MessagingServer) -> None:
+        await asyncio.Event().wait()
+
+    async def scenario(yard: Yard) -> None:
+        first = await yard.start()
+        alice = await yard.join(first, "alice")
+        await say(alice, "bob", range(5))
+        await yard.materialised()
+        await yard.stop(first)
+        monkeypatch.setattr(MessagingServer, "_follow_history", never)  # what a server learns later is too late
+        clock = JumpingClock()
+        clock.jump(60)
+        again = await yard.start(clock=clock)
+        alice, bob = await yard.join(again, "alice"), await yard.join(again, "bob", "laptop")
+        await say(alice, "bob", range(5, 6))
+        assert await bob.received(1) == ["m5"]
+
+    run(tmp_path, scenario)
+
+
+def test_partitions_that_are_taken_over_together_share_a_look_at_the_history(tmp_path: Path) -> None:
+    async def scenario(yard: Yard) -> None:
+        async with Node(yard.log, yard.registry) as node:
+            ends = HistoryEnds(node)
+            first, second = ends.for_take_over(), ends.for_take_over()
+            assert first is second
+            assert await first == {}
+            assert ends.for_take_over() is not first
+            await ends.close()
 
     run(tmp_path, scenario)
 

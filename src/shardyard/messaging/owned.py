@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from shardyard.groups.fence import ownership_fence
@@ -11,6 +11,7 @@ from shardyard.log import Log
 from shardyard.messaging.config import MessagingConfig
 from shardyard.messaging.items import Item, Post, Tail
 from shardyard.model import Fence, Malformed, Partition
+from shardyard.model import Position as LogPosition
 from shardyard.model.batch import Batch
 from shardyard.runtime.clock import Clock, wait_until_set
 from shardyard.runtime.metrics import MALFORMED_INBOX_RECORDS
@@ -66,8 +67,10 @@ class OwnedPartition:
         config: MessagingConfig,
         is_in_touch: Callable[[], bool],
         hooks: ChannelHooks | None = None,
+        history: "asyncio.Task[Mapping[Partition, LogPosition]] | None" = None,
     ) -> None:
-        """`is_in_touch`: whether the server still knows that nobody else owns its partitions."""
+        """`is_in_touch`: whether the server still knows that nobody else owns its partitions. `history`: how far the
+        history has got, which is being looked up."""
         self.partition = partition
         self.epoch = grant.epoch
         """Of the ownership."""
@@ -84,6 +87,7 @@ class OwnedPartition:
         self.channels: PartitionChannels | None = None
         """None as long as there are no channels."""
         self._hooks = hooks
+        self._history = history
         self._ended_at = 0.0
         self._log = log
         self._clock = clock
@@ -180,6 +184,8 @@ class OwnedPartition:
         while offset < span.end:
             offset = self._deliver(await self._read(offset, 0.0))
         self.tail.end = max(self.tail.end, offset)
+        if self._history is not None:  # first: a new client would get all that memory has
+            self.note_history((await asyncio.shield(self._history)).get(self.partition))
         if (hooks := self._hooks) is not None:
             await self._retry(lambda: hooks.begin(self))
         if not self.ready.done():
@@ -204,6 +210,11 @@ class OwnedPartition:
             while not self._is_in_touch():  # another server may serve these users by now
                 await self._clock.sleep(0.05)
             self.tail.end = max(self.tail.end, self._deliver(batch))
+
+    def note_history(self, committed: LogPosition | None) -> None:
+        """The history has everything before this position, unless that is one of an earlier topic of this name."""
+        if committed is not None and committed.epoch == self.log_epoch:
+            self.history_end = committed.offset
 
     async def _read_unless_appending(self) -> Batch | None:
         """What comes next; None if this server begins to append before that."""

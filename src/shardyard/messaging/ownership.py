@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from shardyard.groups import Directory, JoinRequest, Membership, MembershipListener, Node
 from shardyard.groups.protocol import Grant
 from shardyard.messaging.config import MessagingConfig
+from shardyard.messaging.history_ends import HistoryEnds
 from shardyard.messaging.owned import ChannelHooks, OwnedPartition
 from shardyard.model import Fenced, Partition, PartitionOutOfRange, ShardyardError, UnknownTopic, WrongEpoch
 from shardyard.runtime.metrics import CLIENTS_MOVED
@@ -37,9 +38,12 @@ class Ownership(MembershipListener):
         partitions: Sequence[int] | None,
         metadata: Mapping[str, str],
         hooks: ChannelHooks | None = None,
+        history_ends: HistoryEnds | None = None,
     ) -> None:
-        """`partitions`: own these, and no others. `metadata`: for the other servers."""
+        """`partitions`: own these, and no others. `metadata`: for the other servers. `history_ends`: None if there is
+        no history."""
         self._hooks = hooks
+        self._history_ends = history_ends
         self._node = node
         self._clock = node.clock
         self._directory = directory
@@ -91,8 +95,9 @@ class Ownership(MembershipListener):
     # Events of the membership
 
     def assigned(self, partition: Partition, grant: Grant) -> None:
+        history = None if self._history_ends is None else self._history_ends.for_take_over()
         owned = OwnedPartition(
-            partition, grant, self._node.log, self._clock, self._config, self.is_in_touch, self._hooks
+            partition, grant, self._node.log, self._clock, self._config, self.is_in_touch, self._hooks, history
         )
         self._owned[partition] = owned
         self._serving[owned] = asyncio.create_task(self._serve(owned), name=f"serving {partition}")

@@ -19,6 +19,7 @@ from shardyard.messaging.config import DEFAULT_CONFIG, MessagingConfig
 from shardyard.messaging.history.channel_materialiser import ChannelMaterialiser
 from shardyard.messaging.history.materialiser import Materialiser
 from shardyard.messaging.history.port import History
+from shardyard.messaging.history_ends import HistoryEnds
 from shardyard.messaging.inbox import DEFAULT_PARTITIONS, LOOK_SECONDS, Inbox
 from shardyard.messaging.mirror import run_mirror
 from shardyard.messaging.owned import OwnedPartition
@@ -27,7 +28,7 @@ from shardyard.messaging.peers import Peers
 from shardyard.messaging.presence import LOOK_SECONDS as PRESENCE_SECONDS
 from shardyard.messaging.presence import PresenceBoard
 from shardyard.messaging.recent import RecentlySent
-from shardyard.messaging.resume import HISTORY_GROUP, Resuming
+from shardyard.messaging.resume import Resuming
 from shardyard.messaging.sending import Sending
 from shardyard.messaging.session import Connection, Question, Session, State
 from shardyard.messaging.snowflakes import LeasedSnowflakes
@@ -104,7 +105,9 @@ class MessagingServer:
         self.channel_calls = ChannelCalls(self.channels, node, self._ids, of_channels, config)
         self._resuming = Resuming(node, history)
         self._admission = Admission(self, node, self._resuming, self._recent)
-        self._ownership = Ownership(node, self.directory, config, address, partitions, self._alike, self.channels)
+        self._history_ends = HistoryEnds(node)
+        ends = None if history is None else self._history_ends
+        self._ownership = Ownership(node, self.directory, config, address, partitions, self._alike, self.channels, ends)
         self._sessions: set[Session] = set()
         self._dirty: list[Session] = []
         self._tasks: set[asyncio.Task[None]] = set()
@@ -125,6 +128,7 @@ class MessagingServer:
         await self._stack.enter_async_context(self.peers)
         await self._stack.enter_async_context(self.directory)
         self._stack.push_async_callback(self._resuming.close)
+        self._stack.push_async_callback(self._history_ends.close)
         self._stack.push_async_callback(self._end_tasks)
         self._check_alike()
         self._stack.push_async_callback(self.channels.close)
@@ -379,11 +383,9 @@ class MessagingServer:
     async def _follow_history(self) -> None:
         """Keep in mind how far the history has got."""
         while True:
-            rows = await self._node.transactions.read(lambda tx: tx.ownerships(HISTORY_GROUP))
-            for row in rows:
-                owned = self._ownership.get(row.partition)
-                if owned is not None and row.committed is not None and row.committed.epoch == owned.log_epoch:
-                    owned.history_end = row.committed.offset
+            for partition, committed in (await self._history_ends.read()).items():
+                if (owned := self._ownership.get(partition)) is not None:
+                    owned.note_history(committed)
             await self._clock.sleep(HISTORY_SECONDS)
 
     async def _ask_for_presence(self) -> None:

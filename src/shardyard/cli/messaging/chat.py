@@ -17,7 +17,7 @@ from shardyard.cli.messaging.lines import stdin_lines
 from shardyard.cli.messaging.options import Servers, addresses, explain_errors
 from shardyard.cli.options import value_option
 from shardyard.cli.output import print_message, printable
-from shardyard.model import InvalidCall, ShardyardError
+from shardyard.model import InvalidCall, ShardyardError, Unsupported
 
 if TYPE_CHECKING:
     from shardyard.cli.messaging.places import Place
@@ -82,9 +82,11 @@ def chat(
 async def _send_lines(client: "MessagingClient", peer: str | None, channel: str | None) -> None:
     """Send the lines of standard input, one after the other."""
     count = 0
+    has_joined = False
     async with client:
         try:
             place = await _place(client, peer, channel)
+            has_joined = channel is not None
             async for line in stdin_lines():
                 text = line.decode()
                 if text.startswith("/") and not text.startswith("//"):
@@ -93,6 +95,7 @@ async def _send_lines(client: "MessagingClient", peer: str | None, channel: str 
                         expected = "expected /with USER, /channel NAME, or // at the start"
                         raise InvalidCall(f"{command} is a command for terminals: {expected}")
                     place = await (_place(client, name, None) if command == "/with" else _place(client, None, name))
+                    has_joined = has_joined or command == "/channel"
                 elif text:
                     if place is None:
                         raise InvalidCall("nobody to send this to: expected --with USER or --channel NAME")
@@ -100,7 +103,9 @@ async def _send_lines(client: "MessagingClient", peer: str | None, channel: str 
                     count += 1
         except (ShardyardError, UnicodeDecodeError) as error:
             reason = "a line is not UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
-            kind = InvalidCall if isinstance(error, InvalidCall | UnicodeDecodeError) else ShardyardError
+            # that the servers have no channels yet is not the caller's mistake
+            is_invalid = isinstance(error, InvalidCall | UnicodeDecodeError) and not isinstance(error, Unsupported)
+            kind = InvalidCall if is_invalid and not (count or has_joined) else ShardyardError
             first = "the first message was" if count == 1 else f"the first {count} messages were"
             raise kind(f"{reason} ({first if count else 'nothing was'} sent)") from None
     if sys.stderr.isatty():
