@@ -2,9 +2,11 @@
 
 import asyncio
 import contextlib
+import json
 import logging
 import os
 import pty
+import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
@@ -24,7 +26,7 @@ pytestmark = pytest.mark.processes
 SECRET = "s" * 32
 
 
-def run(scenario: Callable[[str], Coroutine[Any, Any, None]], secret: str | None = None) -> None:
+def run(scenario: Callable[[str], Coroutine[Any, Any, None]], secret: str | None = None, servers: int = 1) -> None:
     async def with_server() -> None:
         options = MessengerOptions(topic_partitions=4, secret=secret)
         async with (
@@ -34,7 +36,8 @@ def run(scenario: Callable[[str], Coroutine[Any, Any, None]], secret: str | None
             contextlib.AsyncExitStack() as stack,
         ):
             registry = stack.enter_context(open_registry("memory://"))
-            url = await stack.enter_async_context(running_messenger(log, registry, history, options))
+            for _ in range(servers):
+                url = await stack.enter_async_context(running_messenger(log, registry, history, options))
             await scenario(url)
 
     asyncio.run(with_server())
@@ -224,6 +227,51 @@ def test_a_chat_shows_that_the_connection_is_lost_and_back(capsys: pytest.Captur
         logging.getLogger(messaging_link.__name__).info("connected to a server")
     logging.getLogger(messaging_link.__name__).info("connected again")
     assert [line.strip() for line in capsys.readouterr().err.splitlines()] == ["not connected", "connected to a server"]
+
+
+@pytest.mark.parametrize("ending", ["/quit", "interrupt"])
+def test_a_chat_whose_only_server_is_drained_says_so_and_what_it_did_not_send(ending: str) -> None:
+    async def scenario(url: str) -> None:
+        async with chatting(url, "--as", "alice", "--with", "bob") as (terminal, process):
+            await terminal.shows("bob is offline")
+            code, _, err = await shell(url, "drain", url, "--force")
+            assert (code, err) == (0, "")
+            await terminal.shows("not connected to a messaging server (no server serves this user now)")
+            terminal.enter("is anybody there?")
+            if ending == "/quit":
+                terminal.enter("/chats")  # it has no answer
+                terminal.enter("/quit")
+            else:
+                terminal.enter("/help")
+                await terminal.shows("//... sends a line")  # so it has read the line before this one
+                process.send_signal(signal.SIGINT)
+            await terminal.shows("not sent: is anybody there?")
+            await terminal.shows("1 message was not sent")
+            async with asyncio.timeout(30):
+                assert await process.wait() == 1
+
+    run(scenario)
+
+
+def test_the_last_server_is_drained_only_by_force() -> None:
+    async def scenario(url: str) -> None:
+        code, out, err = await shell(url, "drain", url)
+        assert (code, out) == (1, "")
+        assert "--force" in err
+        assert (await shell(url, "where", "bob"))[0] == 0
+        code, out, _ = await shell(url, "drain", url, "--force", "--json")
+        assert (code, json.loads(out)) == (0, {"server": url, "others": 0})
+        assert (await shell(url, "where", "bob"))[0] == 1
+
+    run(scenario)
+
+
+def test_a_server_is_drained_if_there_is_another_one() -> None:
+    async def scenario(url: str) -> None:
+        code, out, err = await shell(url, "drain", url)
+        assert (code, out, err) == (0, f"{url} is drained\n", "")
+
+    run(scenario, servers=2)
 
 
 def test_where_shows_the_server_of_a_user() -> None:

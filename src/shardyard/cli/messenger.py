@@ -20,9 +20,10 @@ from shardyard.cli.broker import LogUrl, RegistryUrl
 from shardyard.cli.history_worker import HistoryWorker, Stores
 from shardyard.cli.logs import logs_on_stderr
 from shardyard.cli.options import integer_option, value_option
+from shardyard.cli.output import print_json
 from shardyard.cli.processes import run_processes
 from shardyard.cli.serving import Sigterm, absolute_url, collect_garbage_less_often, listening_socket, without_packages
-from shardyard.model import InvalidValue, ShardyardError
+from shardyard.model import Conflict, InvalidValue, ShardyardError
 from shardyard.model.extras import require
 from shardyard.model.url import beside
 
@@ -287,24 +288,35 @@ def drain(
     server: Annotated[
         str, typer.Argument(metavar="SERVER", help="The address of the server, such as http://127.0.0.1:7500.")
     ],
+    force: Annotated[
+        bool, typer.Option("--force", help="Also if there is no other server, so that nobody serves its users.")
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a sentence.")] = False,
 ) -> None:
     """Send all clients of a messaging server to the other servers, before it is stopped or upgraded.
 
     It owns no partitions any more when the command returns, and can be stopped. Stopping it by SIGTERM does the same.
+    The last server is drained only with --force: its users are not served until another one is started.
 
     Examples:
 
       shardyard drain http://127.0.0.1:7501
+
+      shardyard drain http://127.0.0.1:7500 --force --json
     """
     from shardyard.client.brokers import server_address
 
-    others = asyncio.run(_drain(server_address(server, "server", DEFAULT_PORT), os.environ.get("SHARDYARD_TOKEN")))
-    sys.stdout.write(f"{server} is drained\n")
-    if not others:
+    url = server_address(server, "server", DEFAULT_PORT)
+    others = asyncio.run(_drain(url, os.environ.get("SHARDYARD_TOKEN"), force=force))
+    if json:
+        print_json({"server": url, "others": others})
+    else:
+        sys.stdout.write(f"{server} is drained\n")
+    if not others and not force:  # the others have gone meanwhile
         sys.stderr.write("there is no other server: its users are not served until one is started\n")
 
 
-async def _drain(server: str, token: str | None) -> int:
+async def _drain(server: str, token: str | None, *, force: bool) -> int:
     """Returns how many other servers there are."""
     import aiohttp
 
@@ -316,8 +328,10 @@ async def _drain(server: str, token: str | None) -> int:
     headers = {} if not token else {"Authorization": f"Bearer {token}"}
     async with aiohttp.ClientSession(headers=headers) as http:
         try:
-            async with http.post(f"{server}/v1/drain") as response:
+            async with http.post(f"{server}/v1/drain", params={} if force else {"unless_last": "true"}) as response:
                 body = response_body(response.status, await response.read(), response.content_type)
                 return decode(body, Drained).others
+        except Conflict as error:
+            raise ShardyardError(f"{error}: start another one, or drain it with --force") from None
         except (aiohttp.ClientError, OSError) as error:
             raise ShardyardError(f"{server} can't be reached: {reason(error)}") from None

@@ -82,15 +82,21 @@ class Link:
             except GoElsewhere as error:
                 self._address = error.address
                 failures = self._count(failures, started)
+                if error.address is None or failures > HOPS:
+                    self._note_failure(RetryLater("no server serves this user now"))
                 delay = error.after if failures <= HOPS else max(error.after, BACKOFF.delay(failures))
             except (ConnectionError, RetryLater, Malformed) as error:
-                if self.failure is None:
-                    level = logging.WARNING if self.opened.is_set() else logging.INFO
-                    _log.log(level, "not connected to a messaging server (%s): connecting again", error)
-                self.failure = error
+                self._note_failure(error)
                 failures = self._count(failures, started)
                 delay = BACKOFF.delay(failures)
             await self._clock.sleep(delay)
+
+    def _note_failure(self, error: Exception) -> None:
+        """Log the first reason why there is no connection."""
+        if self.failure is None:
+            level = logging.WARNING if self.opened.is_set() else logging.INFO
+            _log.log(level, "not connected to a messaging server (%s): connecting again", error)
+        self.failure = error
 
     def _count(self, failures: int, started: float) -> int:
         return 1 if self._clock.monotonic() - started >= STABLE_SECONDS else failures + 1

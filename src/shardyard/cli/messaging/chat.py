@@ -133,8 +133,14 @@ async def _chat(client: "MessagingClient", peer: str | None, channel: str | None
             for number in (signal.SIGINT, signal.SIGTERM):
                 loop.add_signal_handler(number, running.cancel)
             await asyncio.gather(running, return_exceptions=True)
+            unsent = conversation.unsent
+            for text in unsent:
+                print_message(f"  not sent: {printable(text)}")
             if not running.cancelled():
                 running.result()
+            if unsent:
+                count = "1 message was" if len(unsent) == 1 else f"{len(unsent)} messages were"
+                raise ShardyardError(f"{count} not sent, because no server acknowledged that")
 
 
 @contextlib.contextmanager

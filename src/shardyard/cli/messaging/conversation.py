@@ -27,6 +27,8 @@ PAGE = 20
 """Messages that are shown at once."""
 MAX_SENDING = 32
 """Lines that are not durable yet, before the next one is read."""
+QUIT_SECONDS = 3.0
+"""How long quitting waits for what was entered before it."""
 TYPING_SECONDS = 5.0
 """Between two lines that say that the same user is typing."""
 MAX_CHANNELS = 1000
@@ -35,6 +37,14 @@ HELP = (
     "/with USER  /channel NAME  /chats  /channels  /history  /leave  /who USER  /quit    "
     "//... sends a line that begins with a slash"
 )
+
+
+class _Line:
+    """A line that the user entered. Two with the same text are not the same."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.is_command = text.startswith("/") and not text.startswith("//")
 
 
 class Conversation:
@@ -61,40 +71,73 @@ class Conversation:
         self._seeing: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._sending = asyncio.Semaphore(MAX_SENDING)
+        self._opened = asyncio.Event()
+        """Set when what the conversation begins with was shown."""
+        self._entered: asyncio.Queue[_Line | None] = asyncio.Queue()
+        """Lines that were not looked at yet; None after the last one."""
+        self._unsent: dict[_Line, None] = {}
+
+    @property
+    def unsent(self) -> list[str]:
+        """The messages that were entered and are not durable, unless the user was told that they failed."""
+        return [line.text for line in self._unsent]
 
     async def run(self, peer: str | None, channel: str | None, lines: AsyncIterator[bytes]) -> None:
         """Begin with a user, a channel or neither, and go on until the input ends, or the user quits. Returns when
-        everything that was entered is durable."""
+        everything that was entered is durable, or could not be sent for some seconds: `unsent` has it then."""
         self._screen.say(f"you are {self._client.user}; /help shows the commands")
-        # first: what the history shows may arrive as well
-        if peer is not None:
-            await self._attempt(self._talk_to(peer))
-        if channel is not None:
-            await self._attempt(self._enter(channel))
         receiving = asyncio.create_task(self._receive())
         reading = asyncio.create_task(self._read(lines))
+        working = asyncio.create_task(self._work(peer, channel))
         try:
-            await asyncio.wait([receiving, reading], return_when=asyncio.FIRST_COMPLETED)
-            (receiving if receiving.done() else reading).result()
-            if self._tasks:
-                await asyncio.wait(self._tasks)
+            done, _ = await asyncio.wait([receiving, reading, working], return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+            await self._finish(working)
         finally:
-            for task in (receiving, reading, *self._tasks):
+            tasks = (receiving, reading, working, *self._tasks)
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(receiving, reading, *self._tasks, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _finish(self, working: "asyncio.Task[None]") -> None:
+        """Wait for what was entered, but not for answers while there is no connection."""
+        if self._unsent and not self._client.is_connected:
+            self._screen.say("not connected: waiting a moment for what is not sent yet")
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + QUIT_SECONDS
+        while pending := [task for task in (working, *self._tasks) if not task.done()]:
+            if loop.time() >= deadline or not (self._unsent or self._client.is_connected):
+                return
+            await asyncio.wait(pending, timeout=deadline - loop.time(), return_when=asyncio.FIRST_COMPLETED)
+        working.result()
 
     # What the user enters
 
     async def _read(self, lines: AsyncIterator[bytes]) -> None:
-        async for line in lines:
-            text = line.decode(errors="replace")
-            if text.startswith("/") and not text.startswith("//"):
-                command, _, argument = text.partition(" ")
-                if command == "/quit":
-                    return
+        """Read lines also while a command waits for its answer, so that /quit is always noticed."""
+        async for each in lines:
+            line = _Line(each.decode(errors="replace"))
+            if line.is_command and line.text.partition(" ")[0] == "/quit":
+                break
+            if line.text and not line.is_command:
+                self._unsent[line] = None
+            self._entered.put_nowait(line)
+        self._entered.put_nowait(None)
+
+    async def _work(self, peer: str | None, channel: str | None) -> None:
+        """Do what was entered, one line after the other."""
+        if peer is not None:
+            await self._attempt(self._talk_to(peer))
+        if channel is not None:
+            await self._attempt(self._enter(channel))
+        self._opened.set()
+        while (line := await self._entered.get()) is not None:
+            if line.is_command:
+                command, _, argument = line.text.partition(" ")
                 await self._attempt(self._command(command, argument.strip()))
-            elif text:
-                await self._send(text.removeprefix("/"))
+            elif line.text:
+                await self._send(line)
 
     async def _command(self, command: str, argument: str) -> None:
         if command == "/with" and argument:
@@ -186,24 +229,30 @@ class Conversation:
             del self._watched[next(iter(self._watched))]
         await self._client.watch(self._watched)
 
-    async def _send(self, text: str) -> None:
+    async def _send(self, line: "_Line") -> None:
         if self._place is None:
+            del self._unsent[line]
             self._screen.say("nobody to send this to: /with USER or /channel NAME says where it goes")
             return
         await self._sending.acquire()
-        self._start(self._send_to(self._place, text))
+        self._start(self._send_to(self._place, line))
 
-    async def _send_to(self, place: Place, text: str) -> None:
+    async def _send_to(self, place: Place, line: "_Line") -> None:
         try:
-            sent = await place.send(text)
+            sent = await place.send(line.text.removeprefix("/"))
+            del self._unsent[line]
             if isinstance(place, WithUser):
                 self._sent[place.peer] = max(self._sent.get(place.peer, 0), int(sent.id))
+        except ShardyardError:
+            self._unsent.pop(line, None)  # the error is shown
+            raise
         finally:
             self._sending.release()
 
     # What arrives
 
     async def _receive(self) -> None:
+        await self._opened.wait()  # what the history shows may arrive as well
         async for event in self._client.events():
             self._show(event)
 

@@ -7,7 +7,7 @@ from fastapi import APIRouter, Depends, Path, Request, Response
 
 from shardyard.messaging.server import MessagingServer
 from shardyard.messaging.tokens import Authenticator, Credentials
-from shardyard.model import RetryLater
+from shardyard.model import Conflict, RetryLater
 from shardyard.runtime import metrics
 from shardyard.server.auth import token_of
 from shardyard.server.http import read_body, request_body, respond
@@ -57,10 +57,18 @@ async def answer_peer(request: Request, server: Server) -> Response:
 
 
 @router.post("/v1/drain", dependencies=[Depends(check_admin)])
-async def drain(server: Server) -> Response:
-    """Send all clients to other servers, and own nothing any more. The process stays until it is stopped."""
+async def drain(server: Server, unless_last: bool = False) -> Response:
+    """Send all clients to other servers, and own nothing any more. The process stays until it is stopped.
+    `unless_last`: refuse if there is no other server."""
+    if unless_last and not server.is_draining and not _others(server):
+        raise Conflict("there is no other messaging server, so nobody would serve the users of this one")
     await server.drain()
-    return respond(Drained(others=len(server.directory.members().keys() - {server.name})))
+    return respond(Drained(others=_others(server)))
+
+
+def _others(server: MessagingServer) -> int:
+    """How many other servers there are."""
+    return len(server.directory.members().keys() - {server.name})
 
 
 @router.get("/healthz")
