@@ -1,9 +1,11 @@
 """Clients that reconnect get the posts of their channels that they missed, or a gap that says so."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
 
+from shardyard.messaging.channels.following import MembersFollower
 from shardyard.model import Partition, Record
 from shardyard.wire import messaging as wire
 from shardyard.wire.channels import PRESENCE
@@ -161,11 +163,19 @@ def test_a_position_that_is_not_valid_any_more_is_a_gap(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
+async def crash(server: Running) -> None:
+    """It does nothing for its users any more, and is evicted: at once, because sessions that expire take long on a busy
+    machine, and those of other servers expire there, too."""
+    membership = server.server._ownership._membership
+    await membership.stop()
+    await server.server._node.coordinator.leave(membership.identity)
+
+
 @pytest.mark.parametrize("engine", ["sqlite", POSTGRESQL])
 def test_another_server_takes_over_the_presence_of_one_that_crashed(tmp_path: Path, engine: str) -> None:
     async def scenario(yard: Yard) -> None:
         await create_topics(yard)
-        first = await yard.start(config(session_timeout=4.0))
+        first = await yard.start(config(session_timeout=60.0))
         await eventually(lambda: 1 in first.owned)
         back, gone = await yard.join(first, ALICE), await yard.join(first, BOB)
         await join_channel(back, 1, "news")
@@ -173,8 +183,8 @@ def test_another_server_takes_over_the_presence_of_one_that_crashed(tmp_path: Pa
         await post(yard, "news", "p1", to=1)
         await back.received(1)
         await gone.received(1)
-        await first.server._ownership._membership.stop()  # it does nothing any more, as after a crash
-        second = await yard.start(config(session_timeout=4.0))
+        await crash(first)
+        second = await yard.start(config(session_timeout=60.0))
         await eventually(lambda: 1 in second.owned)
         for client in (back, gone):
             await client.close()
@@ -190,6 +200,31 @@ def test_another_server_takes_over_the_presence_of_one_that_crashed(tmp_path: Pa
         await until_online(yard, 1, (ALICE, "phone"), (BOB, "phone"))
 
     run(tmp_path, scenario, engine)
+
+
+def test_a_client_misses_no_post_because_its_server_has_not_followed_its_membership_yet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(yard: Yard) -> None:
+        await create_topics(yard)
+        first = await yard.start(stores_history=False)
+        await eventually(lambda: 1 in first.owned)
+        alice = await yard.join(first, ALICE)
+        await join_channel(alice, 1, "news")
+        await alice.vanish()
+        await post(yard, "news", "p1", to=1)
+        await yard.stop(first)
+
+        async def follow_nothing(_: MembersFollower) -> None:
+            await asyncio.Event().wait()
+
+        monkeypatch.setattr(MembersFollower, "run", follow_nothing)
+        second = await yard.start(stores_history=False)
+        await eventually(lambda: 1 in second.owned)
+        again = await yard.clients.again(second.url, alice)
+        assert (await again.all_received(1), gaps(again)) == (["p1"], [])
+
+    run(tmp_path, scenario)
 
 
 def test_clients_of_a_partition_that_moves_miss_nothing(tmp_path: Path) -> None:

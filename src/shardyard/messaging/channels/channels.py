@@ -220,8 +220,6 @@ class Channels:
             await self.begin(owned)
             sessions = list(owned.sessions())
             await asyncio.gather(*(self._prepare_attached(session, owned) for session in sessions))
-            if self._running is not None and sessions:
-                await _catch_up_for(self._running.follower, sessions)
             for session in sessions:
                 _tell_what_was_missed(session, owned)
         except Fenced:
@@ -339,15 +337,6 @@ class Channels:
             _log.debug("%s belongs to another server now", owned.partition)
         except ShardyardError as error:
             _log.warning("who is offline will be published later, for %s: %s", owned.partition, error)
-
-
-async def _catch_up_for(follower: MembersFollower, sessions: Sequence[Session]) -> None:
-    """Return when it is known which channels these clients joined before they were online."""
-    try:
-        await follower.catch_up_with_all()
-    except ShardyardError as error:
-        for session in sessions:
-            session.close(CloseCode.UNAVAILABLE, str(error))
 
 
 def _tell_what_was_missed(session: Session, owned: "OwnedPartition") -> None:

@@ -9,7 +9,7 @@ from shardyard.messaging.channels.following import MembersFollower
 from shardyard.messaging.channels.members import LocalMembers
 from shardyard.messaging.history.channel_materialiser import GROUP
 from shardyard.messaging.history.channel_port import ChannelHistory
-from shardyard.model import RetryLater, ShardyardError
+from shardyard.model import PartitionOutOfRange, RetryLater, ShardyardError, UnknownTopic, WrongEpoch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,7 +24,8 @@ _Waiting = tuple[str, LocalMembers, "asyncio.Future[None]"]
 
 
 class MembershipLoader:
-    """Loads from the history, and adds what was followed since. Those who come while it loads are loaded together."""
+    """Loads from the history, and adds what was followed since: everything that was changed before `load` was called.
+    Those who come while it loads are loaded together."""
 
     def __init__(self, node: Node, history: ChannelHistory, follower: MembersFollower, wait_seconds: float) -> None:
         """`wait_seconds`: how long a history is waited for that is too far behind."""
@@ -71,6 +72,7 @@ class MembershipLoader:
             self._task = None
 
     async def _load(self, some: "Sequence[_Waiting]") -> None:
+        await self._catch_up()
         recent = self._follower.recent
         found = None
         while found is None or not self._is_covered():  # what is remembered has become less while it was read
@@ -81,6 +83,14 @@ class MembershipLoader:
                 members.load(user, recent.applied_to(user, set(found.get(user, ()))))
             if not loaded.done():
                 loaded.set_result(None)
+
+    async def _catch_up(self) -> None:
+        """Follow everything that was changed before. A server that has just started may not have read yet what a client
+        joined elsewhere; without it, the client would miss the posts that were stored since, and not be told so."""
+        try:
+            await self._follower.catch_up_with_all()
+        except (UnknownTopic, WrongEpoch, PartitionOutOfRange) as error:
+            raise RetryLater(f"the channels are being created anew: try again ({error})") from None
 
     def _is_covered(self) -> bool:
         """Whether history and memory together have all changes."""
