@@ -24,7 +24,8 @@ has to be short. Memory needs no limit beyond that of the batches: their copies 
 CALLS = 8
 """Into which the copies are divided that are made together, if there are neither too few nor too many in each."""
 LINGER_SECONDS = 0.05
-"""After what had come was copied, for more to come: the copies of all partitions then share commits."""
+"""How long to wait in all after the calls that copy what has come: meanwhile more comes, and between two calls the
+messages that users send are stored."""
 _BACKOFF = Backoff(first=0.05, longest=2.0)
 """While the registry is out of reach."""
 STORE_SECONDS = 60.0
@@ -60,7 +61,6 @@ async def run_mirror(node: Node, sending: Sending, *, session_timeout: float) ->
             waiting.clear()
             await _copy(batches, sending, node)
             await _commit(batches, reader, node)
-            await node.clock.sleep(LINGER_SECONDS)
 
     try:
         async with reader, asyncio.TaskGroup() as tasks:
@@ -88,9 +88,11 @@ async def _copy(batches: Sequence[OwnedBatch], sending: Sending, node: Node) -> 
     deadline = node.clock.monotonic() + STORE_SECONDS
     lost: set[Fence] = set()
     size = min(max(len(copies) // CALLS, FEWEST), MOST)
-    for first in range(0, len(copies), size):
+    calls = range(0, max(len(copies), 1), size)
+    for first in calls:
         some = [copy for copy in copies[first : first + size] if copy.fence not in lost]
         lost |= await _append(some, sending, deadline)
+        await node.clock.sleep(LINGER_SECONDS / len(calls))
 
 
 def _copies(batch: OwnedBatch) -> list[Addressed]:
@@ -113,7 +115,7 @@ async def _append(copies: Sequence[Addressed], sending: Sending, deadline: float
     """Append copies by one call of the log. From the first on that has to be tried again, they are appended one after
     the other: those that are stored already are known by their stamps. Returns the fences of partitions that have gone
     to other members."""
-    outcomes = await sending.append_all(copies)
+    outcomes = await sending.append_all(copies) if copies else []
     again = next((number for number, outcome in enumerate(outcomes) if isinstance(outcome, AGAIN)), len(copies))
     lost: set[Fence] = set()
     for number, (copy, outcome) in enumerate(zip(copies, outcomes, strict=True)):
