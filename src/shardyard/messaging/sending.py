@@ -12,6 +12,7 @@ from shardyard.log import Log
 from shardyard.log.requests import AppendRequest
 from shardyard.log.router import PLACE_AGAIN
 from shardyard.messaging.config import MessagingConfig
+from shardyard.messaging.fresh import FreshRecords
 from shardyard.messaging.inbox import Inbox, record_of
 from shardyard.messaging.outgoing import Outgoing
 from shardyard.messaging.recent import RecentlySent
@@ -63,6 +64,8 @@ class Sending:
         start: Callable[[Coroutine[Any, Any, None]], None],
     ) -> None:
         """`owned_of`: the partition of a user if it is served here. `start` runs something in the background."""
+        self.fresh = FreshRecords(log)
+        """What was just appended, for those who read it again."""
         self._log = log
         self._inbox = inbox
         self._ids = ids
@@ -168,9 +171,10 @@ class Sending:
         """Append entries by one call of the log, and deliver those whose users are served here. The outcome of each."""
         partition_of, generation = self._inbox.partition_of, self._inbox.topic.generation
         owners = [self._owned_of(each.user) for each in entries]
+        records = [record_of(each.entry) for each in entries]
         requests = [
-            AppendRequest(partition_of(each.user), (record_of(each.entry),), each.stamp, each.fence, generation)
-            for each in entries
+            AppendRequest(partition_of(each.user), (record,), each.stamp, each.fence, generation)
+            for each, record in zip(entries, records, strict=True)
         ]
         outcomes: list[Appended | ShardyardError] = []
         for owned in owners:
@@ -178,6 +182,9 @@ class Sending:
                 owned.begin_append()
         try:
             outcomes = await self._log.append_many(requests)
+            for record, outcome in zip(records, outcomes, strict=True):
+                if isinstance(outcome, Appended) and not outcome.duplicate:
+                    self.fresh.add(outcome, record)
         except ShardyardError as error:
             outcomes = [error] * len(entries)
         finally:
