@@ -45,9 +45,9 @@ def test_members_join_and_leave(yard: Yard) -> None:
     yard.create()
     assert yard.json("channels", "join", "general", "alice", "bob", "--log", yard.log) == {
         "channel": "general",
-        "joined": 2,
+        "changes": 2,
     }
-    assert yard("channels", "leave", "general", "bob", "carol", "--log", yard.log) == "channel\tleft\ngeneral\t2\n"
+    assert yard("channels", "leave", "general", "bob", "carol", "--log", yard.log) == "channel\tchanges\ngeneral\t2\n"
     found = yard.json("channels", "members", "general", "--log", yard.log)
     assert found == {"channel": "general", "members": ["alice"]}
     assert yard("channels", "members", "general", "--log", yard.log) == "user\nalice\n"
@@ -84,6 +84,16 @@ def test_memberships_are_loaded_from_files(yard: Yard, tmp_path: Path) -> None:
     out = yard("channels", "load", "m.csv", "--skip-malformed", "--log", yard.log)
     assert out == "rows\tjoins\tleaves\tmalformed\n2\t0\t1\t1\n"
     assert yard.json("channels", "members", "general", "--log", yard.log)["members"] == []
+
+
+def test_a_file_of_another_kind_is_refused_in_one_printable_line(yard: Yard, tmp_path: Path) -> None:
+    yard.create()
+    (tmp_path / "junk.bin").write_bytes(bytes(range(128, 256)) * 20 + b"\n\x1b[2J,\xff\n")
+    assert yard.run("channels", "load", "junk.bin", "--log", yard.log) == (2, "")
+    assert yard.err == ("error: file is 'junk.bin': expected a Parquet file, or a CSV file whose text is in UTF-8\n")
+    (tmp_path / "header.csv").write_bytes(b"\x1b[2Jchannel,user\n")
+    assert yard.run("channels", "load", "header.csv", "--log", yard.log) == (2, "")
+    assert "\x1b" not in yard.err
 
 
 @pytest.mark.parametrize(

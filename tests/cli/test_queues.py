@@ -452,6 +452,15 @@ def test_a_token_is_taken_away_or_replaced_only_by_those_who_know_it(
     assert shell.json("topics", "set", topic, "token=none")["token"] is False
 
 
+@pytest.mark.parametrize("name", ["events", "fanout", "inbox", "members", "presence"])
+def test_names_of_the_topics_of_messaging_and_channels_are_refused(shell: Shell, name: str) -> None:
+    assert shell.run("topics", "create", name) == (2, "")
+    assert shell.err == (
+        f"error: topic name is '{name}': expected another name: events, fanout, inbox, members, presence are the "
+        "topics of messaging and channels\n"
+    )
+
+
 @pytest.mark.parametrize("name", ["shardyard.mine", "orders.dead", "billing.orders.retry"])
 def test_names_of_internal_topics_are_refused(shell: Shell, name: str) -> None:
     assert shell.run("topics", "create", name) == (2, "")

@@ -111,6 +111,31 @@ def test_a_consumer_ends_after_its_time_and_by_a_signal(shell: Shell, images: st
     assert (process.returncode, err) == (0, "messages: 1\n")
 
 
+def test_a_message_that_is_refused_is_named_with_the_number_of_those_published_before_it(
+    shell: Shell, images: str
+) -> None:
+    assert shell.run("exchanges", "publish", images, stdin=b"a" * 1_100_000) == (2, "")
+    assert shell.json("exchanges", "get", images) == []
+    lines = b"x\n" * 600 + b"a" * 1_100_000 + b"\nx\n"
+    assert shell.run("exchanges", "publish", images, "-k", "n", stdin=lines) == (1, "")
+    assert shell.err.startswith("error: message in bytes is 1100000, beyond the limit of ")
+    assert shell.err.endswith(" (the first 600 messages were published)\n")
+    assert shell.json("exchanges", "purge", images)["messages"] == 600
+
+
+def test_lines_are_published_as_they_come_until_it_is_interrupted(shell: Shell, images: str, broker: str) -> None:
+    command = [sys.executable, "-m", "shardyard.cli", "exchanges", "publish", images, "--broker", broker]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, bufsize=0, **pipes) as process:
+        assert process.stdin is not None
+        process.stdin.write(b"first\n")  # and no end of the input
+        assert shell("exchanges", "consume", images, "--count", "1").endswith("\tfirst\n")
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (130, b"")
+    assert err.startswith(b"interrupted (the first ")
+
+
 def test_shards_are_listed_shown_and_purged(shell: Shell, images: str) -> None:
     shell("exchanges", "publish", images, "a", "b", "c", "-k", "same")
     rows = table(shell("shards", "list", "--exchange", images))

@@ -120,6 +120,19 @@ def test_a_malformed_row_is_an_error_before_anything_is_stored(
     run(skipped)
 
 
+@pytest.mark.parametrize("good", [b"", b"general,a\n"])
+def test_malformed_rows_after_the_last_good_one_are_counted(tmp_path: Path, good: bytes) -> None:
+    path = tmp_path / "m.csv"
+    path.write_bytes(b"channel,user\n" + good + b"general,a,b\nx\n")
+
+    async def work(channels: Channels) -> None:
+        count = len(good.splitlines())
+        loaded = await load(channels, path, skip_malformed=True)
+        assert loaded == Loaded(rows=2 + count, joins=count, leaves=0, malformed=2)
+
+    run(work)
+
+
 def test_an_unknown_action_is_malformed(tmp_path: Path) -> None:
     path = written(
         tmp_path / "m.csv", [("general", "alice", "join"), ("general", "bob", "kick")], "channel,user,action"

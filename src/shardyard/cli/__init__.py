@@ -26,6 +26,7 @@ from shardyard.cli import (
 )
 from shardyard.cli.help import CommandGroup, Rows, apply_help_format
 from shardyard.cli.messaging.options import DEFAULT_SERVER
+from shardyard.cli.output import printable
 from shardyard.cli.queues.session import DEFAULT_BROKER
 from shardyard.model import ShardyardError
 from shardyard.wire.errors import exit_code_of
@@ -54,7 +55,10 @@ class _Root(CommandGroup):
                     "SHARDYARD_TOKEN",
                     "The token that a broker requires of callers, and that other commands send.",
                 ),
-                ("SHARDYARD_MESSENGER", f"Addresses of messaging servers, likewise. Default: {DEFAULT_SERVER}."),
+                (
+                    "SHARDYARD_MESSENGER",
+                    f"Addresses of messaging servers, separated by commas. Default: {DEFAULT_SERVER}.",
+                ),
                 ("SHARDYARD_SECRET", "The secret with which users sign in at messaging servers."),
             ],
             "Exit codes": [
@@ -113,4 +117,5 @@ def main() -> None:
 
 
 def _say_error(error: Exception) -> None:
-    Console(stderr=True).print(f"[bold red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
+    text = "\n".join(map(printable, str(error).split("\n")))  # it may quote a file, or what a server sent
+    Console(stderr=True).print(f"[bold red]error:[/] {escape(text)}", highlight=False, soft_wrap=True)

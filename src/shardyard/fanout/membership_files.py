@@ -18,6 +18,7 @@ COLUMNS = ("channel", "user")
 ACTION = "action"
 ACTIONS = ("join", "leave")
 CSV_BLOCK_BYTES = 4 * 1024 * 1024
+MAX_HEADER_BYTES = 64 * 1024
 
 
 class MalformedRow(InvalidCall):
@@ -99,6 +100,7 @@ def _is_text(kind: pa.DataType) -> bool:
 def _csv(path: Path, *, skip_malformed: bool) -> Iterator[tuple[pa.RecordBatch, int]]:
     from pyarrow import csv  # noqa: PLC0415 only for such files
 
+    _check_header(path)
     skipped = 0
 
     def on_invalid_row(row: Any) -> str:
@@ -125,11 +127,25 @@ def _csv(path: Path, *, skip_malformed: bool) -> Iterator[tuple[pa.RecordBatch, 
             for batch in reader:
                 yield batch.select(columns), skipped - before
                 before = skipped
+            if skipped > before:  # after the last batch, or there was none
+                yield _no_rows(columns), skipped - before
     except pa.ArrowException as error:
         if wrong:
             number, why = wrong[0]
             raise MalformedRow(path, (number or 2) - 1, why) from None
         raise Malformed(f"file {path}", str(error)) from None
+
+
+def _no_rows(columns: list[str]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([pa.array([], pa.binary()) for _ in columns], columns)
+
+
+def _check_header(path: Path) -> None:
+    """Refuse a file of another kind, whose bytes the parser would complain about."""
+    with path.open("rb") as file:
+        header = file.readline(MAX_HEADER_BYTES)
+    if _decoded(header) is None or b"\0" in header:
+        raise InvalidValue("file", str(path), "a Parquet file, or a CSV file whose text is in UTF-8")
 
 
 def _changes(path: Path, batch: pa.RecordBatch, first: int, skipped: int, *, skip_malformed: bool) -> Changes:

@@ -48,6 +48,8 @@ def _run(log_url: str, work: "Callable[[Channels], Awaitable[T]]") -> T:
 def join(channel: Channel, users: Users, log: LogUrl = DEFAULT_LOG, json: Json = False) -> None:
     """Make users members of a channel. A channel exists as soon as it has a member.
 
+    Prints how many changes were stored. For users who are members already, they have no effect.
+
     Examples:
 
       shardyard channels join general alice bob
@@ -55,19 +57,21 @@ def join(channel: Channel, users: Users, log: LogUrl = DEFAULT_LOG, json: Json =
       shardyard channels join general alice --log postgresql://yard@db/yard
     """
     changes = _run(log, lambda channels: channels.join_many([channel] * len(users), users))
-    _print_changes({"channel": channel, "joined": changes}, json=json)
+    _print_changes({"channel": channel, "changes": changes}, json=json)
 
 
 @app.command("leave")
 def leave(channel: Channel, users: Users, log: LogUrl = DEFAULT_LOG, json: Json = False) -> None:
-    """End the membership of users in a channel. Those that are no members stay so.
+    """End the membership of users in a channel.
+
+    Prints how many changes were stored. For users who are not members, they have no effect.
 
     Examples:
 
       shardyard channels leave general bob
     """
     changes = _run(log, lambda channels: channels.leave_many([channel] * len(users), users))
-    _print_changes({"channel": channel, "left": changes}, json=json)
+    _print_changes({"channel": channel, "changes": changes}, json=json)
 
 
 def _print_changes(row: dict[str, object], *, json: bool) -> None:

@@ -72,7 +72,7 @@ def create(
 
       shardyard topics create orders --partitions 12
 
-      shardyard topics create events -p 256 --partitioner jump --retention-ms 604800000
+      shardyard topics create clicks -p 256 --partitioner jump --retention-ms 604800000
     """
     for name, value in (("--retention-ms", retention_ms), ("--retention-bytes", retention_bytes)):
         if value is not None:

@@ -1,4 +1,4 @@
-"""`shardyard exchanges publish|consume|get`: messages."""
+"""`shardyard exchanges consume|get`: messages."""
 
 import asyncio
 import base64
@@ -14,10 +14,11 @@ from shardyard.cli.options import Json, integer_option, value_option
 from shardyard.cli.output import dumps, print_json, print_message, print_table, printable
 from shardyard.cli.queues.options import Brokers
 from shardyard.cli.queues.session import request
-from shardyard.cli.sharding.options import Exchange, path
+from shardyard.cli.sharding.options import path
+from shardyard.cli.sharding.publish import publish
 from shardyard.cli.sharding.session import with_client
 from shardyard.model import InvalidValue, UnknownExchange, UnknownQueue, whole_number
-from shardyard.model.sharding import OutgoingMessage, QueueKind
+from shardyard.model.sharding import QueueKind
 from shardyard.wire.sharding import MAX_GET, GetMessages
 
 if TYPE_CHECKING:
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 Source = Annotated[
     str, typer.Argument(metavar="NAME", help="The name of an exchange, or of a single queue.", show_default=False)
 ]
-BATCH_MESSAGES = 500
 
 
 def register(app: typer.Typer) -> None:
@@ -34,82 +34,6 @@ def register(app: typer.Typer) -> None:
     app.command("publish")(publish)
     app.command("consume")(consume)
     app.command("get")(get)
-
-
-def publish(
-    exchange: Exchange,
-    bodies: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[BODY...]", help="Message bodies. Default: the lines of standard input."),
-    ] = None,
-    routing_key: Annotated[
-        str, typer.Option("--routing-key", "-k", metavar="KEY", help="The routing key.", show_default=False)
-    ] = "",
-    headers: Annotated[
-        list[str] | None, typer.Option("--header", metavar="NAME=VALUE", help="A header; may be repeated.")
-    ] = None,
-    properties: Annotated[
-        list[str] | None,
-        typer.Option("--property", metavar="NAME=VALUE", help="A property, such as message_id=7; may be repeated."),
-    ] = None,
-    cc: Annotated[
-        list[str] | None, typer.Option("--cc", metavar="KEY", help="A further routing key; may be repeated.")
-    ] = None,
-    expiration: Annotated[
-        int | None, integer_option("--expiration-ms", help="Milliseconds after which it is no longer delivered.")
-    ] = None,
-    optional: Annotated[bool, typer.Option("--optional", help="It is no error if no queue takes a message.")] = False,
-    brokers: Brokers = None,
-    json: Json = False,
-) -> None:
-    """Publish messages, and return when they are durable. Prints how many queues took them.
-
-    Examples:
-
-      shardyard exchanges publish images hello --routing-key cat.png
-
-      cat bodies.txt | shardyard exchanges publish images -k cat.png --header source=import
-    """
-    if expiration is not None:
-        whole_number("--expiration-ms", expiration, at_least=0)
-    template = OutgoingMessage(
-        b"",
-        routing_key,
-        tuple((name, os.fsencode(value)) for name, value in _pairs("--header", headers)),
-        tuple(cc or ()),
-        (),
-        tuple(_pairs("--property", properties)),
-        expiration,
-    )
-    given = map(os.fsencode, bodies) if bodies else (line.rstrip(b"\n") for line in sys.stdin.buffer if line != b"\n")
-
-    async def work(client: "ShardingClient") -> list[int]:
-        target = client.exchange(exchange)
-        counts: list[int] = []
-        batch: list[OutgoingMessage] = []
-        for body in given:
-            batch.append(
-                OutgoingMessage(
-                    body,
-                    template.routing_key,
-                    template.headers,
-                    template.cc,
-                    (),
-                    template.properties,
-                    template.expiration_ms,
-                )
-            )
-            if len(batch) == BATCH_MESSAGES:
-                counts += await target.publish_batch(batch, mandatory=not optional)
-                batch = []
-        return counts + await target.publish_batch(batch, mandatory=not optional)
-
-    counts = with_client(brokers, work)
-    row = {"messages": len(counts), "stored": sum(counts), "unroutable": counts.count(0)}
-    if json:
-        print_json(row)
-    else:
-        print_table([row])
 
 
 def consume(
@@ -264,13 +188,3 @@ def _text(data: bytes) -> str | None:
         return data.decode()
     except UnicodeDecodeError:
         return None
-
-
-def _pairs(option: str, given: list[str] | None) -> list[tuple[str, str]]:
-    pairs = []
-    for pair in given or ():
-        name, equals, value = pair.partition("=")
-        if not equals or not name:
-            raise InvalidValue(option, pair, "NAME=VALUE")
-        pairs.append((name, value))
-    return pairs

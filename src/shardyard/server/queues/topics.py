@@ -33,7 +33,7 @@ async def list_topics(broker: Authorised) -> Response:
 @router.post("", status_code=201, openapi_extra=request_body(requests.NewTopic))
 async def create_topic(request: Request, broker: Authorised) -> Response:
     """Create a topic. Names that Shardyard needs for topics of its own are refused: those that begin with `shardyard.`,
-    or end with `.retry` or `.dead`."""
+    or end with `.retry` or `.dead`, and `events`, `fanout`, `inbox`, `members` and `presence`."""
     body = await read_body(request, requests.NewTopic)
     check_not_reserved(body.name)
     await _finish_deletion(broker, body.name, caller_of(request))
