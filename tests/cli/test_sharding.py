@@ -166,7 +166,7 @@ def test_policies_are_set_shown_and_cleared_and_what_remains_is_said(shell: Shel
     shell("exchanges", "publish", images, "unread")
     (remaining,) = table(shell("policies", "clear", images))
     assert (remaining["messages"], remaining["node"]) == ("1", "a")
-    assert f"policy '{images}' is gone" in shell.err
+    assert f"policy '{images}' was deleted" in shell.err
     assert f"`shardyard exchanges consume '{remaining['queue']}'`" in shell.err
     assert f"`shardyard exchanges consume '{images}'`" in shell.err
     assert "unread" in shell("exchanges", "consume", remaining["queue"])

@@ -54,7 +54,7 @@ def print_removed(what: str, removed: dict[str, Any], *, json: bool) -> None:
     if json:
         print_json(removed)
         return
-    print_message(f"{what} is gone")
+    print_message(f"{what} was deleted")
     print_remaining(removed["remaining"])
 
 
