@@ -55,7 +55,8 @@ def set_policy(
     delivery_limit: Annotated[
         int | None,
         integer_option(
-            "--delivery-limit", help="How many deliveries of a message may fail; the next one makes it a dead letter."
+            "--delivery-limit",
+            help="How many deliveries of a message may fail; with the next one, it is a dead letter.",
         ),
     ] = None,
     dead_letter_exchange: Annotated[
@@ -137,4 +138,4 @@ def clear(name: Name, brokers: Brokers = None, json: Json = False) -> None:
 
       shardyard policies clear images-shard
     """
-    print_removed(f"policy {name!r}", request(brokers, "DELETE", path("policies", name)), json=json)
+    print_removed(f"policy {name!r} was deleted", request(brokers, "DELETE", path("policies", name)), json=json)
