@@ -37,7 +37,7 @@ def test_the_messages_of_an_exchange_are_moved(rabbitmq: RabbitMQ, shell: Shell)
     publish(rabbitmq, "moved-by-command")
     code, _ = shell.run("exchanges", "move", "moved-by-command", "--from", rabbitmq.url)
     assert code == 2
-    assert "has to be declared" in shell.err.replace("\n", " ")
+    assert "exchanges declare NAME" in shell.err.replace("\n", " ")
     shell("exchanges", "declare", "images")
     shell("policies", "set", "all", ".*", "--shards-per-node", "4")
     moved = shell.json("exchanges", "move", "moved-by-command", "--from", rabbitmq.url, "--to", "images")

@@ -117,7 +117,7 @@ def test_history_ingests_the_inbox_and_writes_tables_that_the_next_run_finds_up_
     arguments = ("history", "--lake", str(tmp_path / "lake"), "--out", str(tmp_path / "tables"))
     assert invoke(monkeypatch, "pipeline", *arguments, "--log", log, "--buckets", "2") == 0
     printed = capsys.readouterr()
-    assert "record 1 of partition 0 is no message and was left out: " in printed.err
+    assert "record 1 of partition 0 is not a message and was skipped: " in printed.err
     names, values = (line.split("\t") for line in printed.out.splitlines())
     row = dict(zip(names, values, strict=True))
     assert (row["version"], row["records"], row["messages"], row["malformed"]) == ("1", "2", "1", "1")

@@ -442,7 +442,7 @@ def test_a_token_is_taken_away_or_replaced_only_by_those_who_know_it(
         assert shell.run("topics", "set", topic, change) == (1, "")
         assert shell.err == (
             f"error: changing the token of topic '{topic}' requires its current token, or that of the broker, and the "
-            "call has none or another one\n"
+            "call has none or another one: set SHARDYARD_TOKEN\n"
         )
     assert shell.json("topics", "set", topic, "records_per_second=500")["token"] is True
     monkeypatch.setenv("SHARDYARD_TOKEN", "open-sesame")
@@ -686,7 +686,7 @@ INVALID = [
         "token is '***': expected at least 8 ASCII characters without spaces, or none to require none",
     ),
     ("topics delete nope", "topic 'nope' does not exist"),
-    ("publish nope a", "topic 'nope' does not exist"),
+    ("publish nope a", "topic 'nope' does not exist: `shardyard topics create nope` creates it"),
     ("publish there a --delay -1", "--delay is -1.0: expected seconds, 0 to 7776000 (90 days)"),
     ("publish there a --delay 99999999", "--delay is 99999999.0: expected seconds, 0 to 7776000 (90 days)"),
     ("publish there a --delay nan", "--delay is nan: expected seconds, 0 to 7776000"),

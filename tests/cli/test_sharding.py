@@ -123,10 +123,17 @@ def test_a_message_that_is_refused_is_named_with_the_number_of_those_published_b
     assert shell.json("exchanges", "purge", images)["messages"] == 600
 
 
+def test_an_exchange_without_a_policy_cannot_be_consumed_and_the_error_says_what_to_do(shell: Shell) -> None:
+    shell("exchanges", "declare", "unsharded")
+    assert shell.run("exchanges", "consume", "unsharded") == (2, "")
+    assert "exchange 'unsharded' has no shards: `shardyard policies set NAME '^unsharded$'" in shell.err
+    shell("exchanges", "delete", "unsharded")
+
+
 def test_lines_are_published_as_they_come_until_it_is_interrupted(shell: Shell, images: str, broker: str) -> None:
     command = [sys.executable, "-m", "shardyard.cli", "exchanges", "publish", images, "--broker", broker]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen(command, bufsize=0, **pipes) as process:
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, bufsize=0, stdin=pipe, stdout=pipe, stderr=pipe) as process:
         assert process.stdin is not None
         process.stdin.write(b"first\n")  # and no end of the input
         assert shell("exchanges", "consume", images, "--count", "1").endswith("\tfirst\n")
@@ -166,7 +173,7 @@ def test_policies_are_set_shown_and_cleared_and_what_remains_is_said(shell: Shel
     shell("exchanges", "publish", images, "unread")
     (remaining,) = table(shell("policies", "clear", images))
     assert (remaining["messages"], remaining["node"]) == ("1", "a")
-    assert f"policy '{images}' is gone" in shell.err
+    assert f"policy '{images}' was deleted" in shell.err
     assert f"`shardyard exchanges consume '{remaining['queue']}'`" in shell.err
     assert f"`shardyard exchanges consume '{images}'`" in shell.err
     assert "unread" in shell("exchanges", "consume", remaining["queue"])
@@ -291,10 +298,10 @@ def test_nodes_are_listed_and_not_forgotten_while_they_run(shell: Shell, images:
         (["policies", "show", "none"], 2, "'none' does not exist"),
         (["exchanges", "declare", "x", "--type", "topic"], 2, "x-modulus-hash"),
         (["exchanges", "declare", "a/b"], 2, "without '/'"),
-        (["exchanges", "show", "none"], 2, "has to be declared"),
-        (["exchanges", "delete", "none"], 2, "the list of exchanges has the names of those that do"),
+        (["exchanges", "show", "none"], 2, "exchanges declare NAME"),
+        (["exchanges", "delete", "none"], 2, "`shardyard exchanges list` shows those that do"),
         (["exchanges", "get", "none", "-n", "1001"], 2, "--count is 1001: expected a whole number from 1 to 1000"),
-        (["exchanges", "publish", "none", "x"], 2, "has to be declared"),
+        (["exchanges", "publish", "none", "x"], 2, "exchanges declare NAME"),
         (["exchanges", "publish", "none", "x", "--header", "x"], 2, "NAME=VALUE"),
         (["exchanges", "consume", "none"], 2, "'none' does not exist"),
         (["exchanges", "consume", "none", "--count", "0"], 2, "at least 1"),

@@ -108,7 +108,7 @@ def test_a_topic_can_be_resharded_repeatedly(log: str) -> None:
     fill(log, "orders.2", 40, first=60)
     assert reshard(no_spark, log, "orders.2", partitions=3).target == "orders.3"
     assert len(ids(contents(log, "orders.3"))) == 100
-    with pytest.raises(Moved, match=r"'orders' continues as 'orders\.2'"):
+    with pytest.raises(Moved, match=r"resharded already, and continues as 'orders\.2': to reshard again"):
         reshard(no_spark, log, "orders", partitions=5)
 
 

@@ -1,4 +1,4 @@
-"""`shardyard tour`: runs one example of everything. `make run` starts it."""
+"""`shardyard tour`: runs examples of placement, groups and the pipeline. `make run` starts it."""
 
 import shlex
 import sys

@@ -61,7 +61,7 @@ class Channels:
 
     Every call returns when what it did is durable: events that are acknowledged after that reach the channel's new
     members, if they are online. A call with a wrong name, id or text raises `InvalidValue` or `TooLarge` and changes
-    nothing. Joining twice, and leaving a channel that one is no member of, is fine and changes nothing either. Channels
+    nothing. Joining twice, and leaving a channel without being a member, is fine and changes nothing either. Channels
     need not be created: one exists as soon as it has a member.
 
     Calls that are awaited one after another take effect in that order. Missing topics are created with the first use.

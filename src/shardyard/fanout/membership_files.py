@@ -22,7 +22,7 @@ MAX_HEADER_BYTES = 64 * 1024
 
 
 class MalformedRow(InvalidCall):
-    """Raised for a row of a file that is no membership."""
+    """Raised for a row of a file that is not a membership."""
 
     def __init__(self, path: Path, row: int, why: str) -> None:
         super().__init__(f"row {row} of {path} is malformed: {why}; correct it, or skip such rows by --skip-malformed")
@@ -204,4 +204,4 @@ def _reason(batch: pa.RecordBatch, index: int) -> str:
             return f"{name} is {text!r}, expected {' or '.join(ACTIONS)}"
         if name != ACTION and (not 1 <= len(text) <= LENGTHS[name] or "\0" in text):
             return f"{name} is {text!r}, expected 1 to {LENGTHS[name]} characters without NUL"
-    return "it is no membership"
+    return "it is not a membership"

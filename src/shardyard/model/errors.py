@@ -255,7 +255,7 @@ class WrongSchemaVersion(InvalidCall):
         self.expected = expected
 
 
-class NotWritable(InvalidCall):
+class NotWritable(Conflict):
     """Raised when a folder or file can't be written."""
 
     def __init__(self, path: str, why: str) -> None:

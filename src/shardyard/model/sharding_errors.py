@@ -11,8 +11,8 @@ class UnknownExchange(InvalidCall):
 
     def __init__(self, exchange: str) -> None:
         super().__init__(
-            f"exchange {exchange!r} does not exist: the list of exchanges has the names of those that do, and a new "
-            "one has to be declared"
+            f"exchange {exchange!r} does not exist: `shardyard exchanges list` shows those that do, and "
+            "`shardyard exchanges declare NAME` creates one"
         )
         self.exchange = exchange
 
@@ -29,7 +29,10 @@ class UnknownPolicy(InvalidCall):
     """Raised when a policy does not exist."""
 
     def __init__(self, policy: str) -> None:
-        super().__init__(f"policy {policy!r} does not exist: the list of policies has the names of those that do")
+        super().__init__(
+            f"policy {policy!r} does not exist: `shardyard policies list` shows those that do, and `shardyard policies "
+            "set NAME PATTERN` creates one"
+        )
         self.policy = policy
 
 
@@ -37,7 +40,7 @@ class UnknownNode(InvalidCall):
     """Raised when no node of that name ever joined, or it was forgotten."""
 
     def __init__(self, node: str) -> None:
-        super().__init__(f"node {node!r} is not known: the list of nodes has the names of those that are")
+        super().__init__(f"node {node!r} is not known: `shardyard nodes list` shows those that are")
         self.node = node
 
 
@@ -83,9 +86,10 @@ class ShardManaged(InvalidCall):
     """Raised when a shard is declared, bound, unbound or deleted by its name: its policy does that."""
 
     def __init__(self, queue: str, operation: str) -> None:
+        advice = "change the policy of its exchange" + ("" if operation == "deleted" else ", or choose another name")
         super().__init__(
             f"{queue!r} is the name of a queue that Shardyard creates and removes itself, and can't be {operation}: "
-            "change the policy of its exchange, or choose another name"
+            f"{advice}"
         )
         self.queue = queue
         self.operation = operation

@@ -122,8 +122,17 @@ async def on_no_route(request: Request, error: Exception) -> Response:
     if not isinstance(error, HTTPException):
         raise error
     code = re.sub(r"\W+", "_", str(error.detail)).lower()
-    body = ErrorBody(code, f"{request.method} {request.url.path} is no call of this API: see /docs")
+    call = f"{request.method} {request.url.path}"
+    body = ErrorBody(code, f"{call} is not a call of this API: this is {_kind(request)}; see /docs")
     return _error_response(body, error.status_code, dict(error.headers or {}))
+
+
+def _kind(request: Request) -> str:
+    """Which kind of server this is."""
+    state = request.app.state
+    if hasattr(state, "broker"):
+        return "a broker"
+    return "a messaging server" if hasattr(state, "authenticator") else f"a server of {request.app.title}"
 
 
 async def refuse_without_upgrade(request: Request) -> Response:

@@ -138,7 +138,7 @@ class Join(Struct, frozen=True, tag="join"):
 
 
 class Leave(Struct, frozen=True, tag="leave"):
-    """Leave a channel. Answered with `Done` when that is durable; a user who is no member may leave, too."""
+    """Leave a channel. Answered with `Done` when that is durable; a user who is not a member may leave, too."""
 
     number: Number
     channel: Channel

@@ -109,7 +109,7 @@ def advise(
     ] = MAX_GIGABYTES,
     json: Json = False,
 ) -> None:
-    """Advise a mode, by the size of the workers' routing tables and the users that are online.
+    """Recommend a mode, by the size of the workers' routing tables and the users that are online.
 
     All workers that run are asked, so SHARDYARD_TOKEN has to be theirs.
 

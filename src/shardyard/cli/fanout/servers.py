@@ -34,7 +34,7 @@ WORKER_PORT = 7700
 
 Host = Annotated[str, typer.Option("--host", metavar="HOST", help="The address to listen on.")]
 Port = Annotated[int, integer_option("--port", "-p", help="The port to listen on; 0 picks a free one.")]
-Processes = Annotated[int, integer_option("--processes", help="Run so many, on this port and those after it.")]
+Processes = Annotated[int, integer_option("--processes", help="How many to run, on this port and those after it.")]
 Address = Annotated[
     str | None, value_option("--address", metavar="URL", help="Where others reach it, if not where it listens.")
 ]

@@ -58,7 +58,11 @@ def audit(
     ] = False,
     until: Annotated[
         str | None,
-        typer.Option("--until", metavar="TIME", help="Ignore records sent after this, such as 2026-01-31T12:00:00Z."),
+        typer.Option(
+            "--until",
+            metavar="TIME",
+            help="Ignore records sent after this, such as 2026-01-31T12:00:00Z (without a zone: UTC).",
+        ),
     ] = None,
     examples: Annotated[int, integer_option("--examples", help="How many examples of each problem to show.")] = 5,
     master: Master = None,

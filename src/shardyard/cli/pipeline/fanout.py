@@ -76,8 +76,7 @@ def fanout(
 
       shardyard pipeline fanout --log sqlite:///data/log --registry sqlite:///data/registry.db --users users.txt --text 'Hello'
 
-      shardyard pipeline fanout --log sqlite:///data/log --registry sqlite:///data/registry.db --routing data/routing
-      --all channels --text 'Maintenance at 22:00 UTC'
+      shardyard pipeline fanout --log sqlite:///data/log --registry sqlite:///data/registry.db --routing data/routing --all channels --text 'Maintenance at 22:00 UTC'
     """  # noqa: E501 an example is one line
     require_spark()
     from shardyard.pipeline.fanout.audience import all_names, digest, names_in_file

@@ -83,4 +83,4 @@ def history(
     print_table([row])
     for record in done.examples:
         place = f"record {record.offset} of partition {record.partition}"
-        print_message(f"{place} is no message and was left out: {record.problem}")
+        print_message(f"{place} is not a message and was skipped: {record.problem}")

@@ -18,7 +18,18 @@ from shardyard.cli.options import Json, integer_option, value_option
 from shardyard.cli.output import print_json, print_message, print_table
 from shardyard.cli.queues.options import TIME, Brokers, Topic, check_name, format_time, parse_time
 from shardyard.cli.queues.session import Session, request
-from shardyard.model import TAG, TRACE, Appended, Headers, InvalidCall, InvalidValue, Record, ShardyardError, TooLarge
+from shardyard.model import (
+    TAG,
+    TRACE,
+    Appended,
+    Headers,
+    InvalidCall,
+    InvalidValue,
+    Record,
+    ShardyardError,
+    TooLarge,
+    UnknownTopic,
+)
 from shardyard.runtime.clock import now_ms
 from shardyard.wire.codec import encode
 from shardyard.wire.media import JSON, MAX_DELAY_MS, MSGPACK
@@ -165,6 +176,8 @@ class _Publisher:
                     bar.update(task, completed=self.count)
         except (ShardyardError, KeyboardInterrupt) as error:
             if not self.count:
+                if isinstance(error, UnknownTopic):
+                    raise InvalidCall(f"{error}: `shardyard topics create {self._topic}` creates it") from None
                 raise
             reason = str(error) or "interrupted"
             raise ShardyardError(f"{reason} (the first {self.count} records were published)") from None

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import msgspec
 
-from shardyard.model import InvalidCall, NotABroker, RetryLater, Unreachable
+from shardyard.model import Denied, InvalidCall, NotABroker, RetryLater, Unreachable, WrongToken
 
 if TYPE_CHECKING:
     from shardyard.client.brokers import CarrierName
@@ -44,6 +44,8 @@ def explain_errors() -> Iterator[None]:
     except Unreachable as error:
         more = "name more: --broker may be repeated" if len(error.brokers) == 1 else "name others with --broker"
         raise RetryLater(f"{error}: start one with `shardyard broker`, or {more}") from None
+    except WrongToken as error:
+        raise Denied(f"{error}: set SHARDYARD_TOKEN") from None
     except UnicodeEncodeError as error:
         raise InvalidCall(f"{error.object!r} cannot be encoded as UTF-8") from None
 

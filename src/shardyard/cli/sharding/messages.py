@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import sys
+from enum import Enum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -17,7 +18,7 @@ from shardyard.cli.queues.session import request
 from shardyard.cli.sharding.options import path
 from shardyard.cli.sharding.publish import publish
 from shardyard.cli.sharding.session import with_client
-from shardyard.model import InvalidValue, UnknownExchange, UnknownQueue, whole_number
+from shardyard.model import InvalidCall, InvalidValue, UnknownExchange, UnknownQueue, whole_number
 from shardyard.model.sharding import QueueKind
 from shardyard.wire.sharding import MAX_GET, GetMessages
 
@@ -140,12 +141,15 @@ class _Consuming:
         self.is_gone = False
 
     async def run(self, client: "ShardingClient") -> None:
-        has_shards = await _has_shards(client, self._name)
+        source = await _source(client, self._name)
         try:
             await self._print_messages(client)
         except UnknownQueue:
-            if not has_shards:
+            if source is _Source.QUEUE:
                 raise
+            if source is _Source.EXCHANGE:
+                advice = f"`shardyard policies set NAME '^{self._name}$' --shards-per-node 2` gives it some"
+                raise InvalidCall(f"exchange {self._name!r} has no shards: {advice}") from None
             self.is_gone = True  # draining shards are removed when their last message is acknowledged
 
     async def _print_messages(self, client: "ShardingClient") -> None:
@@ -159,12 +163,21 @@ class _Consuming:
                     return
 
 
-async def _has_shards(client: "ShardingClient", name: str) -> bool:
-    """Whether this is a shard, or an exchange that has shards. `UnknownQueue` if it is no queue either."""
+class _Source(Enum):
+    """What is consumed."""
+
+    SHARDS = "a shard, or an exchange that has some"
+    EXCHANGE = "an exchange without shards"
+    QUEUE = "another queue"
+
+
+async def _source(client: "ShardingClient", name: str) -> _Source:
+    """What has this name. `UnknownQueue` if nothing has."""
     try:
-        return bool(await client.queues(name))
+        return _Source.SHARDS if await client.queues(name) else _Source.EXCHANGE
     except UnknownExchange:
-        return (await client.administration.queue(name)).kind == QueueKind.SHARD
+        kind = (await client.administration.queue(name)).kind
+        return _Source.SHARDS if kind == QueueKind.SHARD else _Source.QUEUE
 
 
 def _line(message: "Message", *, json: bool) -> str:

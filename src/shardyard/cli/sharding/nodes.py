@@ -39,4 +39,4 @@ def forget(
 
       shardyard nodes forget shardyard-7401@host
     """
-    print_removed(f"node {node!r}", request(brokers, "DELETE", path("nodes", node)), json=json)
+    print_removed(f"node {node!r} was forgotten", request(brokers, "DELETE", path("nodes", node)), json=json)

@@ -50,11 +50,11 @@ def print_row(row: dict[str, Any], columns: tuple[str, ...] | None = None, *, js
 
 
 def print_removed(what: str, removed: dict[str, Any], *, json: bool) -> None:
-    """Print what was removed, and which shards are left because they have unread messages."""
+    """Print what was done, such as "policy 'a' was deleted", and which shards are left with unread messages."""
     if json:
         print_json(removed)
         return
-    print_message(f"{what} is gone")
+    print_message(what)
     print_remaining(removed["remaining"])
 
 

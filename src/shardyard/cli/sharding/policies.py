@@ -46,13 +46,18 @@ def set_policy(
     message_ttl: Annotated[
         int | None, integer_option("--message-ttl", help="Milliseconds after which messages expire.")
     ] = None,
-    max_length: Annotated[int | None, integer_option("--max-length", help="Messages of a shard at most.")] = None,
+    max_length: Annotated[
+        int | None, integer_option("--max-length", help="The maximum number of messages in a shard.")
+    ] = None,
     overflow: Annotated[
         str, typer.Option("--overflow", metavar="NAME", help=f"What happens beyond it: {', '.join(Overflow)}.")
     ] = Overflow.DROP_HEAD.value,
     delivery_limit: Annotated[
         int | None,
-        integer_option("--delivery-limit", help="Failed deliveries of a message, after which it is a dead letter."),
+        integer_option(
+            "--delivery-limit",
+            help="How many deliveries of a message may fail; with the next one, it is a dead letter.",
+        ),
     ] = None,
     dead_letter_exchange: Annotated[
         str | None,
@@ -133,4 +138,4 @@ def clear(name: Name, brokers: Brokers = None, json: Json = False) -> None:
 
       shardyard policies clear images-shard
     """
-    print_removed(f"policy {name!r}", request(brokers, "DELETE", path("policies", name)), json=json)
+    print_removed(f"policy {name!r} was deleted", request(brokers, "DELETE", path("policies", name)), json=json)

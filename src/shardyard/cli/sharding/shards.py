@@ -70,4 +70,4 @@ def delete(queue: Queue, brokers: Brokers = None, json: Json = False) -> None:
     deleted = request(brokers, "DELETE", path("queues", queue))
     print_row(deleted, json=json)
     if not json:
-        print_message(f"queue {queue!r} is gone")
+        print_message(f"queue {queue!r} was deleted")

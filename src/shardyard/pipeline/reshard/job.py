@@ -22,6 +22,16 @@ from shardyard.pipeline.source.staging import Staging, staging_folder
 T = TypeVar("T")
 
 
+class AlreadyResharded(Moved):
+    """Raised when a topic is to be resharded that was resharded before."""
+
+    def __init__(self, topic: str, successor: str) -> None:
+        super().__init__(topic, successor)
+        self.args = (
+            f"topic {topic!r} is resharded already, and continues as {successor!r}: to reshard again, name that one",
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class Job:
     """A reshard that was started and is not finished yet."""
@@ -179,7 +189,7 @@ def start_or_resume(
 
 def _new_job(opened: BlockingLog, source: Topic, spec: PartitionerSpec, target: str | None) -> Job:
     if source.successor is not None:
-        raise Moved(source.name, source.successor)
+        raise AlreadyResharded(source.name, source.successor)
     if spec == PartitionerSpec.of(source):
         expected = f"another number or another partitioner than {source.name!r} has: {spec}"
         raise InvalidValue("partitions", spec.partitions, expected)

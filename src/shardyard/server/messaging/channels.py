@@ -30,7 +30,7 @@ async def add_member(request: Request, channel: Channel, user: User, server: Ser
 
 @router.delete("/v1/channels/{channel:path}/members/{user:path}")
 async def remove_member(request: Request, channel: Channel, user: User, server: Server) -> Response:
-    """Let a user leave a channel. A user who is no member may leave, too."""
+    """Let a user leave a channel. A user who is not a member may leave, too."""
     return await _change_member(request, channel, user, server, joined=False)
 
 
