@@ -30,6 +30,7 @@ from shardyard.model.url import beside
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from shardyard.log import Log
     from shardyard.messaging.history import History
     from shardyard.server.messaging.app import MessengerOptions
 
@@ -93,8 +94,12 @@ def messenger(
         value_option("--own", metavar="LIST", help="Own these partitions, such as 0-15,20. Default: a fair share."),
     ] = None,
     topic_partitions: Annotated[
-        int, integer_option("--partitions", help="Partitions of the topic inbox, if it does not exist yet.")
-    ] = DEFAULT_PARTITIONS,
+        int | None,
+        integer_option(
+            "--partitions",
+            help=f"Partitions of the topic inbox, if it does not exist yet. Default: {DEFAULT_PARTITIONS}.",
+        ),
+    ] = None,
     max_clients: Annotated[
         int, integer_option("--max-clients", help="Clients that may be connected at a time.")
     ] = MAX_CLIENTS,
@@ -124,7 +129,8 @@ def messenger(
 
       shardyard messenger --log postgresql://yard@db/yard --host 0.0.0.0 --address wss://chat.example.com/v1/messaging
     """
-    _check(port, processes, topic_partitions, max_clients, rate, mirror)
+    new_partitions = DEFAULT_PARTITIONS if topic_partitions is None else topic_partitions
+    _check(port, processes, new_partitions, max_clients, rate, mirror)
     _check_reached(host, address, origin or [])
     if (certificate is None) != (key is None):
         raise InvalidValue("--tls-key", key, "a key and a certificate together")
@@ -134,7 +140,7 @@ def messenger(
     if processes > 1:
         if own is not None or address is not None:
             raise InvalidValue("--processes", processes, "1 with --own or --address: start each server by itself")
-        run_processes(processes, port)
+        run_processes(processes, host, port)
         return
     require("server", "the messaging server")
     import uvloop
@@ -151,15 +157,13 @@ def messenger(
             admin_token=os.environ.get("SHARDYARD_TOKEN") or None,
             origins=tuple(origin or ()),
             partitions=own,
-            topic_partitions=topic_partitions,
+            topic_partitions=new_partitions,
             clients=max_clients,
             tls_certificate=None if certificate is None else str(certificate),
             tls_key=None if key is None else str(key),
             config=MessagingConfig(mirror="local" if mirror == "local" else "log", rate=rate, burst=burst),
         )
-        if secret is None:
-            _log.warning("SHARDYARD_SECRET is not set: anyone on this machine may sign in as anyone")
-        uvloop.run(_serve(stores, tables, host, port, options, sigterm))
+        uvloop.run(_serve(stores, tables, host, port, options, topic_partitions, sigterm))
 
 
 def _check(port: int, processes: int, partitions: int, clients: int, rate: float, mirror: str) -> None:
@@ -236,6 +240,7 @@ async def _serve(
     host: str,
     port: int,
     options: "MessengerOptions",
+    requested_partitions: int | None,
     sigterm: Sigterm,
 ) -> None:
     from shardyard.log import open_log
@@ -251,6 +256,8 @@ async def _serve(
         listening_socket(host, port, BACKLOG) as listener,
         open_registry(stores.registry) as registry,
     ):
+        if options.secret is None:
+            _log.warning("SHARDYARD_SECRET is not set: anyone on this machine may sign in as anyone")
         async with (
             open_log(stores.log) as log,
             _open_history(stores.history, tables) as history,
@@ -265,9 +272,26 @@ async def _serve(
                 "log %s, registry %s, history %s",
                 *(absolute_url(name, url) for name, url in structs.asdict(stores).items()),
             )
+            if requested_partitions is not None:
+                await _warn_of_other_partitions(log, requested_partitions)
             stack.callback(_log.info, "stopped")
             sigterm.stops(server)
             await server.serve([listener])
+
+
+async def _warn_of_other_partitions(log: "Log", requested: int) -> None:
+    """The topic may have been created with another number of partitions."""
+    from shardyard.log.router import current_topic
+    from shardyard.wire.inbox import TOPIC
+
+    topic = await current_topic(log, TOPIC)
+    if topic.receiving != requested:
+        _log.warning(
+            "--partitions %d has no effect: the topic %s exists with %d (`shardyard pipeline reshard` changes that)",
+            requested,
+            topic.name,
+            topic.receiving,
+        )
 
 
 @contextlib.asynccontextmanager

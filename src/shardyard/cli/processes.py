@@ -6,21 +6,23 @@ import sys
 import time
 from types import FrameType
 
+from shardyard.cli.serving import listening_socket
 from shardyard.model import InvalidValue
 
 RESTART_SECONDS = 1.0
 """Before a process that has ended by itself is started again."""
+START_SECONDS = 30.0
+"""How long a process that ends may not have begun to listen."""
 LOOK_SECONDS = 0.1
 
 
-def run_processes(count: int, port: int) -> None:
+def run_processes(count: int, host: str, port: int) -> None:
     """Run this command `count` times with one process each, on `port` and the ports after it, until interrupted. A
-    process that ends by itself is started again."""
+    process that ends by itself is started again, unless that is at the start because another program has its port."""
     if port == 0 or port + count > 65536:
         raise InvalidValue("--port", port, f"a port with {count - 1} free ports after it")
-    commands = [[sys.executable, "-m", "shardyard.cli", *_for_one(sys.argv[1:], port + i)] for i in range(count)]
-    running: list[subprocess.Popen[bytes]] = []
-    started = [time.monotonic()] * count
+    for i in range(count):
+        check_port(host, port + i)
     stopping = False
 
     def stop(_: int, __: FrameType | None) -> None:
@@ -29,21 +31,57 @@ def run_processes(count: int, port: int) -> None:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
-    running += [subprocess.Popen(command) for command in commands]  # noqa: S603 the same command
-    while not stopping:
-        time.sleep(LOOK_SECONDS)
-        for i, process in enumerate(running):
-            if process.poll() is None or stopping or time.monotonic() - started[i] < RESTART_SECONDS:
-                continue
-            sys.stderr.write(
-                f"the server on port {port + i} has ended with {process.returncode}, and is started again\n"
-            )
-            running[i], started[i] = subprocess.Popen(commands[i]), time.monotonic()  # noqa: S603 likewise
-    for process in running:
-        if process.poll() is None:
+    running: list[_Process] = []
+    try:
+        running += [_Process(host, port + i) for i in range(count)]
+        while not stopping:
+            time.sleep(LOOK_SECONDS)
+            for process in running:
+                if not stopping:
+                    process.restart_if_ended()
+    finally:
+        for process in running:
             process.terminate()
-    for process in running:
-        process.wait()
+        for process in running:
+            process.wait()
+
+
+class _Process:
+    """This command on one port."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self._host = host
+        self._port = port
+        self._command = [sys.executable, "-m", "shardyard.cli", *_for_one(sys.argv[1:], port)]
+        self._begun = time.monotonic()
+        self._start()
+
+    def _start(self) -> None:
+        self._started = time.monotonic()
+        self._process = subprocess.Popen(self._command)  # noqa: S603 the same command
+
+    def restart_if_ended(self) -> None:
+        """Raises an error if it could not start because its port was taken since it was looked at."""
+        now = time.monotonic()
+        if self._process.poll() is None or now - self._started < RESTART_SECONDS:
+            return
+        if now - self._begun < START_SECONDS:
+            check_port(self._host, self._port)
+        code = self._process.returncode
+        sys.stderr.write(f"the server on port {self._port} has ended with {code}, and is started again\n")
+        self._start()
+
+    def terminate(self) -> None:
+        if self._process.poll() is None:
+            self._process.terminate()
+
+    def wait(self) -> None:
+        self._process.wait()
+
+
+def check_port(host: str, port: int) -> None:
+    """Raise what a server would that can't listen there."""
+    listening_socket(host, port, 1).close()
 
 
 def _for_one(arguments: list[str], port: int) -> list[str]:

@@ -120,7 +120,7 @@ def _run(
     if processes > 1:
         if address is not None:
             raise InvalidValue("--processes", processes, "1 with --address: start each process by itself")
-        run_processes(processes, port)
+        run_processes(processes, host, port)
         return
     require("server", f"the {role}")
     import uvloop
