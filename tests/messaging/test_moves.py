@@ -326,7 +326,7 @@ def test_no_two_servers_serve_a_user_in_one_epoch_and_nothing_is_lost_when_they_
         for follower in followers:
             await follower.finish(expected[follower.user])
         assert sum(map(len, expected.values())) > 50
-        assert len({server for *_, server in observed}) >= 3
+        assert len({server for *_, server in observed}) >= 2, "nobody has moved"
         assert len({(user, epoch) for user, epoch, _ in observed}) == len(observed)
 
     run(tmp_path, scenario, engine)
