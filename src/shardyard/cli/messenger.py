@@ -67,7 +67,7 @@ def messenger(
         int, integer_option("--port", "-p", help="The port to listen on; 0 picks a free one.")
     ] = DEFAULT_PORT,
     processes: Annotated[
-        int, integer_option("--processes", help="Run so many servers, on this port and those after it.")
+        int, integer_option("--processes", help="How many servers to run, on this port and the ones after it.")
     ] = 1,
     mirror: Annotated[
         str,

@@ -111,7 +111,7 @@ class Ownership(MembershipListener):
             self._start_moving(owned, release=False)
 
     def failed(self, error: BaseException) -> None:
-        _log.error("this server is no member of its group any more: %s", error)
+        _log.error("this server is not a member of its group any more: %s", error)
         self._error = error
 
     async def _serve(self, owned: OwnedPartition) -> None:

@@ -123,7 +123,7 @@ class Ownership(MembershipListener):
         self._look(partition)
 
     def failed(self, error: BaseException) -> None:
-        _log.error("this node is no member of its group any more: %s", error)
+        _log.error("this node is not a member of its group any more: %s", error)
         self._error = error
         self._failed.set()
 

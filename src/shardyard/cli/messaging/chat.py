@@ -34,7 +34,7 @@ def chat(
     peer: Annotated[str | None, value_option("--with", metavar="USER", help="Whom to talk to.")] = None,
     channel: Annotated[
         str | None,
-        value_option("--channel", metavar="NAME", help="Or the channel to be in; you join it if you are no member."),
+        value_option("--channel", metavar="NAME", help="Or the channel to be in; you join it unless you are a member."),
     ] = None,
     servers: Servers = None,
     secret: Annotated[

@@ -135,4 +135,4 @@ class ChannelCalls:
             return
         await self._channels.require_running().follower.catch_up(self._channels.members.partition_of(channel).index)
         if channel not in members.channels_of(user):
-            raise Denied(f"{user!r} is no member of the channel {channel!r}: join it first")
+            raise Denied(f"{user!r} is not a member of the channel {channel!r}: join it first")
