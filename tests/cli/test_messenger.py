@@ -6,6 +6,8 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,6 @@ from shardyard.log import open_log
 from shardyard.model import ShardyardError
 from shardyard.wire.inbox import TOPIC
 from tests.server_process import ServerProcess
-from tests.servers import free_port
 
 pytestmark = pytest.mark.processes
 
@@ -31,17 +32,29 @@ def failing(folder: Path, *arguments: str) -> str:
     return ended.stderr
 
 
+@contextmanager
+def port_in_use() -> Iterator[int]:
+    """A port that is in use, while the one before it is free."""
+    while True:
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            port: int = listening.getsockname()[1]
+            try:
+                processes.check_port("127.0.0.1", port - 1)
+            except ShardyardError:
+                continue
+            yield port
+            return
+
+
 @pytest.mark.parametrize("count", [1, 2])
 def test_a_port_in_use_is_all_that_is_said(tmp_path: Path, count: int) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        port = listening.getsockname()[1]
+    with port_in_use() as port:
         said = failing(tmp_path, "--port", str(port - count + 1), "--processes", str(count))
     assert said == f"error: 127.0.0.1:{port} is in use: choose another port with --port (0 picks a free one)\n"
 
 
 def test_a_port_that_is_taken_while_processes_start_ends_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    port = free_port()
-    with socket.create_server(("127.0.0.1", port + 1)):
+    with port_in_use() as port:
         looks: list[int] = []
         check = processes.check_port
 
@@ -55,7 +68,7 @@ def test_a_port_that_is_taken_while_processes_start_ends_the_command(monkeypatch
         before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
         try:
             with pytest.raises(ShardyardError, match="is in use"):
-                processes.run_processes(2, "127.0.0.1", port)
+                processes.run_processes(2, "127.0.0.1", port - 1)
         finally:
             for number, handler in zip((signal.SIGTERM, signal.SIGINT), before, strict=True):
                 signal.signal(number, handler)

@@ -23,7 +23,7 @@ import pytest
 
 from shardyard.log import Log, database, open_log, rules
 from shardyard.log.memory import MemoryLog
-from shardyard.log.requests import AppendRequest
+from shardyard.log.requests import AppendRequest, ReadRequest
 from shardyard.log.sqlite import SqliteLog, files, maintenance, store, writer
 from shardyard.log.sqlite.engine import RECENT_BATCHES
 from shardyard.log.sqlite.files import connect
@@ -1144,3 +1144,19 @@ async def test_what_one_call_appends_is_one_commit_however_many_it_are(
         )
         assert commits == 2
         assert [record.value for record in await contents(log, T0)] == [b"%d" % n for n in range(10)]
+
+
+# Reading many ------------------------------------------------------------------------------------------------------
+
+
+@awaited
+async def test_a_partition_with_a_number_beyond_those_of_sqlite_is_out_of_range(folder: Path) -> None:
+    async with quiet(folder) as log:
+        await log.create_topic("t", 1)
+        await log.create_topic("u", 1)
+        await log.append(Partition("u", 0), records(0))
+        for number in (2**63 - 1, 2**63, 2**70):
+            beyond = Partition("t", number)
+            found = await log.read_many([ReadRequest(beyond, 0), ReadRequest(Partition("u", 0), 0)])
+            assert type(found[beyond]) is PartitionOutOfRange
+            assert len(found) == 2

@@ -104,14 +104,30 @@ def test_a_topic_that_was_created_again_has_nothing_of_the_old_one() -> None:
 
 
 @pytest.mark.parametrize(("most", "size"), [("MOST_RECORDS", 2), ("MOST_BYTES", 4)])
-def test_what_is_kept_is_bounded(most: str, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_partition_whose_reader_is_far_behind_is_forgotten_until_it_is_read_again(
+    most: str, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(fresh, most, size)
 
     async def scenario(yard: Yard) -> None:
         await yard.read(0)
         await yard.append("r0", "r1", "r2", "r3")
+        assert not yard.fresh._kept
         assert await yard.read(2) == ["r2", "r3"]
-        assert await yard.read(1) == ["r1", "r2", "r3"]
-        assert yard.log.reads == [0, 1]
+        await yard.append("r4")
+        assert await yard.read(4) == ["r4"]
+        assert yard.log.reads == [0, 2]
+
+    run(scenario)
+
+
+def test_what_was_read_is_not_kept() -> None:
+    async def scenario(yard: Yard) -> None:
+        await yard.read(0)
+        await yard.append("a", "b", "c")
+        assert await yard.read(0) == ["a", "b", "c"]
+        assert await yard.read(3) == []
+        (kept,) = yard.fresh._kept.values()
+        assert (len(kept.records), kept.bytes) == (0, 0)
 
     run(scenario)

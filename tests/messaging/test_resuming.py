@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from shardyard.groups import Node, transfer_positions
-from shardyard.messaging import resume, session
+from shardyard.messaging import history_ends, resume, session
 from shardyard.messaging.history.materialiser import GROUP as HISTORY_GROUP
 from shardyard.messaging.history_ends import HistoryEnds
 from shardyard.messaging.mirror import GROUP as MIRROR_GROUP
@@ -108,6 +108,7 @@ def test_a_client_that_connects_as_soon_as_a_server_serves_does_not_get_old_mess
         await yard.materialised()
         await yard.stop(first)
         monkeypatch.setattr(MessagingServer, "_follow_history", never)  # what a server learns later is too late
+        monkeypatch.setattr(history_ends, "TAKE_OVER_SECONDS", 60.0)
         clock = JumpingClock()
         clock.jump(60)
         again = await yard.start(clock=clock)

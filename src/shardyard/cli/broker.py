@@ -17,9 +17,9 @@ import typer
 from shardyard.cli.logs import logs_on_stderr
 from shardyard.cli.options import integer_option, value_option
 from shardyard.cli.serving import Sigterm, absolute_url, collect_garbage_less_often, listening_socket, without_packages
+from shardyard.cli.stores import default_store
 from shardyard.model import InvalidValue
 from shardyard.model.extras import require
-from shardyard.model.url import beside
 
 _log = logging.getLogger(__name__)
 
@@ -97,7 +97,7 @@ def broker(
         raise InvalidValue("--max-connections", max_connections, "at least 1")
     _check_node(node_name, address)
     if registry is None:
-        registry = beside("log", log, "registry.db")
+        registry = default_store("--registry", "log", log, "registry.db")
     for option, url in (("--log", log), ("--registry", registry)):
         if url == "memory://":
             expected = "storage that outlives the broker, such as sqlite:///data/log (memory:// is for programs)"

@@ -23,9 +23,9 @@ from shardyard.cli.options import integer_option, value_option
 from shardyard.cli.output import print_json
 from shardyard.cli.processes import run_processes
 from shardyard.cli.serving import Sigterm, absolute_url, collect_garbage_less_often, listening_socket, without_packages
+from shardyard.cli.stores import default_store
 from shardyard.model import Conflict, InvalidValue, ShardyardError
 from shardyard.model.extras import require
-from shardyard.model.url import beside
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -195,9 +195,9 @@ def _check_reached(host: str, address: str | None, origins: list[str]) -> None:
 def _stores(log: str, registry: str | None, history: str | None) -> Stores:
     """The given ones, and for those that are not given the same database, if the others are in one."""
     if registry is None:
-        registry = beside("log", log, "registry.db")
+        registry = default_store("--registry", "log", log, "registry.db")
     if history is None:
-        history = beside("registry", registry, "history.db")
+        history = default_store("--history", "registry", registry, "history.db")
     stores = Stores(log, registry, history)
     for name, url in structs.asdict(stores).items():
         if url == "memory://":

@@ -33,7 +33,7 @@ def run_processes(count: int, host: str, port: int) -> None:
         signal.signal(number, stop)
     running: list[_Process] = []
     try:
-        running += [_Process(host, port + i) for i in range(count)]
+        running.extend(_Process(host, port + i) for i in range(count))  # if one fails, those before it are stopped
         while not stopping:
             time.sleep(LOOK_SECONDS)
             for process in running:

@@ -35,15 +35,18 @@ class _Kept:
         self.records.append(record)
         self.end += 1
         self.bytes += len(record.value)
-        while len(self.records) > MOST_RECORDS or self.bytes > MOST_BYTES:
+
+    def drop_before(self, offset: int) -> None:
+        while self.records and self.first < offset:
             self.bytes -= len(self.records.popleft().value)
             self.first += 1
 
 
 class FreshRecords:
-    """A log as an owner reads it. It has at hand what was added to it, of the partitions that are read here, unless
-    somebody else has appended since. A read of that does not check its fence: the appends and the commit that follow
-    do."""
+    """A log as an owner reads it. It has at hand what was added to it and not read yet, of the partitions that are read
+    here, unless somebody else has appended since. A partition that is not read any more, or whose reader is far behind,
+    is forgotten until it is read again. A read from memory does not check its fence: the appends and the commit that
+    follow do."""
 
     def __init__(self, log: Log) -> None:
         self._log = log
@@ -58,6 +61,8 @@ class FreshRecords:
         if (kept.epoch, kept.end) != (place.epoch, place.offset):
             kept = self._kept[appended.partition] = _Kept(place.epoch, place.offset)
         kept.add(record)
+        if len(kept.records) > MOST_RECORDS or kept.bytes > MOST_BYTES:
+            del self._kept[appended.partition]
 
     async def read(
         self,
@@ -71,6 +76,7 @@ class FreshRecords:
         fence: Fence | None = None,
     ) -> ReadBatch:
         kept = self._kept.setdefault(partition, _Kept(-1, -1))
+        kept.drop_before(offset)
         if kept.first <= offset < kept.end and epoch in (None, kept.epoch) and kept.bytes <= max_bytes:
             skipped = offset - kept.first
             rows = list(islice(kept.records, skipped, skipped + max_records))

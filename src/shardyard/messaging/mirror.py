@@ -85,13 +85,12 @@ async def _copy(batches: Sequence[OwnedBatch], sending: Sending, node: Node) -> 
     for batch in batches:
         copies += _copies(batch)
         await asyncio.sleep(0)  # messages that users send must not wait until all of them are decoded
-    deadline = node.clock.monotonic() + STORE_SECONDS
     lost: set[Fence] = set()
     size = min(max(len(copies) // CALLS, FEWEST), MOST)
     calls = range(0, max(len(copies), 1), size)
     for first in calls:
         some = [copy for copy in copies[first : first + size] if copy.fence not in lost]
-        lost |= await _append(some, sending, deadline)
+        lost |= await _append(some, sending, node.clock.monotonic() + STORE_SECONDS)
         await node.clock.sleep(LINGER_SECONDS / len(calls))
 
 

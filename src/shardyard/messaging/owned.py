@@ -184,8 +184,7 @@ class OwnedPartition:
         while offset < span.end:
             offset = self._deliver(await self._read(offset, 0.0))
         self.tail.end = max(self.tail.end, offset)
-        if self._history is not None:  # first: a new client would get all that memory has
-            self.note_history((await asyncio.shield(self._history)).get(self.partition))
+        await self._take_history()
         if (hooks := self._hooks) is not None:
             await self._retry(lambda: hooks.begin(self))
         if not self.ready.done():
@@ -210,6 +209,14 @@ class OwnedPartition:
             while not self._is_in_touch():  # another server may serve these users by now
                 await self._clock.sleep(0.05)
             self.tail.end = max(self.tail.end, self._deliver(batch))
+
+    async def _take_history(self) -> None:
+        """Take what was looked up when the partition was assigned, before it is ready: a new client would get all that
+        memory has."""
+        if self._history is not None:
+            committed = (await asyncio.shield(self._history)).get(self.partition)
+            if not self.history_end:  # else a newer look has come first
+                self.note_history(committed)
 
     def note_history(self, committed: LogPosition | None) -> None:
         """The history has everything before this position, unless that is one of an earlier topic of this name."""

@@ -9,8 +9,9 @@ from typing import Annotated
 import typer
 
 from shardyard.cli.options import value_option
+from shardyard.cli.stores import default_store
 from shardyard.model import InvalidValue, ShardyardError
-from shardyard.model.url import beside, parse_url
+from shardyard.model.url import parse_url
 
 DEFAULT_LOG = "sqlite:///data/log"
 
@@ -28,7 +29,7 @@ RegistryUrl = Annotated[
 def registry_url(log: str, registry: str | None) -> str:
     """The given one, or the one that goes with the log. `InvalidValue` for stores that end with the process."""
     if registry is None:
-        registry = beside("log", log, "registry.db")
+        registry = default_store("--registry", "log", log, "registry.db")
     for option, url in (("--log", log), ("--registry", registry)):
         _check_shared(option, url)
     return registry

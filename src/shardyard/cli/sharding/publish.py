@@ -13,7 +13,7 @@ from shardyard.cli.queues.options import Brokers
 from shardyard.cli.sharding.options import Exchange
 from shardyard.cli.sharding.session import with_client
 from shardyard.cli.stdin import line_batches
-from shardyard.model import InvalidValue, ShardyardError, whole_number
+from shardyard.model import InvalidCall, InvalidValue, ShardyardError, whole_number
 from shardyard.model.errors import NotStored
 from shardyard.model.sharding import OutgoingMessage
 
@@ -110,16 +110,21 @@ class _Publishing:
         try:
             with_client(brokers, work)
         except KeyboardInterrupt:
-            may_be = f"; the next {self._unknown} may have been, too" if self._unknown else ""
-            print_message(f"interrupted (the first {len(self._counts)} messages were published{may_be})")
+            print_message(f"interrupted ({self._progress()})")
             raise
-        except ShardyardError as error:
+        except (InvalidCall, NotStored) as error:  # nothing of the last batch was stored, or the error says what was
             if not self._counts:
                 raise
-            done = f"the first {len(self._counts)} messages were published"
-            if isinstance(error, NotStored):  # its places are those in the last batch
-                done += " before these"
-            raise ShardyardError(f"{error} ({done})") from None
+            before = " before these" if isinstance(error, NotStored) else ""  # its places are those in the last batch
+            raise ShardyardError(f"{error} (the first {len(self._counts)} messages were published{before})") from None
+        except ShardyardError as error:
+            if not self._counts and not self._unknown:
+                raise
+            raise ShardyardError(f"{error} ({self._progress()})") from None
+
+    def _progress(self) -> str:
+        may_be = f"; the next {self._unknown} may have been, too" if self._unknown else ""
+        return f"the first {len(self._counts)} messages were published{may_be}"
 
     def row(self) -> dict[str, int]:
         """What was published."""

@@ -2,6 +2,7 @@
 of all partitions of a topic come as one value, because Python takes longer for a row than SQLite."""
 
 import sqlite3
+import threading
 from collections import defaultdict
 from collections.abc import Sequence
 
@@ -19,6 +20,8 @@ FEW_RECORDS = 10_000
 """Beyond so many that have arrived, their bytes are not summed up."""
 DENSE = 200
 """Up to so many partitions of a topic are looked at for each that is read: to read it by itself takes as long."""
+MAX_INT64 = 2**63 - 1
+"""SQLite has no larger numbers, and so no partition has one."""
 _ENDS = """
 SELECT (SELECT epoch FROM topics WHERE name = ?1), json_group_array("end") FROM (
     SELECT p."end" FROM partitions p JOIN topics t ON t.name = p.topic AND p.number < t.partitions
@@ -40,11 +43,13 @@ _numbers = msgspec.json.Decoder(list[int]).decode
 
 
 class KnownIds:
-    """The ids of partitions that were read before. A topic that was deleted and created again has others."""
+    """The ids of partitions that were read before. A topic that was deleted and created again has others. Safe to use
+    from several threads."""
 
     def __init__(self) -> None:
         self._topics: dict[str, tuple[int, dict[int, int]]] = {}
         """The epoch of a topic, and the ids of its partitions."""
+        self._adding = threading.Lock()
 
     def find(self, partition: Partition) -> int | None:
         return self._topics.get(partition.topic, _UNREAD)[1].get(partition.index)
@@ -56,11 +61,12 @@ class KnownIds:
 
     def add(self, partition: Partition, epoch: int, id_: int) -> None:
         """A partition was read."""
-        found, ids = self._topics.get(partition.topic, _UNREAD)
-        if found != epoch:
-            ids = {}
-            self._topics[partition.topic] = (epoch, ids)
-        ids[partition.index] = id_
+        with self._adding:
+            found, ids = self._topics.get(partition.topic, _UNREAD)
+            if found != epoch:
+                ids = {}
+                self._topics[partition.topic] = (epoch, ids)
+            ids[partition.index] = id_
 
 
 _UNREAD: tuple[int, dict[int, int]] = (-1, {})
@@ -110,7 +116,7 @@ def _find_news(db: sqlite3.Connection, known: KnownIds, requests: Sequence[ReadR
     for topic, numbers in topics.items():
         places = [requests[number].partition.index for number in numbers]
         lowest, highest = max(min(places), 0), max(places)
-        if not -1 <= highest - lowest < DENSE * len(places):
+        if not -1 <= highest - lowest < DENSE * len(places) or highest >= MAX_INT64:
             news |= dict.fromkeys(numbers)
             continue
         epoch, found = db.execute(_ENDS, (topic, lowest, highest)).fetchone()
