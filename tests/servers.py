@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import random
 import socket
 import subprocess
 import time
@@ -11,6 +12,10 @@ from pathlib import Path
 READY_SECONDS = 120.0
 """RabbitMQ and Kafka take ten seconds to start, and several times as long on a busy machine."""
 STOP_SECONDS = 30.0
+_WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+_random = random.SystemRandom()
+_given: set[int] = set()
+"""Ports that were returned, or were in use."""
 _INSTALL_SCRIPT = Path(__file__).parent.parent / "tools" / "install-server"
 
 
@@ -21,9 +26,16 @@ def install(server: str) -> Path | None:
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port for a server that a test may stop and start again: no other call returns it, in any process of this run of
+    the tests, and systems do not give ports below 32768 to outgoing connections meanwhile."""
+    while True:
+        port = _random.randrange(10_000, 32_000) // 8 * 8 + _WORKER % 8
+        if port not in _given:
+            _given.add(port)
+            with socket.socket() as probe, contextlib.suppress(OSError):
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(("127.0.0.1", port))
+                return port
 
 
 @contextlib.contextmanager
