@@ -271,7 +271,10 @@ def test_a_batch_that_was_refused_in_part_is_stored_whole_by_a_retry_under_its_s
         await until(is_stored)  # when the log has dropped what was purged
         assert await is_stored()
         for queue, bodies in (("all", "0132"), ("sharding: images - a - 0", "2")):
-            _, got = await nodes.request(node, "POST", f"/v1/queues/{queue}/get", {"max_messages": 10})
+            status, got = await nodes.request(node, "POST", f"/v1/queues/{queue}/get", {"max_messages": 10})
+            while status == 503:  # on a busy machine, the node may just have to take the queue again
+                status, got = await nodes.request(node, "POST", f"/v1/queues/{queue}/get", {"max_messages": 10})
+            assert status == 200, got
             assert "".join(message["body"] for message in got) == bodies
 
     run(scenario)
