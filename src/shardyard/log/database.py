@@ -47,10 +47,10 @@ FORGET_EVERY = 1000
 """How many times maintenance runs before it looks for old stamps again, which takes a while if there are many."""
 STAMP_MS = 7 * 24 * 3600 * 1000
 """How long a producer's stamps are remembered after its last append."""
-MERGE_SECONDS = 1.0
+MERGE_SECONDS = 4.0
 """How long merging in the background may take at a time."""
-MERGE_REST = 10.0
-"""How much longer than a merge took to wait before the next one."""
+MERGE_REST = 30.0
+"""How much longer than a merge took to wait before the next one, while records are appended."""
 
 
 class DatabaseLog(Log):
@@ -65,6 +65,8 @@ class DatabaseLog(Log):
         self._maintain_every = maintain_every
         self._maintaining = asyncio.Lock()
         self._maintenance: asyncio.Task[None] | None = None
+        self._appends = 0
+        """How many calls there were, to see whether there are any."""
         self._closed = False
 
     @property
@@ -221,6 +223,7 @@ class DatabaseLog(Log):
     async def _wait_for_room(self) -> None:
         """Hold an append back while too much waits for the writer."""
         self._open()
+        self._appends += 1
         while self._waiting_bytes > WAITING_BYTES:  # noqa: ASYNC110 it is another thread that writes
             await asyncio.sleep(HELD_BACK_SECONDS)
         self._open()
@@ -250,11 +253,11 @@ class DatabaseLog(Log):
 
     async def _merge(self, step: Callable[[], Awaitable[bool]], *, in_background: bool) -> None:
         """Repeat a step that merges as long as it finds something. In the background appends have priority: pause much
-        longer than each merge took, and stop after a while."""
+        longer than each merge took if there were any meanwhile, and stop after a while."""
         until = self._clock.monotonic() + MERGE_SECONDS
         while True:
-            started = self._clock.monotonic()
+            started, appends = self._clock.monotonic(), self._appends
             if not await step() or (in_background and started > until):
                 break
-            if in_background:
+            if in_background and self._appends != appends:
                 await self._clock.sleep(MERGE_REST * (self._clock.monotonic() - started))

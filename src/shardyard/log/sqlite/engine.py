@@ -233,7 +233,8 @@ class SqliteLog(DatabaseLog):
     async def _merge_run(self, merger: maintenance.Merger) -> bool:
         """Readers at the ends of their partitions, and appends, go on with what they know: looking all of it up again
         after each merge would take longer than the merge."""
-        await self._look(merger.plan)
+        if not await self._look(merger.plan):
+            return False
         self._open()
         more: bool = await self._writer.do(Operation(merger, only_rearranges=True))
         return more

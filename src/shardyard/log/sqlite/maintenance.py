@@ -4,6 +4,7 @@ Each step is a function on the writer's connection that does a little and return
 appends never wait long behind it.
 """
 
+import json
 import logging
 import sqlite3
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from shardyard.log import merging
 from shardyard.log.appending import PartitionState
 from shardyard.log.database import CLEAR_BATCHES, FORGET_EVERY, FORGET_FROM, STAMP_MS
 from shardyard.log.sqlite import store
-from shardyard.log.stored_batches import LoadedBatch, StoredBatch, decode, encode
+from shardyard.log.stored_batches import StoredBatch, decode, encode
 from shardyard.model import Damaged, Partition, PartitionOutOfRange, Retention, UnknownTopic
 
 _log = logging.getLogger(__name__)
@@ -185,14 +186,12 @@ def _clear(db: sqlite3.Connection, partition: int, first: int, topic: str | None
 class _Merge:
     """What a step of merging changes."""
 
-    done: dict[int, int] = field(default_factory=dict)
-    """By partition, the offset below which nothing is left to merge."""
-    partition: int = 0
-    run: list[tuple[int, int]] = field(default_factory=list)
-    """The ids and first offsets of the batches that become one."""
+    partition: int
+    done: int | None
+    """The offset below which nothing is left to merge, if it has changed."""
+    ids: list[int] = field(default_factory=list)
+    """Of the batches that become one."""
     merged: StoredBatch | None = None
-    is_last: bool = False
-    """There is nothing else to do."""
 
 
 class Merger:
@@ -204,68 +203,78 @@ class Merger:
     finish."""
 
     def __init__(self) -> None:
-        self._ends: dict[int, int] = {}
-        self._next = _Merge(is_last=True)
+        self._left: dict[int, tuple[int, int]] | None = None
+        """By partition, the offsets between which there may be something to merge."""
+        self._next: _Merge | None = None
 
-    def plan(self, db: sqlite3.Connection) -> None:
-        """Find what to merge next."""
-        if not self._ends:
-            self._ends.update(db.execute('SELECT id, "end" FROM partitions WHERE merged < "end"').fetchall())
-        self._next = _plan(db, self._ends)
+    def plan(self, db: sqlite3.Connection) -> bool:
+        """Find what to merge next. Returns whether there is anything to do."""
+        if self._left is None:
+            unmerged = db.execute('SELECT id, merged, "end" FROM partitions WHERE merged < "end"').fetchall()
+            self._left = {partition: (merged, end) for partition, merged, end in unmerged}
+        self._next = _plan(db, self._left)
+        return self._next is not None
 
     def __call__(self, db: sqlite3.Connection, _: int) -> bool:
         merge = self._next
-        if merge.merged is not None:
-            found = db.execute(
-                "SELECT id, first FROM batches WHERE partition = ? AND first >= ? AND first <= ? ORDER BY first",
-                (merge.partition, merge.run[0][1], merge.run[-1][1]),
-            ).fetchall()
-            if found != merge.run:  # they were trimmed, or their topic was deleted
-                return True
-            db.executemany("DELETE FROM batches WHERE id = ?", [(batch,) for batch, _ in merge.run])
-            store.put_batch(db, merge.partition, merge.merged)
-        for partition, done in merge.done.items():
-            db.execute("UPDATE partitions SET merged = ? WHERE id = ?", (done, partition))
-        return not merge.is_last
+        if merge is None:
+            return False
+        if merge.merged is not None and not _replace(db, merge.partition, merge.ids, merge.merged):
+            return True  # they were trimmed, or their topic was deleted
+        if merge.done is not None:
+            db.execute("UPDATE partitions SET merged = ? WHERE id = ?", (merge.done, merge.partition))
+        return True
 
 
-def _plan(db: sqlite3.Connection, ends: dict[int, int]) -> _Merge:
-    """The next run of small neighbours below the `ends` of their partitions."""
-    merge = _Merge()
-    for partition, merged_to in db.execute('SELECT id, merged FROM partitions WHERE merged < "end"').fetchall():
+def _plan(db: sqlite3.Connection, left: dict[int, tuple[int, int]]) -> _Merge | None:
+    """The next run of small neighbours in what is `left` of the partitions."""
+    while left:
+        partition, (start, end) = next(iter(left.items()))
         rows = db.execute(
             "SELECT id, first, count, bytes FROM batches WHERE partition = ? AND first >= ? AND first < ?"
             " ORDER BY first LIMIT ?",
-            (partition, merged_to, ends.get(partition, 0), merging.MERGE_BATCHES + 1),
+            (partition, start, end, merging.MERGE_BATCHES + 1),
         ).fetchall()
         run = merging.next_run([merging.StoredSize(*row) for row in rows])
-        if run.done > merged_to:
-            merge.done[partition] = run.done
+        merge = _Merge(partition, run.done if run.done > start else None)
+        left[partition] = (max(run.done, start), end)
         if run.is_due:
             try:
-                parts = _load(db, partition, run.ids)
-                data = merging.merged(parts, f"partition {partition}")
+                merge.merged = _merged(db, partition, run.ids)
             except Damaged as error:  # it is left for inspection, and must not block the others
                 _log.warning("merging will be retried: %s", error)
-                ends[partition] = 0
+                del left[partition]
                 continue
-            merge.partition, merge.run = partition, [(i, p.first) for i, p in zip(run.ids, parts, strict=True)]
-            merge.merged = encode(partition, parts[0].first, data)
+            merge.ids = run.ids
             return merge
-        if run.done > merged_to and len(rows) > merging.MERGE_BATCHES:  # nothing to merge in these, but there are more
+        if merge.done is None or len(rows) <= merging.MERGE_BATCHES:  # there is nothing else in this partition
+            del left[partition]
+        if merge.done is not None:
             return merge
-    merge.is_last = True
-    return merge
+    return None
 
 
-def _load(db: sqlite3.Connection, partition: int, ids: list[int]) -> list[LoadedBatch]:
-    parts: list[LoadedBatch] = []
-    for batch in ids:
-        first, count, checksum, stored = db.execute(
-            "SELECT first, count, checksum, data FROM batches WHERE id = ?", (batch,)
-        ).fetchone()
-        parts.append(decode(stored, checksum, partition, first, count, f"partition {partition}"))
-    return parts
+def _merged(db: sqlite3.Connection, partition: int, ids: list[int]) -> StoredBatch:
+    where = f"partition {partition}"
+    rows = db.execute(
+        "SELECT first, count, checksum, data FROM batches WHERE id IN (SELECT value FROM json_each(?)) ORDER BY first",
+        (json.dumps(ids),),
+    )
+    parts = [decode(stored, checksum, partition, first, count, where) for first, count, checksum, stored in rows]
+    return encode(partition, parts[0].first, merging.merged(parts, where))
+
+
+def _replace(db: sqlite3.Connection, partition: int, ids: list[int], merged: StoredBatch) -> bool:
+    """Put a batch in the place of those that it was merged from. Returns whether all of them were still there: SQLite
+    gives the ids of deleted rows to new ones, which have other offsets. Few statements, because this thread has to wait
+    for the interpreter after each."""
+    listed = (json.dumps(ids), partition, merged.first, merged.first + merged.count - 1)
+    those = "FROM batches WHERE id IN (SELECT value FROM json_each(?)) AND partition = ? AND first BETWEEN ? AND ?"
+    if db.execute(f"SELECT count(*) {those}", listed).fetchone() != (len(ids),):
+        return False
+    db.execute(f"DELETE {those}", listed)
+    store.put_batch(db, partition, merged)
+    return True
 
 
 def free_space(db: sqlite3.Connection, _: int) -> bool:

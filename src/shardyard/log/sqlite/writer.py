@@ -1,8 +1,9 @@
 """Group commit: everything that the tasks of an event loop have submitted is written in one transaction.
 
-A small group is written in the thread of the event loop, up to the commit: another thread would take the interpreter
-from it with every statement, and wait to get it back. Only the commit, which waits for the disk, is left to a
-thread. A large group is written by the thread as a whole: the event loop can go on meanwhile.
+A small group is written in the thread of the event loop: another thread would take the interpreter from it with every
+statement, and wait to get it back. Its commit, too, as long as the disk is quick: to hand it to a thread and to hear
+from it takes longer than a sync of a good disk. Otherwise the commit is left to a thread. A large group is written by
+the thread as a whole: the event loop can go on meanwhile.
 """
 
 import asyncio
@@ -35,6 +36,9 @@ GROUP_REQUESTS = 4096
 SMALL_BYTES = 1024 * 1024
 SMALL_REQUESTS = 512
 """A group of more is written by the thread."""
+QUICK_SECONDS = 0.001
+"""Commits that take no longer, on average, are made in the event loop."""
+AVERAGED_COMMITS = 16
 _RETRY_SECONDS = 0.0005
 """How often to try for the write lock while another process holds it."""
 
@@ -121,6 +125,8 @@ class Writer:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_busy = False
         """A group is being written, or is about to be."""
+        self._commit_seconds = 0.0
+        """How long the last commits took, a moving average."""
         self._closing = False
         self._groups: queue.SimpleQueue[_Group | threading.Event | None] = queue.SimpleQueue()
         """What the thread is to do: write a group, say that it has done everything before, or stop."""
@@ -200,7 +206,10 @@ class Writer:
             and not any(isinstance(request, Operation) for request in group.requests)
         ):
             group.written = self._write_small(group.requests)
-        self._groups.put(group)
+        if group.written is not None and self._commit_seconds < QUICK_SECONDS:
+            self._finish_group(group, self._outcomes(group))
+        else:
+            self._groups.put(group)
 
     def _next_group(self) -> _Group:
         group = _Group(asyncio.get_running_loop(), [], [])
@@ -285,11 +294,13 @@ class Writer:
         return written.outcomes
 
     def _commit(self) -> None:
+        started = time.perf_counter()
         try:
             self._db.execute("COMMIT")
         except sqlite3.Error as error:
             self._roll_back()
             raise translate(error, self._path) from error
+        self._commit_seconds += (time.perf_counter() - started - self._commit_seconds) / AVERAGED_COMMITS
 
     # In either
 
