@@ -1,14 +1,18 @@
 """`TransactionBatcher`: the asynchronous edge of a registry."""
 
+import asyncio
+import logging
+import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from shardyard.model import ShardyardError
+from shardyard.model import Closed, ShardyardError
 from shardyard.registry.port import Registry, Snapshot, Transaction, TransactionAborted
-from shardyard.runtime.group_commit import GroupCommit, Outcome
+from shardyard.runtime.group_commit import CommitTimes, GroupCommit, Outcome, settle
 
+_log = logging.getLogger(__name__)
 T = TypeVar("T")
 Item = TypeVar("Item")
 
@@ -28,7 +32,8 @@ class _Unit:
 
 class TransactionBatcher:
     """Runs the registry work of an event loop in a thread, and commits what is waiting together as one transaction
-    with one sync to disk. Results arrive in the order of the calls.
+    with one sync to disk. Results arrive in the order of the calls. Bulk work on an embedded registry is done in the
+    event loop itself, as long as that takes no longer than going to the thread and back.
 
     A unit of work must check before it changes anything: when it raises a `ShardyardError`, the other units of the
     same transaction are still committed. As with `Registry.run`, a unit must have no side effects: when the database
@@ -38,6 +43,10 @@ class TransactionBatcher:
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
         self._commits = GroupCommit("registry transactions", self._carry_out, most=MAX_BATCH)
+        self._times = CommitTimes()
+        """Of bulk work."""
+        self._turn: list[tuple[_Unit, asyncio.Future[Any]]] = []
+        """Bulk work that was submitted in this turn of the event loop."""
 
     async def run(self, work: Callable[[Transaction], T]) -> T:
         """Run `work` in a transaction. Its changes are durable when this returns."""
@@ -59,16 +68,49 @@ class TransactionBatcher:
         Within a transaction, it is done before the units of `run` and `read`, also before those that were submitted
         earlier: all of them are under way at the same time.
         """
-        result: T = await self._commits.do(_Unit(work, writes=True, is_bulk=True, item=item))
-        return result
+        unit = _Unit(work, writes=True, is_bulk=True, item=item)
+        if not (self._registry.is_embedded and self._times.are_short):
+            in_thread: T = await self._commits.do(unit)
+            return in_thread
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[T] = loop.create_future()
+        self._turn.append((unit, done))
+        if len(self._turn) == 1:
+            loop.call_soon(self._carry_out_turn)
+        return await done
 
     def close(self) -> None:
         """Finish the work that was submitted, then stop."""
         self._commits.close()
 
+    def _carry_out_turn(self) -> None:
+        """Do the bulk work of this turn in the event loop; or leave it to the thread, which waits for others and finds
+        out what is wrong."""
+        turn = [(unit, done) for unit, done in self._turn if not done.done()]
+        self._turn = []
+        started = time.monotonic()
+        try:
+            outcomes = self._registry.run_guarded_at_once(lambda tx: _outcomes([unit for unit, _ in turn], tx))
+        except Exception as error:  # noqa: BLE001 the thread meets it again, if it is not about others
+            _log.debug("%d units are left to the thread: %s", len(turn), error)
+            self._leave_to_thread(turn)
+        else:
+            self._times.took(time.monotonic() - started)
+            settle([done for _, done in turn], outcomes)
+
+    def _leave_to_thread(self, turn: Sequence[tuple[_Unit, "asyncio.Future[Any]"]]) -> None:
+        for unit, done in turn:
+            try:
+                self._commits.submit(unit, done)
+            except Closed as error:
+                done.set_exception(error)
+
     def _carry_out(self, units: list[_Unit]) -> list[Outcome]:
         if all(unit.is_bulk for unit in units):
-            return self._registry.run_guarded(lambda tx: _outcomes(units, tx))
+            started = time.monotonic()
+            outcomes = self._registry.run_guarded(lambda tx: _outcomes(units, tx))
+            self._times.took(time.monotonic() - started)
+            return outcomes
         if any(unit.writes for unit in units):
             return self._registry.run(lambda tx: _outcomes(units, tx))
         return self._registry.read(lambda snapshot: [_outcome(unit.work, snapshot) for unit in units])

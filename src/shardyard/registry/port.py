@@ -308,6 +308,8 @@ class Registry(ABC):
 
     busy_wait: float
     """Seconds that `run` waits for the transactions of others before it raises `Busy`."""
+    is_embedded: bool = False
+    """It is a file of this machine: a transaction that need not wait for others takes as long as a sync to disk."""
 
     def run(self, work: Callable[[Transaction], T]) -> T:
         """Run `work` in a transaction, and return its result. When this returns, the changes are durable.
@@ -328,6 +330,11 @@ class Registry(ABC):
         keep them right. The rows that `work` reads besides may then be of different moments.
         """
         return self._retry(self._guarded_transaction, work)
+
+    def run_guarded_at_once(self, work: Callable[[Transaction], T]) -> T:
+        """`run_guarded` in a single attempt that does not wait: `Busy` or `TransactionAborted` because of others."""
+        with self._guarded_transaction(0.0) as tx:
+            return work(tx)
 
     def read(self, work: Callable[[Snapshot], T]) -> T:
         """Run `work` on the state that was last committed, and return its result. It does not wait for writers, and no

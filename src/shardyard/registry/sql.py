@@ -22,6 +22,11 @@ class Store(Protocol):
         """See `Registry.busy_wait`."""
         ...
 
+    @property
+    def is_embedded(self) -> bool:
+        """See `Registry.is_embedded`."""
+        ...
+
     def begin(self, wait: float, *, guarded: bool = False) -> AbstractContextManager[Connection]:
         """A serializable transaction on an up-to-date schema, committed at the end of the block, or rolled back if it
         raised. Wait up to `wait` seconds for transactions of others, then `Busy`. `guarded`: see
@@ -71,6 +76,7 @@ class SqlRegistry(Registry):
 
     def __init__(self, store: Store) -> None:
         self.busy_wait = store.busy_wait
+        self.is_embedded = store.is_embedded
         self._store = store
 
     def _transaction(self, wait: float) -> AbstractContextManager[Transaction]:

@@ -20,6 +20,9 @@ _ENOUGH_BYTES = 1024 * 1024
 """A group of this size does not wait for more: what it takes to begin and to end it is little by comparison."""
 _MAX_SKIPPED = 63
 """Groups."""
+SHORT_SECONDS = 0.001
+"""How long commits may take in an event loop, on average."""
+AVERAGED_COMMITS = 16
 
 
 class GroupCommit(Generic[Work]):
@@ -68,6 +71,11 @@ class GroupCommit(Generic[Work]):
     async def do(self, work: Work, size: int = 0) -> Any:
         """Submit work. Returns its result when the whole group has been carried out."""
         result: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self.submit(work, result, size)
+        return await result
+
+    def submit(self, work: Work, result: "asyncio.Future[Any]", size: int = 0) -> None:
+        """The same, for a caller that has the future for the result already."""
         with self._wake:
             if self._closing:
                 raise Closed(self._name)
@@ -75,7 +83,6 @@ class GroupCommit(Generic[Work]):
             self.waiting_bytes += size
             if self._wanted and self._is_enough():
                 self._wake.notify()
-        return await result
 
     def close(self) -> None:
         """Carry out what was submitted, then stop the thread."""
@@ -134,6 +141,22 @@ class GroupCommit(Generic[Work]):
 
     def _is_enough(self) -> bool:
         return len(self._waiting) >= self._wanted or self.waiting_bytes >= _ENOUGH_BYTES or self._closing
+
+
+class CommitTimes:
+    """How long the last commits took. As long as a disk is quick, it takes longer to leave a commit to a thread, and to
+    hear from it, than to make it in the event loop."""
+
+    def __init__(self) -> None:
+        self._average = 0.0
+
+    def took(self, seconds: float) -> None:
+        """A commit took so long."""
+        self._average += (seconds - self._average) / AVERAGED_COMMITS
+
+    @property
+    def are_short(self) -> bool:
+        return self._average < SHORT_SECONDS
 
 
 def outcomes_of(name: str, carry_out: Callable[[list[Work]], list[Outcome]], works: list[Work]) -> list[Outcome]:

@@ -24,7 +24,7 @@ from shardyard.log.sqlite.checkpoints import Checkpoints
 from shardyard.log.sqlite.files import PAGE_BYTES, Durability, connect, translate
 from shardyard.log.sqlite.lookup_cache import LookupCache
 from shardyard.model import Busy, Closed, InvalidCall, ShardyardError
-from shardyard.runtime.group_commit import Outcome, after_commit, outcomes_of, settle
+from shardyard.runtime.group_commit import CommitTimes, Outcome, after_commit, outcomes_of, settle
 from shardyard.runtime.metrics import GROUP_COMMIT_UNITS
 
 _log = logging.getLogger(__name__)
@@ -36,9 +36,6 @@ GROUP_REQUESTS = 4096
 SMALL_BYTES = 1024 * 1024
 SMALL_REQUESTS = 512
 """A group of more is written by the thread."""
-QUICK_SECONDS = 0.001
-"""Commits that take no longer, on average, are made in the event loop."""
-AVERAGED_COMMITS = 16
 _RETRY_SECONDS = 0.0005
 """How often to try for the write lock while another process holds it."""
 
@@ -125,8 +122,7 @@ class Writer:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_busy = False
         """A group is being written, or is about to be."""
-        self._commit_seconds = 0.0
-        """How long the last commits took, a moving average."""
+        self._commits = CommitTimes()
         self._closing = False
         self._groups: queue.SimpleQueue[_Group | threading.Event | None] = queue.SimpleQueue()
         """What the thread is to do: write a group, say that it has done everything before, or stop."""
@@ -206,7 +202,7 @@ class Writer:
             and not any(isinstance(request, Operation) for request in group.requests)
         ):
             group.written = self._write_small(group.requests)
-        if group.written is not None and self._commit_seconds < QUICK_SECONDS:
+        if group.written is not None and self._commits.are_short:
             self._finish_group(group, self._outcomes(group))
         else:
             self._groups.put(group)
@@ -300,7 +296,7 @@ class Writer:
         except sqlite3.Error as error:
             self._roll_back()
             raise translate(error, self._path) from error
-        self._commit_seconds += (time.perf_counter() - started - self._commit_seconds) / AVERAGED_COMMITS
+        self._commits.took(time.perf_counter() - started)
 
     # In either
 

@@ -34,6 +34,8 @@ class PostgresqlStore:
     a clock.
     """
 
+    is_embedded = False
+
     def __init__(self, url: EngineUrl, clock: Clock | None = None, *, busy_wait: float = 10.0) -> None:
         """`busy_wait`: see `Registry.busy_wait`. `clock` is for tests."""
         self.busy_wait = busy_wait

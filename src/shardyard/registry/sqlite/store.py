@@ -34,6 +34,8 @@ class SqliteStore:
     snapshots take turns on another. Time is the machine's, which all users of the file share.
     """
 
+    is_embedded = True
+
     def __init__(self, path: str | Path, clock: Clock = _SYSTEM_CLOCK, *, busy_wait: float = 10.0) -> None:
         """`busy_wait`: see `Registry.busy_wait`."""
         self.busy_wait = busy_wait
