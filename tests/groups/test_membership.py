@@ -348,7 +348,6 @@ def test_an_outage_is_logged_once_whatever_is_retried_meanwhile(
                 "WARNING the heartbeat of a will be retried: the registry was busy for 1 s: try again",
                 "INFO a is in touch with group billing again",
             ]
-            attempts = 0
             with monkeypatch.context() as outage:
                 for call in ("heartbeat", "assignment", "join"):
                     outage.setattr(env.node.coordinator, call, unreachable)

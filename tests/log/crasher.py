@@ -22,6 +22,7 @@ from shardyard.log import merging
 from shardyard.log.sqlite import SqliteLog, checkpoints, maintenance
 from shardyard.model import Partition, Record, Stamp
 from shardyard.model.batch import SCHEMA
+from shardyard.runtime import group_commit
 
 PRODUCERS = [f"p{i}" for i in range(6)]
 PARTITIONS = 3
@@ -94,6 +95,7 @@ async def live(order: dict[str, Any]) -> None:
     maintenance.VACUUM_PAGES = 2
     checkpoints.CHECKPOINT_BYTES = 256 * 1024
     dice = random.Random(order["seed"])
+    group_commit.SHORT_SECONDS = dice.choice([0.0, 1.0])  # who commits: the thread, or the event loop
     steps = maintenance.steps
 
     def shuffled(forgetter: maintenance.Forgetter) -> dict[str, maintenance.Step]:  # few live to see the end of one

@@ -702,6 +702,51 @@ async def test_what_changed_after_it_was_read_is_not_merged(folder: Path) -> Non
 
 
 @awaited
+async def test_new_batches_with_the_ids_of_deleted_ones_are_not_replaced_by_what_was_merged_of_those(
+    folder: Path,
+) -> None:
+    async with quiet(folder) as log:
+        await log.create_topic("t", 1)
+        for i in range(70):
+            await log.append(T0, records(i))
+        merger = maintenance.Merger()
+        with closing(connect(folder / "log.db", "process")) as db:
+            assert merger.plan(db)
+            await log.trim(T0, 70)
+            await log.maintain()  # deletes them
+            for i in range(70, 140):
+                await log.append(T0, records(i))
+            assert db.execute("SELECT min(id), min(first) FROM batches").fetchone() == (1, 70), "the ids are the same"
+            assert merger(db, 0), "it has to look again"
+        assert await contents(log, T0) == records(*range(70, 140))
+
+
+@awaited
+async def test_merging_rests_while_records_are_appended_and_not_otherwise(folder: Path) -> None:
+    clock = ManualClock()
+    async with SqliteLog(folder, maintain_every=None, clock=clock) as log:
+        await log.create_topic("t", 1)
+        steps = 0
+
+        async def step() -> bool:
+            nonlocal steps
+            steps += 1
+            if steps == 3:
+                await clock.advance(0.01)
+                await log.append(T0, records(0))
+            return steps < 5
+
+        merging = asyncio.create_task(log._merge(step, in_background=True))
+        while steps < 3:  # noqa: ASYNC110 there is no event for it
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(0.05)
+        assert steps == 3, "it rests"
+        await clock.advance(0.01 * database.MERGE_REST)
+        await merging
+        assert steps == 5
+
+
+@awaited
 async def test_what_is_known_of_a_partition_stays_known_when_its_batches_are_merged(folder: Path) -> None:
     async with quiet(folder) as log:
         await log.create_topic("t", 1)

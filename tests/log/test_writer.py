@@ -28,6 +28,7 @@ from shardyard.model import (
     Stamp,
     Topic,
 )
+from shardyard.runtime import group_commit
 from tests.log.samples import TIMEOUT_SECONDS, awaited
 
 P = Partition("t", 0)
@@ -336,3 +337,42 @@ def test_the_next_event_loop_waits_for_what_the_thread_still_writes_for_the_last
     assert asyncio.run(append()).first.offset == 0
     assert asyncio.run(log.topic("late")).partitions == 1
     asyncio.run(log.close())
+
+
+@awaited
+async def test_commits_are_made_in_the_event_loop_as_long_as_the_disk_is_quick_and_later_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made_in: list[str] = []
+    takes = iter((0.0001, 0.1, 0.1, 0.0001, 0.0001))
+    commit = writing.Writer._commit
+
+    def timed_commit(writer: writing.Writer) -> None:
+        made_in.append("thread" if threading.current_thread() is writer._thread else "event loop")
+        commit(writer)
+        writer._commits = group_commit.CommitTimes()  # how long it really took depends on the machine
+        writer._commits.took(next(takes) * group_commit.AVERAGED_COMMITS)
+
+    async with SqliteLog(tmp_path / "log", maintain_every=None) as log:
+        await log.create_topic("t", 1)
+        monkeypatch.setattr(writing.Writer, "_commit", timed_commit)
+        for _ in range(5):
+            await log.append(P, record())
+        assert made_in == ["event loop", "event loop", "thread", "thread", "event loop"]
+        assert (await log.span(P)).end == 5
+
+
+@pytest.mark.parametrize("seconds", [0.0, 1.0])
+@awaited
+async def test_appends_while_another_process_writes_wait_for_it_and_not_in_the_event_loop(
+    tmp_path: Path, seconds: float
+) -> None:
+    async with opened_twice(tmp_path) as (one, other):
+        one._writer._commits.took(seconds * group_commit.AVERAGED_COMMITS)
+        other._writer._db.execute("BEGIN IMMEDIATE")
+        appending = asyncio.create_task(one.append(P, record()))
+        for _ in range(20):
+            await asyncio.sleep(0.001)  # the event loop goes on
+        assert not appending.done()
+        other._writer._db.execute("COMMIT")
+        assert (await appending).first.offset == 0

@@ -1,16 +1,22 @@
 """`TransactionBatcher`: units of work that wait together are one transaction, or one snapshot."""
 
 import asyncio
+import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-from shardyard.model import Fenced
-from shardyard.registry import GroupRow, Snapshot, Transaction, TransactionBatcher
+import pytest
+
+from shardyard.model import Closed, Fenced
+from shardyard.registry import GroupRow, Registry, Snapshot, Transaction, TransactionBatcher
 from shardyard.registry.memory import MemoryRegistry
 from shardyard.registry.port import TransactionAborted
+from shardyard.registry.sql import SqlRegistry
+from shardyard.registry.sqlite.store import SqliteStore
 
 TIMEOUT_SECONDS = 60.0
 """How long a test waits for what must happen soon."""
@@ -182,3 +188,75 @@ def test_bulk_work_is_done_again_when_its_transaction_is_aborted() -> None:
     assert outcomes == [2, 2]
     assert registry.opened == ["transaction"] * 3
     assert registry.read(epoch) == 3
+
+
+@contextmanager
+def embedded(folder: Path) -> Iterator[tuple[Registry, TransactionBatcher, list[str]]]:
+    """A registry in a file, and where its bulk work was done: in the event loop, or in the thread."""
+    done_in: list[str] = []
+
+    class Recording(SqlRegistry):
+        def _guarded_transaction(self, wait: float) -> AbstractContextManager[Transaction]:
+            in_loop = threading.current_thread() is threading.main_thread()
+            done_in.append("event loop" if in_loop else "thread")
+            return super()._guarded_transaction(wait)
+
+    with Recording(SqliteStore(folder / "registry.db")) as registry:
+        transactions = TransactionBatcher(registry)
+        try:
+            yield registry, transactions, done_in
+        finally:
+            transactions.close()
+
+
+def test_bulk_work_of_one_turn_is_one_transaction_in_the_event_loop_of_an_embedded_registry(tmp_path: Path) -> None:
+    async def add(transactions: TransactionBatcher) -> list[Any]:
+        return await asyncio.gather(*(transactions.run_bulk(add_all, n) for n in (1, -1, 2)), return_exceptions=True)
+
+    with embedded(tmp_path) as (registry, transactions, done_in):
+        first, refused, second = asyncio.run(add(transactions))
+        assert (first, str(refused), second) == (3, "not -1", 3)
+        assert done_in == ["event loop"]
+        assert registry.read(epoch) == 3
+
+
+def test_bulk_work_is_left_to_the_thread_while_transactions_take_long(tmp_path: Path) -> None:
+    with embedded(tmp_path) as (registry, transactions, done_in):
+        transactions._times.took(1.0)
+        assert asyncio.run(transactions.run_bulk(add_all, 1)) == 1
+        assert done_in == ["thread"]
+        assert registry.read(epoch) == 1
+
+
+def test_bulk_work_that_has_to_wait_for_another_process_does_not_hold_up_the_event_loop(tmp_path: Path) -> None:
+    async def add(transactions: TransactionBatcher, other: sqlite3.Connection) -> int:
+        adding = asyncio.create_task(transactions.run_bulk(add_all, 1))
+        for _ in range(20):
+            await asyncio.sleep(0.001)
+        assert not adding.done()
+        other.execute("COMMIT")
+        return await adding
+
+    with embedded(tmp_path) as (registry, transactions, done_in):
+        with closing(sqlite3.connect(tmp_path / "registry.db", isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            assert asyncio.run(add(transactions, other)) == 1
+        assert done_in[:2] == ["event loop", "thread"]
+        assert registry.read(epoch) == 1
+
+
+def test_bulk_work_whose_caller_is_gone_is_not_done_and_that_of_a_closed_registry_is_refused(tmp_path: Path) -> None:
+    async def add(transactions: TransactionBatcher) -> None:
+        gone, stays = (asyncio.create_task(transactions.run_bulk(add_all, n)) for n in (1, 2))
+        await asyncio.sleep(0)  # they are submitted
+        gone.cancel()
+        assert await stays == 1
+        transactions.close()
+        with pytest.raises(Closed):
+            await transactions.run_bulk(add_all, 4)
+
+    with embedded(tmp_path) as (registry, transactions, _):
+        asyncio.run(add(transactions))
+        registry.close()
+    with SqlRegistry(SqliteStore(tmp_path / "registry.db")) as registry:
+        assert registry.read(epoch) == 2

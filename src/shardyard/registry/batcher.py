@@ -47,6 +47,7 @@ class TransactionBatcher:
         """Of bulk work."""
         self._turn: list[tuple[_Unit, asyncio.Future[Any]]] = []
         """Bulk work that was submitted in this turn of the event loop."""
+        self._closed = False
 
     async def run(self, work: Callable[[Transaction], T]) -> T:
         """Run `work` in a transaction. Its changes are durable when this returns."""
@@ -69,7 +70,7 @@ class TransactionBatcher:
         earlier: all of them are under way at the same time.
         """
         unit = _Unit(work, writes=True, is_bulk=True, item=item)
-        if not (self._registry.is_embedded and self._times.are_short):
+        if self._closed or not (self._registry.is_embedded and self._times.are_short):
             in_thread: T = await self._commits.do(unit)
             return in_thread
         loop = asyncio.get_running_loop()
@@ -81,13 +82,21 @@ class TransactionBatcher:
 
     def close(self) -> None:
         """Finish the work that was submitted, then stop."""
+        self._closed = True
+        self._leave_to_thread(self._take_turn())
         self._commits.close()
+
+    def _take_turn(self) -> list[tuple[_Unit, "asyncio.Future[Any]"]]:
+        """What is still wanted of the bulk work of this turn."""
+        turn, self._turn = self._turn, []
+        return [(unit, done) for unit, done in turn if not done.done()]
 
     def _carry_out_turn(self) -> None:
         """Do the bulk work of this turn in the event loop; or leave it to the thread, which waits for others and finds
         out what is wrong."""
-        turn = [(unit, done) for unit, done in self._turn if not done.done()]
-        self._turn = []
+        turn = self._take_turn()
+        if not turn:
+            return
         started = time.monotonic()
         try:
             outcomes = self._registry.run_guarded_at_once(lambda tx: _outcomes([unit for unit, _ in turn], tx))
@@ -99,11 +108,11 @@ class TransactionBatcher:
             settle([done for _, done in turn], outcomes)
 
     def _leave_to_thread(self, turn: Sequence[tuple[_Unit, "asyncio.Future[Any]"]]) -> None:
-        for unit, done in turn:
-            try:
+        try:
+            for unit, done in turn:
                 self._commits.submit(unit, done)
-            except Closed as error:
-                done.set_exception(error)
+        except Closed as error:
+            settle([done for _, done in turn], [error] * len(turn))
 
     def _carry_out(self, units: list[_Unit]) -> list[Outcome]:
         if all(unit.is_bulk for unit in units):
