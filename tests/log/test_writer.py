@@ -5,6 +5,7 @@ import errno
 import os
 import sqlite3
 import threading
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -150,10 +151,12 @@ class FailingCommits:
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
         self.fails = False
+        self.delay = 0.0
 
     def execute(self, sql: str, *parameters: Any) -> Any:
         if sql == "COMMIT" and self.fails:
             self.fails = False
+            time.sleep(self.delay)
             raise sqlite_error("disk I/O error", sqlite3.SQLITE_IOERR)
         return self._connection.execute(sql, *parameters)
 
@@ -340,26 +343,58 @@ def test_the_next_event_loop_waits_for_what_the_thread_still_writes_for_the_last
 
 
 @awaited
-async def test_commits_are_made_in_the_event_loop_as_long_as_the_disk_is_quick_and_later_again(
+async def test_commits_are_made_in_the_event_loop_unless_the_disk_is_slow_and_after_a_while_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made_in: list[str] = []
-    takes = iter((0.0001, 0.1, 0.1, 0.0001, 0.0001))
     commit = writing.Writer._commit
 
-    def timed_commit(writer: writing.Writer) -> None:
+    def recorded_commit(writer: writing.Writer) -> None:
         made_in.append("thread" if threading.current_thread() is writer._thread else "event loop")
         commit(writer)
-        writer._commits = group_commit.CommitTimes()  # how long it really took depends on the machine
-        writer._commits.took(next(takes) * group_commit.AVERAGED_COMMITS)
 
     async with SqliteLog(tmp_path / "log", maintain_every=None) as log:
         await log.create_topic("t", 1)
-        monkeypatch.setattr(writing.Writer, "_commit", timed_commit)
-        for _ in range(5):
+        log._writer._commits = group_commit.CommitTimes()
+        monkeypatch.setattr(writing.Writer, "_commit", recorded_commit)
+        await log.append(P, record())
+        log._writer._commits.took(1.0)
+        for _ in range(3):
             await log.append(P, record())
-        assert made_in == ["event loop", "event loop", "thread", "thread", "event loop"]
-        assert (await log.span(P)).end == 5
+        assert made_in == ["event loop", "thread", "thread", "thread"]
+        while made_in[-1] == "thread":
+            await log.append(P, record())
+            assert len(made_in) < 10_000
+        assert (await log.span(P)).end == len(made_in)
+
+
+@awaited
+async def test_a_commit_that_fails_slowly_tells_that_the_disk_is_slow(tmp_path: Path) -> None:
+    async with opened_with_failing_commits(tmp_path) as (log, connection):
+        connection.fails = True
+        connection.delay = 0.1
+        with pytest.raises(Damaged):
+            await log.append(P, record())
+        assert not log._writer._commits.are_short
+
+
+def test_a_commit_that_is_interrupted_leaves_nobody_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(_: writing.Writer) -> None:
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    loop = asyncio.new_event_loop()
+    log = SqliteLog(tmp_path / "log", maintain_every=None)
+    loop.run_until_complete(log.create_topic("t", 1))
+    monkeypatch.setattr(writing.Writer, "_commit", interrupt)
+    appending = loop.create_task(log.append(P, record()))
+    with pytest.raises(KeyboardInterrupt):
+        loop.run_until_complete(appending)
+    with pytest.raises(group_commit.Interrupted):
+        loop.run_until_complete(appending)
+    assert loop.run_until_complete(log.append(P, record())).first.offset == 0
+    loop.run_until_complete(log.close())
+    loop.close()
 
 
 @pytest.mark.parametrize("seconds", [0.0, 1.0])

@@ -13,10 +13,13 @@ import pytest
 
 from shardyard.model import Closed, Fenced
 from shardyard.registry import GroupRow, Registry, Snapshot, Transaction, TransactionBatcher
+from shardyard.registry.batcher import SMALL_TURN
 from shardyard.registry.memory import MemoryRegistry
 from shardyard.registry.port import TransactionAborted
 from shardyard.registry.sql import SqlRegistry
+from shardyard.registry.sqlite import store
 from shardyard.registry.sqlite.store import SqliteStore
+from shardyard.runtime.group_commit import Interrupted
 
 TIMEOUT_SECONDS = 60.0
 """How long a test waits for what must happen soon."""
@@ -226,6 +229,73 @@ def test_bulk_work_is_left_to_the_thread_while_transactions_take_long(tmp_path: 
         assert asyncio.run(transactions.run_bulk(add_all, 1)) == 1
         assert done_in == ["thread"]
         assert registry.read(epoch) == 1
+        while done_in[-1] == "thread":  # after a while it tries again whether they still do
+            assert asyncio.run(transactions.run_bulk(add_all, 1)) == 1
+            assert len(done_in) < 10_000
+
+
+def test_much_bulk_work_is_left_to_the_thread_and_so_is_what_follows_until_it_is_done(tmp_path: Path) -> None:
+    async def add(transactions: TransactionBatcher) -> None:
+        much = asyncio.create_task(transactions.run_bulk(add_all, 1, size=SMALL_TURN + 1))
+        for _ in range(3):
+            await asyncio.sleep(0)
+        await transactions.run_bulk(add_all, 2)
+        await much
+        await transactions.run_bulk(add_all, 4)
+
+    with embedded(tmp_path) as (registry, transactions, done_in):
+        asyncio.run(add(transactions))
+        assert set(done_in[:-1]) == {"thread"}
+        assert done_in[-1] == "event loop"
+        assert registry.read(epoch) == 7
+
+
+def test_bulk_work_that_an_event_loop_has_not_begun_does_not_hold_up_the_next_one(tmp_path: Path) -> None:
+    async def add(transactions: TransactionBatcher) -> int:
+        async with asyncio.timeout(TIMEOUT_SECONDS):
+            return await transactions.run_bulk(add_all, 2)
+
+    with embedded(tmp_path) as (registry, transactions, _):
+        loop = asyncio.new_event_loop()
+        pending = loop.create_task(transactions.run_bulk(add_all, 1))
+        loop.call_soon(loop.stop)
+        loop.run_forever()
+        assert not pending.done()
+        pending._log_destroy_pending = False  # type: ignore[attr-defined]
+        loop.close()
+        assert asyncio.run(add(transactions)) == 1
+        assert registry.read(epoch) == 2
+
+
+def test_bulk_work_that_is_interrupted_in_the_event_loop_leaves_nobody_waiting(tmp_path: Path) -> None:
+    def interrupt(_tx: Transaction, _items: Sequence[int]) -> list[int]:
+        raise KeyboardInterrupt
+
+    with embedded(tmp_path) as (registry, transactions, _):
+        loop = asyncio.new_event_loop()
+        task = loop.create_task(transactions.run_bulk(interrupt, 1))
+        with pytest.raises(KeyboardInterrupt):
+            loop.run_until_complete(task)
+        with pytest.raises(Interrupted):
+            loop.run_until_complete(task)
+        assert loop.run_until_complete(transactions.run_bulk(add_all, 1)) == 1
+        loop.close()
+        assert registry.read(epoch) == 1
+
+
+def test_a_checkpoint_is_left_to_a_transaction_that_may_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "CHECKPOINT_TRANSACTIONS", 5)
+
+    async def add(transactions: TransactionBatcher) -> None:
+        for _ in range(11):
+            await transactions.run_bulk(add_all, 1)
+
+    with embedded(tmp_path) as (registry, transactions, done_in):
+        until = registry._store._writing._until_checkpoint  # type: ignore[attr-defined]
+        asyncio.run(add(transactions))
+        assert done_in[until : until + 2] == ["event loop", "thread"], "it was refused, and left to the thread"
+        assert done_in.count("thread") >= 2
+        assert registry.read(epoch) == 11
 
 
 def test_bulk_work_that_has_to_wait_for_another_process_does_not_hold_up_the_event_loop(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ class Heartbeats:
     async def _store(self, waiting: "Sequence[tuple[Heartbeat, asyncio.Future[None]]]") -> None:
         heartbeats, results = [heartbeat for heartbeat, _ in waiting], [done for _, done in waiting]
         try:
-            outcomes = await self._transactions.run_bulk(_renew, heartbeats)
+            outcomes = await self._transactions.run_bulk(_renew, heartbeats, size=len(heartbeats))
         except Exception as error:  # noqa: BLE001 the callers get it
             settle(results, [error] * len(results))
         else:

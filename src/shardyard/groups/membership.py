@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 import math
+import random
 import uuid
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import replace
@@ -20,7 +21,7 @@ _log = logging.getLogger(__name__)
 
 HEARTBEATS_PER_SESSION = 2.5
 RETRIES_PER_SESSION = 10
-"""How often a heartbeat is sent that has failed."""
+"""How often per session a failed heartbeat is sent again, on average."""
 READ_SECONDS = 120.0
 """The longest time between two reads of the assignment, also when no change was signalled."""
 RELEASE_BACKOFF = Backoff(first=0.05, longest=0.2)
@@ -220,8 +221,8 @@ class Membership:
             await self._rejoin()
         except RetryLater as error:
             self._warn("the heartbeat of %s will be retried: %s", self._request.name, error)
-            retry_at = self._clock.monotonic() + self._session / RETRIES_PER_SESSION
-            self._heartbeat_at = min(self._heartbeat_at, retry_at)
+            retry_at = self._clock.monotonic() + self._session / RETRIES_PER_SESSION * random.uniform(0.5, 1.5)
+            self._heartbeat_at, self._read_at = min(self._heartbeat_at, retry_at), min(self._read_at, retry_at)
             if self._clock.monotonic() - self._last_contact > self._session:
                 self._warn("%s was out of touch for longer than its session, and will join again", self._request.name)
                 self._lose_all()  # others may own them by now

@@ -66,7 +66,7 @@ class DatabaseLog(Log):
         self._maintaining = asyncio.Lock()
         self._maintenance: asyncio.Task[None] | None = None
         self._appends = 0
-        """How many calls there were, to see whether there are any."""
+        """Calls of `append` and `append_many` so far, and signs of those elsewhere: merging rests if it has changed."""
         self._closed = False
 
     @property

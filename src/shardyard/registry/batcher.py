@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 
 from shardyard.model import Closed, ShardyardError
 from shardyard.registry.port import Registry, Snapshot, Transaction, TransactionAborted
-from shardyard.runtime.group_commit import CommitTimes, GroupCommit, Outcome, settle
+from shardyard.runtime.group_commit import CommitTimes, GroupCommit, Interrupted, Outcome, settle
+from shardyard.runtime.metrics import GROUP_COMMIT_UNITS
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -18,6 +19,8 @@ Item = TypeVar("Item")
 
 MAX_BATCH = 256
 """Units of work in one transaction, so that other processes get a chance to write."""
+SMALL_TURN = 64
+"""Bulk work about more rows is left to the thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +47,14 @@ class TransactionBatcher:
         self._registry = registry
         self._commits = GroupCommit("registry transactions", self._carry_out, most=MAX_BATCH)
         self._times = CommitTimes()
-        """Of bulk work."""
+        """Of bulk work in the event loop, the transactions as a whole."""
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._turn: list[tuple[_Unit, asyncio.Future[Any]]] = []
         """Bulk work that was submitted in this turn of the event loop."""
+        self._turn_size = 0
+        """How many rows it is about."""
+        self._in_thread = 0
+        """Units of bulk work that the thread has not done yet."""
         self._closed = False
 
     async def run(self, work: Callable[[Transaction], T]) -> T:
@@ -60,22 +68,29 @@ class TransactionBatcher:
         return result
 
     async def run_bulk(
-        self, work: Callable[[Transaction, Sequence[Item]], Sequence[T | ShardyardError]], item: Item
+        self,
+        work: Callable[[Transaction, Sequence[Item]], Sequence[T | ShardyardError]],
+        item: Item,
+        *,
+        size: int = 1,
     ) -> T:
         """For work that is cheaper for many callers at once: `work` gets all items that wait for it, in the order of
         the calls, and returns an outcome for each, which is an error for those that it refuses. It changes rows as
-        `Registry.run_guarded` allows.
+        `Registry.run_guarded` allows. `size`: how many rows the item is about.
 
         Within a transaction, it is done before the units of `run` and `read`, also before those that were submitted
         earlier: all of them are under way at the same time.
         """
         unit = _Unit(work, writes=True, is_bulk=True, item=item)
-        if self._closed or not (self._registry.is_embedded and self._times.are_short):
-            in_thread: T = await self._commits.do(unit)
-            return in_thread
         loop = asyncio.get_running_loop()
         done: asyncio.Future[T] = loop.create_future()
+        if loop is not self._loop:  # what the one before has not finished, nobody waits for
+            self._loop, self._turn, self._turn_size, self._in_thread = loop, [], 0, 0
+        if self._closed or self._in_thread or not (self._registry.is_embedded and self._times.are_short):
+            self._leave_to_thread([(unit, done)])
+            return await done
         self._turn.append((unit, done))
+        self._turn_size += size
         if len(self._turn) == 1:
             loop.call_soon(self._carry_out_turn)
         return await done
@@ -83,43 +98,52 @@ class TransactionBatcher:
     def close(self) -> None:
         """Finish the work that was submitted, then stop."""
         self._closed = True
-        self._leave_to_thread(self._take_turn())
         self._commits.close()
 
-    def _take_turn(self) -> list[tuple[_Unit, "asyncio.Future[Any]"]]:
-        """What is still wanted of the bulk work of this turn."""
-        turn, self._turn = self._turn, []
-        return [(unit, done) for unit, done in turn if not done.done()]
-
     def _carry_out_turn(self) -> None:
-        """Do the bulk work of this turn in the event loop; or leave it to the thread, which waits for others and finds
-        out what is wrong."""
-        turn = self._take_turn()
+        """Do the bulk work of this turn in the event loop, if it is little; or leave it to the thread, which waits for
+        others and finds out what is wrong."""
+        turn, size = [(unit, done) for unit, done in self._turn if not done.done()], self._turn_size
+        self._turn, self._turn_size = [], 0
         if not turn:
             return
+        if size > SMALL_TURN:
+            self._leave_to_thread(turn)
+            return
+        GROUP_COMMIT_UNITS.observe(len(turn))
         started = time.monotonic()
         try:
             outcomes = self._registry.run_guarded_at_once(lambda tx: _outcomes([unit for unit, _ in turn], tx))
         except Exception as error:  # noqa: BLE001 the thread meets it again, if it is not about others
             _log.debug("%d units are left to the thread: %s", len(turn), error)
             self._leave_to_thread(turn)
+        except BaseException as error:
+            settle([done for _, done in turn], [Interrupted(str(error))] * len(turn))
+            raise
         else:
-            self._times.took(time.monotonic() - started)
             settle([done for _, done in turn], outcomes)
+        finally:
+            self._times.took(time.monotonic() - started)
 
     def _leave_to_thread(self, turn: Sequence[tuple[_Unit, "asyncio.Future[Any]"]]) -> None:
-        try:
-            for unit, done in turn:
+        """What comes later is left to it, too, until it is done: so results arrive in the order of the calls."""
+        for unit, done in turn:
+            try:
                 self._commits.submit(unit, done)
-        except Closed as error:
-            settle([done for _, done in turn], [error] * len(turn))
+            except Closed as error:
+                done.set_exception(error)
+            else:
+                self._in_thread += 1
+                done.add_done_callback(self._thread_has_done)
+
+    def _thread_has_done(self, _: "asyncio.Future[Any]") -> None:
+        self._in_thread -= 1
+        if not self._in_thread:
+            self._times.decay()
 
     def _carry_out(self, units: list[_Unit]) -> list[Outcome]:
         if all(unit.is_bulk for unit in units):
-            started = time.monotonic()
-            outcomes = self._registry.run_guarded(lambda tx: _outcomes(units, tx))
-            self._times.took(time.monotonic() - started)
-            return outcomes
+            return self._registry.run_guarded(lambda tx: _outcomes(units, tx))
         if any(unit.writes for unit in units):
             return self._registry.run(lambda tx: _outcomes(units, tx))
         return self._registry.read(lambda snapshot: [_outcome(unit.work, snapshot) for unit in units])

@@ -23,6 +23,8 @@ _MAX_SKIPPED = 63
 SHORT_SECONDS = 0.001
 """How long commits may take in an event loop, on average."""
 AVERAGED_COMMITS = 16
+DECAY_COMMITS = 256
+"""After about so many commits in a thread, one in the event loop is tried that was slower by a factor of e."""
 
 
 class GroupCommit(Generic[Work]):
@@ -143,16 +145,25 @@ class GroupCommit(Generic[Work]):
         return len(self._waiting) >= self._wanted or self.waiting_bytes >= _ENOUGH_BYTES or self._closing
 
 
+class Interrupted(RuntimeError):
+    """What a caller gets whose work was interrupted in the event loop, such as by Ctrl-C. It may have been done."""
+
+
 class CommitTimes:
-    """How long the last commits took. As long as a disk is quick, it takes longer to leave a commit to a thread, and to
-    hear from it, than to make it in the event loop."""
+    """How long the last commits in an event loop took. As long as a disk is quick, it takes longer to leave a commit to
+    a thread, and to hear from it, than to make it in the event loop."""
 
     def __init__(self) -> None:
         self._average = 0.0
 
     def took(self, seconds: float) -> None:
-        """A commit took so long."""
+        """A commit in the event loop took so long, whether or not it succeeded."""
         self._average += (seconds - self._average) / AVERAGED_COMMITS
+
+    def decay(self) -> None:
+        """A commit was left to a thread. Only those in the event loop tell how quick the disk is, because a thread also
+        waits for the interpreter: after some, it is tried again."""
+        self._average -= self._average / DECAY_COMMITS
 
     @property
     def are_short(self) -> bool:

@@ -180,6 +180,7 @@ class PostgresqlLog(DatabaseLog):
         def work(connection: Connection) -> Committed | None:
             return step(connection, now) if is_alone(connection) else None
 
+        self._appends += 1  # whether other processes append is not known
         while (committed := await self._change(work)) is None and not in_background:  # noqa: ASYNC110 no event comes
             await asyncio.sleep(LOCK_SECONDS)
         return committed is not None and committed()

@@ -87,7 +87,7 @@ class SqliteLog(DatabaseLog):
         self._forgetter = maintenance.Forgetter()
         self._known = KnownEnds()
         self._tail = Tail(self._folder, lambda: connect(self._path, "process"), self._known.clear)
-        self._writer = Writer(self._path, durability, busy_wait, self._now, self._committed, self._known.clear)
+        self._writer = Writer(self._path, durability, busy_wait, self._now, self._committed, self._changed_elsewhere)
 
     # Records
 
@@ -188,6 +188,10 @@ class SqliteLog(DatabaseLog):
             self._known.clear()
         self._tail.committed(changes.ends, only_appends=only_appends)
 
+    def _changed_elsewhere(self) -> None:
+        self._appends += 1
+        self._known.clear()
+
     def _note_end(
         self, partition: Partition, found: PartitionState, batch: Batch, fence: Fence | None, version: int
     ) -> None:
@@ -236,8 +240,8 @@ class SqliteLog(DatabaseLog):
         if not await self._look(merger.plan):
             return False
         self._open()
-        more: bool = await self._writer.do(Operation(merger, only_rearranges=True))
-        return more
+        await self._writer.do(Operation(merger, only_rearranges=True))
+        return True
 
     def _stop(self) -> None:
         self._writer.close()

@@ -6,6 +6,7 @@ appends never wait long behind it.
 
 import json
 import logging
+import random
 import sqlite3
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -211,6 +212,7 @@ class Merger:
         """Find what to merge next. Returns whether there is anything to do."""
         if self._left is None:
             unmerged = db.execute('SELECT id, merged, "end" FROM partitions WHERE merged < "end"').fetchall()
+            random.shuffle(unmerged)  # under load there is no time for all of them
             self._left = {partition: (merged, end) for partition, merged, end in unmerged}
         self._next = _plan(db, self._left)
         return self._next is not None

@@ -24,7 +24,7 @@ from shardyard.log.sqlite.checkpoints import Checkpoints
 from shardyard.log.sqlite.files import PAGE_BYTES, Durability, connect, translate
 from shardyard.log.sqlite.lookup_cache import LookupCache
 from shardyard.model import Busy, Closed, InvalidCall, ShardyardError
-from shardyard.runtime.group_commit import CommitTimes, Outcome, after_commit, outcomes_of, settle
+from shardyard.runtime.group_commit import CommitTimes, Interrupted, Outcome, after_commit, outcomes_of, settle
 from shardyard.runtime.metrics import GROUP_COMMIT_UNITS
 
 _log = logging.getLogger(__name__)
@@ -85,7 +85,7 @@ class _Group:
     written: _Written | None = None
     """If it is only to be committed."""
     is_committed: bool = False
-    """It was written in the event loop, and the thread has committed it."""
+    """It was written in the event loop, and then committed there or by the thread."""
 
 
 class Writer:
@@ -202,10 +202,24 @@ class Writer:
             and not any(isinstance(request, Operation) for request in group.requests)
         ):
             group.written = self._write_small(group.requests)
-        if group.written is not None and self._commits.are_short:
-            self._finish_group(group, self._outcomes(group))
-        else:
+        if group.written is None:
             self._groups.put(group)
+        elif self._commits.are_short:
+            self._commit_here(group)
+        else:
+            self._commits.decay()
+            self._groups.put(group)
+
+    def _commit_here(self, group: _Group) -> None:
+        started = time.perf_counter()
+        try:
+            outcomes = self._outcomes(group)
+        except BaseException as error:  # such as Ctrl-C: whether it was committed is not known
+            self._finish_group(group, [Interrupted(str(error))] * len(group.requests))
+            raise
+        finally:
+            self._commits.took(time.perf_counter() - started)
+        self._finish_group(group, outcomes)
 
     def _next_group(self) -> _Group:
         group = _Group(asyncio.get_running_loop(), [], [])
@@ -290,13 +304,11 @@ class Writer:
         return written.outcomes
 
     def _commit(self) -> None:
-        started = time.perf_counter()
         try:
             self._db.execute("COMMIT")
         except sqlite3.Error as error:
             self._roll_back()
             raise translate(error, self._path) from error
-        self._commits.took(time.perf_counter() - started)
 
     # In either
 
