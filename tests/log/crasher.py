@@ -92,7 +92,7 @@ class ReportingMerger(maintenance.Merger):
 
 async def live(order: dict[str, Any]) -> None:
     merging.MERGE_BATCHES = 4  # all that is rare happens all the time
-    maintenance.VACUUM_PAGES = 2
+    maintenance.VACUUM_PAGES = maintenance.VACUUM_STEP_PAGES = 2
     checkpoints.CHECKPOINT_BYTES = 256 * 1024
     dice = random.Random(order["seed"])
     group_commit.SHORT_SECONDS = dice.choice([0.0, 1.0])  # who commits: the thread, or the event loop

@@ -355,7 +355,7 @@ async def append_small_batches(log: PostgresqlLog, number: int) -> None:
 async def test_merging_that_stops_early_continues_with_the_other_partitions_the_next_time(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(database, "MERGE_SECONDS", -1.0)  # one step at a time
+    monkeypatch.setattr(database, "STEPS_SECONDS", -1.0)  # one step at a time
     monkeypatch.setattr(merging, "MERGE_BATCHES", 4)
     async with open_(url) as log:
         await log.create_topic("t", len(PARTITIONS))

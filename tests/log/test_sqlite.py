@@ -722,7 +722,7 @@ async def test_new_batches_with_the_ids_of_deleted_ones_are_not_replaced_by_what
 
 
 @awaited
-async def test_merging_rests_while_records_are_appended_and_not_otherwise(folder: Path) -> None:
+async def test_maintenance_rests_while_records_are_appended_and_not_otherwise(folder: Path) -> None:
     clock = ManualClock()
     async with SqliteLog(folder, maintain_every=None, clock=clock) as log:
         await log.create_topic("t", 1)
@@ -736,13 +736,13 @@ async def test_merging_rests_while_records_are_appended_and_not_otherwise(folder
                 await log.append(T0, records(0))
             return steps < 5
 
-        merging = asyncio.create_task(log._merge(step, in_background=True))
+        taking = asyncio.create_task(log._take_all(step, in_background=True))
         while steps < 3:  # noqa: ASYNC110 there is no event for it
             await asyncio.sleep(0.001)
         await asyncio.sleep(0.05)
         assert steps == 3, "it rests"
-        await clock.advance(0.01 * database.MERGE_REST)
-        await merging
+        await clock.advance(0.01 * database.STEP_REST)
+        await taking
         assert steps == 5
 
 

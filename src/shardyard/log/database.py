@@ -47,10 +47,10 @@ FORGET_EVERY = 1000
 """How many times maintenance runs before it looks for old stamps again, which takes a while if there are many."""
 STAMP_MS = 7 * 24 * 3600 * 1000
 """How long a producer's stamps are remembered after its last append."""
-MERGE_SECONDS = 4.0
-"""How long merging in the background may take at a time."""
-MERGE_REST = 30.0
-"""How much longer than a merge took to wait before the next one, while records are appended."""
+STEPS_SECONDS = 4.0
+"""How long the steps of one kind of maintenance in the background may take at a time."""
+STEP_REST = 30.0
+"""How much longer than a step took to wait before the next one, while records are appended."""
 
 
 class DatabaseLog(Log):
@@ -66,7 +66,7 @@ class DatabaseLog(Log):
         self._maintaining = asyncio.Lock()
         self._maintenance: asyncio.Task[None] | None = None
         self._appends = 0
-        """Calls of `append` and `append_many` so far, and signs of those elsewhere: merging rests if it has changed."""
+        """Calls of `append` and `append_many` so far, and signs of those elsewhere: maintenance rests if there were any."""
         self._closed = False
 
     @property
@@ -251,13 +251,13 @@ class DatabaseLog(Log):
             except Exception:  # noqa: BLE001 the log works without it, and the next attempt may succeed
                 _log.exception("maintenance of %s failed and will be retried", self._name)
 
-    async def _merge(self, step: Callable[[], Awaitable[bool]], *, in_background: bool) -> None:
-        """Repeat a step that merges as long as it finds something. In the background appends have priority: pause much
-        longer than each merge took if there were any meanwhile, and stop after a while."""
-        until = self._clock.monotonic() + MERGE_SECONDS
+    async def _take_all(self, step: Callable[[], Awaitable[bool]], *, in_background: bool) -> None:
+        """Repeat a step of maintenance as long as it finds something to do. In the background appends have priority:
+        rest much longer than each step took if there were any meanwhile, and stop after a while."""
+        until = self._clock.monotonic() + STEPS_SECONDS
         while True:
             started, appends = self._clock.monotonic(), self._appends
             if not await step() or (in_background and started > until):
                 break
             if in_background and self._appends != appends:
-                await self._clock.sleep(MERGE_REST * (self._clock.monotonic() - started))
+                await self._clock.sleep(STEP_REST * (self._clock.monotonic() - started))

@@ -168,7 +168,7 @@ class PostgresqlLog(DatabaseLog):
         for name, step in self._steps.steps().items():
             take = partial(self._take, step, in_background=in_background)
             if name == "merge":
-                await self._merge(take, in_background=in_background)
+                await self._take_all(take, in_background=in_background)
             else:
                 while await take():
                     pass

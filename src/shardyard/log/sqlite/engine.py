@@ -227,11 +227,13 @@ class SqliteLog(DatabaseLog):
         with open_lock(self._folder / "maintain.lock") as lock:
             while not _acquired(lock):  # noqa: ASYNC110 another process sends no event
                 await asyncio.sleep(LOCK_SECONDS)
-            for step in maintenance.steps(self._forgetter).values():
-                if isinstance(step, maintenance.Merger):
-                    await self._merge(partial(self._merge_run, step), in_background=in_background)
+            for name, step in maintenance.steps(self._forgetter).items():
+                merge = partial(self._merge_run, step) if isinstance(step, maintenance.Merger) else None
+                take = merge or partial(self._change, step)
+                if name in maintenance.MAY_REST:
+                    await self._take_all(take, in_background=in_background)
                 else:
-                    while await self._change(step):
+                    while await take():
                         pass
 
     async def _merge_run(self, merger: maintenance.Merger) -> bool:

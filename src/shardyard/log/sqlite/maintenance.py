@@ -24,7 +24,9 @@ Step = Callable[[sqlite3.Connection, int], bool]
 """Gets the time in milliseconds. Returns whether there is more to do."""
 
 VACUUM_PAGES = 512
-"""The number of free pages from which on the file is shrunk, and by which it is in one step."""
+"""The number of free pages from which on the file is shrunk."""
+VACUUM_STEP_PAGES = 32
+"""By how many pages it is shrunk in one step: each is written to the write-ahead log again."""
 PARTITIONS_A_STEP = 200
 """Partitions examined in one step."""
 STAMPS_A_STEP = 2000
@@ -45,6 +47,10 @@ DELETE FROM stamps WHERE (partition, producer, sequence) IN (
     SELECT partition, producer, sequence FROM stamps WHERE partition = ? LIMIT ?
 )
 """
+
+
+MAY_REST = {"clear", "merge", "free"}
+"""Steps that appends have priority over: if it takes long until they are done, nothing but space is lost."""
 
 
 def steps(forgetter: "Forgetter") -> dict[str, Step]:
@@ -160,6 +166,7 @@ def clearing() -> Step:
         nonlocal left
         if left is None:
             left = db.execute("SELECT id, first, topic FROM partitions WHERE first > 0 OR topic IS NULL").fetchall()
+            random.shuffle(left)  # under load there is no time for all of them
         for _ in range(min(PARTITIONS_A_STEP, len(left))):
             if _clear(db, *left[-1]):
                 return True
@@ -285,7 +292,7 @@ def free_space(db: sqlite3.Connection, _: int) -> bool:
     (pages,) = db.execute("PRAGMA page_count").fetchone()
     if free < max(VACUUM_PAGES, pages // 8):
         return False
-    for _ in range(VACUUM_PAGES):  # Python's driver stops after one page, however many the pragma is asked for
+    for _ in range(VACUUM_STEP_PAGES):  # Python's driver stops after one page, however many the pragma is asked for
         db.execute("PRAGMA incremental_vacuum(1)").fetchall()
     (left,) = db.execute("PRAGMA freelist_count").fetchone()
     return bool(left < free)
