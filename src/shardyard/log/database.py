@@ -66,7 +66,7 @@ class DatabaseLog(Log):
         self._maintaining = asyncio.Lock()
         self._maintenance: asyncio.Task[None] | None = None
         self._appends = 0
-        """Calls of `append` and `append_many` so far, and signs of those elsewhere: maintenance rests if there were any."""
+        """Calls of `append` and `append_many` so far, and signs of those elsewhere, for which maintenance rests."""
         self._closed = False
 
     @property
