@@ -41,6 +41,7 @@ CHANNELS_PER_USER = 3
 PARTITIONS = 6
 """Of `inbox`."""
 SESSION_SECONDS = 5.0
+LEAST_FAULTS = 2
 QUIET_SECONDS = 90.0
 """How long it may take at the end until every client has everything."""
 MIGRATE_SECONDS = 30.0
@@ -67,6 +68,11 @@ class Report:
     paged: int = 0
     """Posts of the history."""
     problems: list[str] = field(default_factory=list)
+
+    @property
+    def faults(self) -> int:
+        """Of processes."""
+        return self.kills + self.stalls + self.stops
 
     def __str__(self) -> str:
         figures = ", ".join(f"{value} {name}" for name, value in vars(self).items() if name != "problems")
@@ -150,7 +156,8 @@ class Chaos:
     # Faults
 
     async def _cause_faults(self) -> None:
-        while time.monotonic() < self._until:
+        """One after another. On a slow machine it takes longer until there were a few."""
+        while self.report.faults < LEAST_FAULTS or time.monotonic() < self._until:
             await asyncio.sleep(self._rng.uniform(0.2, 1.5))
             if self._database is not None and self._rng.random() < 0.2:
                 self.report.database_faults += 1

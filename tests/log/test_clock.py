@@ -43,6 +43,8 @@ async def settled(log: Log, *tasks: "asyncio.Future[Any]") -> None:
 async def test_a_waiting_read_ends_when_its_time_has_passed_on_the_clock(log: Log, clock: ManualClock) -> None:
     await log.create_topic("t", 1)
     reader = asyncio.ensure_future(log.read(T0, 0, wait=3600))
+    while not clock._sleepers:  # noqa: ASYNC110 there is no event for it
+        await asyncio.sleep(0.001)
     await settled(log, reader)
     await clock.advance(3599)
     await settled(log, reader)

@@ -76,6 +76,11 @@ class Report:
     """Messages of the history."""
     problems: list[str] = field(default_factory=list)
 
+    @property
+    def faults(self) -> int:
+        """Of servers."""
+        return self.kills + self.stalls + self.stops + self.drains
+
     def __str__(self) -> str:
         figures = ", ".join(f"{value} {name}" for name, value in vars(self).items() if name != "problems")
         return f"{figures}; {len(self.problems)} problems"
@@ -167,9 +172,8 @@ class Chaos:
 
     async def _cause_faults(self) -> None:
         """One after another. On a slow machine it takes longer until there were a few."""
-        while time.monotonic() < self._until:
-            report = self.report
-            if report.kills + report.stalls + report.stops + report.drains < LEAST_FAULTS:
+        while (are_few := self.report.faults < LEAST_FAULTS) or time.monotonic() < self._until:
+            if are_few:
                 self._until = max(self._until, time.monotonic() + 3.0)
             await asyncio.sleep(self._rng.uniform(0.2, 1.5))
             if self._database is not None and self._rng.random() < 0.25:
