@@ -19,7 +19,7 @@ from shardyard.registry.port import TransactionAborted
 from shardyard.registry.sql import SqlRegistry
 from shardyard.registry.sqlite import store
 from shardyard.registry.sqlite.store import SqliteStore
-from shardyard.runtime.group_commit import Interrupted
+from shardyard.runtime.group_commit import CommitTimes, Interrupted
 
 TIMEOUT_SECONDS = 60.0
 """How long a test waits for what must happen soon."""
@@ -283,19 +283,28 @@ def test_bulk_work_that_is_interrupted_in_the_event_loop_leaves_nobody_waiting(t
         assert registry.read(epoch) == 1
 
 
-def test_a_checkpoint_is_left_to_a_transaction_that_may_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_is_left_to_a_transaction_that_may_wait_but_not_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(store, "CHECKPOINT_TRANSACTIONS", 5)
+    monkeypatch.setattr(store, "MOST_TRANSACTIONS", 20)
 
-    async def add(transactions: TransactionBatcher) -> None:
-        for _ in range(11):
+    async def add(transactions: TransactionBatcher, count: int) -> None:
+        for _ in range(count):
+            transactions._times = CommitTimes()  # how quick the disk really is does not matter here
             await transactions.run_bulk(add_all, 1)
 
     with embedded(tmp_path) as (registry, transactions, done_in):
-        until = registry._store._writing._until_checkpoint  # type: ignore[attr-defined]
-        asyncio.run(add(transactions))
-        assert done_in[until : until + 2] == ["event loop", "thread"], "it was refused, and left to the thread"
-        assert done_in.count("thread") >= 2
-        assert registry.read(epoch) == 11
+        writing = registry._store._writing  # type: ignore[attr-defined]
+        writing._since_checkpoint = 0
+        asyncio.run(add(transactions, 7))
+        assert writing._since_checkpoint == 7, "it waits for one that may wait"
+        registry.run(increment)
+        assert writing._since_checkpoint == 0
+        asyncio.run(add(transactions, 21))
+        assert writing._since_checkpoint == 1, "it waited long enough"
+        assert set(done_in) == {"event loop"}
+        assert registry.read(epoch) == 29
 
 
 def test_bulk_work_that_has_to_wait_for_another_process_does_not_hold_up_the_event_loop(tmp_path: Path) -> None:

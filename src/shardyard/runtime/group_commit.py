@@ -24,7 +24,7 @@ SHORT_SECONDS = 0.001
 """How long commits may take in an event loop, on average."""
 AVERAGED_COMMITS = 16
 DECAY_COMMITS = 256
-"""After about so many commits in a thread, one in the event loop is tried that was slower by a factor of e."""
+"""How slowly an average that is too long is forgotten while a thread commits, until the event loop is tried again."""
 
 
 class GroupCommit(Generic[Work]):

@@ -274,20 +274,6 @@ class Writer:
                 _log.debug("a result of %d requests came after its event loop was closed", len(group.requests))
                 self._after_commit(group)  # readers may wait elsewhere
 
-    def _outcomes(self, group: _Group) -> list[Outcome]:
-        written = group.written
-        if written is None:
-            return outcomes_of(NAME, self._carry_out, group.requests)
-        try:
-            self._commit()
-        except ShardyardError as error:
-            return [error] * len(group.requests)
-        except Exception as error:  # noqa: BLE001 whatever it is, the callers must get it and the thread must survive
-            _log.exception("%s failed unexpectedly", NAME)
-            return [error] * len(group.requests)
-        group.is_committed = True
-        return written.outcomes
-
     def _carry_out(self, requests: list[Request]) -> list[Outcome]:
         try:
             if self._db.in_transaction:  # it could not be rolled back then
@@ -303,14 +289,28 @@ class Writer:
         after_commit(lambda: self._committed(requests, written))
         return written.outcomes
 
+    # In either
+
+    def _outcomes(self, group: _Group) -> list[Outcome]:
+        written = group.written
+        if written is None:
+            return outcomes_of(NAME, self._carry_out, group.requests)
+        try:
+            self._commit()
+        except ShardyardError as error:
+            return [error] * len(group.requests)
+        except Exception as error:  # noqa: BLE001 whatever it is, the callers must get it and the thread must survive
+            _log.exception("%s failed unexpectedly", NAME)
+            return [error] * len(group.requests)
+        group.is_committed = True
+        return written.outcomes
+
     def _commit(self) -> None:
         try:
             self._db.execute("COMMIT")
         except sqlite3.Error as error:
             self._roll_back()
             raise translate(error, self._path) from error
-
-    # In either
 
     def _after_commit(self, group: _Group) -> None:
         """What follows the commit of a group that was written in the event loop. It is done there, too: the thread has

@@ -23,7 +23,9 @@ from shardyard.runtime.sqlite import migrate
 _log = logging.getLogger(__name__)
 _SYSTEM_CLOCK = SystemClock()
 CHECKPOINT_TRANSACTIONS = 300
-"""After so many a checkpoint is made. It takes a while: a transaction that must not wait leaves it to one that may."""
+"""After so many a checkpoint is made, by the next transaction that may wait: it takes a while."""
+MOST_TRANSACTIONS = 10 * CHECKPOINT_TRANSACTIONS
+"""After so many it is made by any."""
 
 _RECORD_TOUCHED = """
 INSERT INTO changes (name, version) VALUES (?, (SELECT coalesce(max(version), 0) + 1 FROM changes))
@@ -49,7 +51,7 @@ class SqliteStore:
         self._watcher = Watcher(self._file)
         self._compiled: dict[Update, tuple[str, Sequence[str]]] = {}
         """The SQL of the statements of `update_each`, and the names of its parameters in their order."""
-        self._writing = _SharedConnection(self._file, _begin_writing, checkpoint_every=CHECKPOINT_TRANSACTIONS)
+        self._writing = _SharedConnection(self._file, _begin_writing)
         try:
             with self.begin(busy_wait) as connection:
                 steps = migrations.migrations_at(clock.now())
@@ -121,18 +123,11 @@ class _SharedConnection:
     """A connection for one transaction at a time. The threads of this process wait for each other here, and for other
     processes in SQLite."""
 
-    def __init__(
-        self,
-        file: RegistryFile,
-        begin: Callable[[sqlite3.Connection], object],
-        *,
-        checkpoint_every: int | None = None,
-    ) -> None:
-        """`checkpoint_every`: transactions; None if they only read."""
+    def __init__(self, file: RegistryFile, begin: Callable[[sqlite3.Connection], object]) -> None:
         self._file = file
         self._begin = begin
-        self._checkpoint_every = checkpoint_every
-        self._until_checkpoint = checkpoint_every
+        self._since_checkpoint = 0
+        """Transactions."""
         self._in_use = threading.Lock()
         self._closed = False
         with file.translated_errors():
@@ -142,7 +137,7 @@ class _SharedConnection:
     @contextmanager
     def transaction(self, wait: float) -> Iterator[Connection]:
         deadline = time.monotonic() + wait
-        if (not wait and self._until_checkpoint == 0) or not self._in_use.acquire(timeout=wait):
+        if not self._in_use.acquire(timeout=wait):
             raise self._file.busy()
         try:
             if self._closed:
@@ -153,7 +148,8 @@ class _SharedConnection:
                     self._file.retry_while_locked(lambda: self._begin(raw), deadline)
                     with self._connection.begin():
                         yield self._connection
-                    self._checkpoint_if_due(raw, can_wait=wait > 0)
+                    if self._begin is _begin_writing:
+                        self._checkpoint_if_due(raw, can_wait=wait > 0)
             finally:
                 if raw.in_transaction:  # interrupted after SQLite's BEGIN and before SQLAlchemy's
                     raw.rollback()
@@ -162,10 +158,9 @@ class _SharedConnection:
             self._release_if_closed()
 
     def _checkpoint_if_due(self, raw: sqlite3.Connection, *, can_wait: bool) -> None:
-        if self._until_checkpoint:
-            self._until_checkpoint -= 1
-        if self._until_checkpoint == 0 and can_wait:
-            self._until_checkpoint = self._checkpoint_every
+        self._since_checkpoint += 1
+        if self._since_checkpoint >= (CHECKPOINT_TRANSACTIONS if can_wait else MOST_TRANSACTIONS):
+            self._since_checkpoint = 0
             try:
                 raw.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
             except sqlite3.Error as error:  # the pages are as safe in the write-ahead log
