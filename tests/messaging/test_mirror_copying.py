@@ -2,10 +2,10 @@
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, cast
 
 import pytest
+from msgspec import structs
 
 from shardyard.groups import Node, Reader
 from shardyard.log import Log, open_log
@@ -96,7 +96,7 @@ def test_the_copies_of_all_partitions_share_calls_and_those_of_one_that_was_lost
                     arriving = aiter(reader)
                     batches = [await anext(arriving) for _ in range(3)]
                     lost = batches[1]
-                    await log.set_fence(replace(lost.fence, epoch=lost.fence.epoch + 1))
+                    await log.set_fence(structs.replace(lost.fence, epoch=lost.fence.epoch + 1))
                     await mirror._copy(batches, sending_to(counting, inbox, node), node)
                     lost._reader.stop(lost=True)
                     await mirror._commit(batches, reader, node)

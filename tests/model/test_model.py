@@ -1,34 +1,58 @@
 import asyncio
 import dataclasses
 import pickle
+from typing import Any, cast
 
 import pytest
+from msgspec import Struct
 
-from shardyard import model
 from shardyard.model import (
+    Appended,
     Conflict,
+    Fence,
     InvalidValue,
     Member,
+    Move,
     Moved,
     OffsetTrimmed,
     Partition,
     Position,
     Record,
+    Retention,
     RetryLater,
     Sealed,
     SealLost,
+    Span,
+    Stamp,
     Topic,
 )
 from shardyard.model.url import beside
 from shardyard.runtime.clock import ManualClock
 
 
-def test_the_words_are_frozen_and_slotted() -> None:
-    words = [getattr(model, name) for name in model.__all__ if dataclasses.is_dataclass(getattr(model, name))]
-    assert len(words) == 11
-    for word in words:
-        assert word.__dataclass_params__.frozen, word
-        assert "__slots__" in vars(word), word
+@pytest.mark.parametrize("word", [Member("a"), Move(Partition("t", 0), "a", "b"), Retention(), Topic("t", 1)])
+def test_the_words_are_frozen_and_slotted(word: object) -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        setattr(word, next(iter(dataclasses.asdict(cast(Any, word)))), None)
+    assert not hasattr(word, "__dict__")
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        Appended(Partition("t", 0), Position(1, 2), 3),
+        Fence("f", 1),
+        Partition("t", 0),
+        Position(1, 2),
+        Record("1", None, b""),
+        Span(1, 2, 3),
+        Stamp("p", 1),
+    ],
+)
+def test_the_words_that_every_record_needs_are_frozen_and_quick_to_make(word: Struct) -> None:
+    with pytest.raises(AttributeError, match="immutable"):
+        setattr(word, word.__struct_fields__[0], None)
+    assert not hasattr(word, "__dict__")
 
 
 def test_a_position_of_a_later_epoch_comes_after_every_offset_of_an_earlier_one() -> None:

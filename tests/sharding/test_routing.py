@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from shardyard.model import InvalidValue, UnknownExchange
 from shardyard.model.sharding import (
@@ -48,7 +49,7 @@ def bound(kind: ExchangeType, bindings: list[tuple[str, str]], **arguments: str)
 
 
 def message(key: str, **fields: Any) -> OutgoingMessage:
-    return replace(OutgoingMessage(b"", key), **fields)
+    return structs.replace(OutgoingMessage(b"", key), **fields)
 
 
 def names(topology: Topology, *messages: OutgoingMessage) -> list[list[str]]:

@@ -3,12 +3,12 @@
 import struct
 import subprocess
 import sys
-from dataclasses import replace
 from typing import cast
 
 import msgspec
 import pyarrow as pa
 import pytest
+from msgspec import structs
 
 from shardyard import model
 from shardyard.model import InvalidValue, Malformed, Partition, PartitionOutOfRange, Record, ShardyardError, TopicInUse
@@ -90,11 +90,11 @@ def test_tags_are_found_in_slices_of_several_chunks() -> None:
 @pytest.mark.parametrize("count", [1, ARROW_FROM_RECORDS - 1, ARROW_FROM_RECORDS, 1000])
 @pytest.mark.parametrize("sample", [RECORDS, RECORDS[1:2], RECORDS[2:]], ids=["mixed", "bare", "with all"])
 def test_a_batch_of_columns_of_any_size_has_the_records_that_were_sent(sample: list[Record], count: int) -> None:
-    sent = [replace(sample[i % len(sample)], id=f"r{i}", timestamp=i % 3) for i in range(count)]
+    sent = [structs.replace(sample[i % len(sample)], id=f"r{i}", timestamp=i % 3) for i in range(count)]
     posted = decode_records(encode(PackedRecords(columns=RecordColumns.of(sent, 77)), MSGPACK), MSGPACK, 0)
     received = to_records(posted) if is_arrow(posted) else [p.record for p in posted]
     assert is_arrow(posted) == (count >= ARROW_FROM_RECORDS)
-    assert received == [replace(record, timestamp=record.timestamp or 77) for record in sent]
+    assert received == [structs.replace(record, timestamp=record.timestamp or 77) for record in sent]
     assert [type(record) for record in received] == [Record] * count
 
 

@@ -12,7 +12,6 @@ from shardyard.fanout.source import InFlight
 from shardyard.fanout.step import Rows, StepRows
 from shardyard.model import Record
 from shardyard.model.limits import ANY_SIZE, Validated, validate
-from shardyard.model.plain_batch import quick_record
 from shardyard.wire.channels import source_prefix
 from shardyard.wire.inbox import POST_KEY
 
@@ -82,7 +81,7 @@ class FewRows:
         keys, records = self.keys, self.records
         columns = (rows, self.sources()[rows], self.offsets[rows], members[rows])
         posts = tuple(
-            quick_record(f"{prefixes[source]}{offset}.{known}", POST_KEY + keys[row], records[row].value, (), now)
+            Record(f"{prefixes[source]}{offset}.{known}", POST_KEY + keys[row], records[row].value, (), now)
             for row, source, offset, known in zip(*(column.tolist() for column in columns), strict=True)
         )
         return validate(posts, ANY_SIZE, now)

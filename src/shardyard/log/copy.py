@@ -9,6 +9,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
+from msgspec import structs
+
 from shardyard.log.port import DEFAULT_RETENTION, Log
 from shardyard.log.scan import scan
 from shardyard.model import Conflict, Damaged, Partition, Position, Topic, TopicExists, Unsupported
@@ -153,14 +155,15 @@ class LogCopy:
                 if (
                     batch.first != at.source.offset
                 ):  # trimmed meanwhile: offsets are apart by another distance from here on
-                    at = replace(at, source=replace(at.source, offset=batch.first))
+                    at = replace(at, source=structs.replace(at.source, offset=batch.first))
                     await self._keep(partition, at)
                     since_stored = 0
                 appended = await self._target.append(partition, batch.data.combine_chunks().to_batches()[0])
                 if appended.first != at.target:
                     raise _foreign_records(partition)
                 at = Checkpoint(
-                    replace(at.source, offset=batch.end), replace(at.target, offset=at.target.offset + len(batch))
+                    structs.replace(at.source, offset=batch.end),
+                    structs.replace(at.target, offset=at.target.offset + len(batch)),
                 )
                 copied, since_stored = copied + len(batch), since_stored + len(batch)
                 if since_stored >= CHECKPOINT_RECORDS:
@@ -181,7 +184,8 @@ class LogCopy:
         if known.source.offset + ahead > source.end:
             raise _foreign_records(partition)
         return Checkpoint(
-            replace(known.source, offset=known.source.offset + ahead), replace(known.target, offset=has.end)
+            structs.replace(known.source, offset=known.source.offset + ahead),
+            structs.replace(known.target, offset=has.end),
         )
 
     async def _keep(self, partition: Partition, at: Checkpoint) -> None:

@@ -15,7 +15,6 @@ import xxhash
 
 from shardyard.model import Damaged, Partition, Record, Span
 from shardyard.model.batch import SCHEMA, Batch, cut, from_records
-from shardyard.model.plain_batch import quick_record
 
 FEW_RECORDS = 64
 """Up to so many records are stored in MessagePack."""
@@ -107,7 +106,7 @@ def _decode_few(stored: bytes) -> list[Record]:
     rows = zip(
         ids, keyless if keys is None else keys, values, bare if headers is None else headers, timestamps, strict=True
     )
-    return list(starmap(quick_record, rows))
+    return list(starmap(Record, rows))
 
 
 def arrow_batches(contents: Sequence[pa.RecordBatch | Sequence[Record]]) -> list[pa.RecordBatch]:

@@ -21,7 +21,6 @@ from shardyard.model import (
     TopicExists,
     UnknownTopic,
 )
-from shardyard.model.plain_batch import quick_record
 from shardyard.placement import partitioner_named
 from shardyard.runtime.clock import Clock
 from shardyard.wire.inbox import TOPIC, InboxEntry, encode_entry
@@ -151,7 +150,7 @@ def record_of(entry: InboxEntry) -> Record:
     """An entry as a record for the user that it is addressed to."""
     user = entry.sender if entry.copy else entry.recipient
     id_ = f"{entry.id}-copy" if entry.copy else str(entry.id)
-    return quick_record(id_, user.encode(), encode_entry(entry), (), entry.at)
+    return Record(id_, user.encode(), encode_entry(entry), (), entry.at)
 
 
 def _place(topic: Topic, user: str) -> Partition:

@@ -10,7 +10,6 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from shardyard.model import Headers, Partition, Record
-from shardyard.model.plain_batch import quick_record
 
 SCHEMA = pa.schema(
     [
@@ -145,7 +144,7 @@ def to_records(data: pa.RecordBatch) -> list[Record]:
     if headers.null_count < len(data):
         bare = (tuple(pairs or ()) for pairs in headers.to_pylist())
     rows = zip(ids.to_pylist(), keys.to_pylist(), values.to_pylist(), bare, timestamps.to_pylist(), strict=True)
-    return list(starmap(quick_record, rows))
+    return list(starmap(Record, rows))
 
 
 def from_records(records: Sequence[Record], now: int) -> pa.RecordBatch:

@@ -1,11 +1,10 @@
 """Batches that were read, for those who work without Arrow."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Protocol
 
 from shardyard.model.extras import require
-from shardyard.model.given import Headers
 from shardyard.model.words import Partition, Record
 
 if TYPE_CHECKING:
@@ -60,24 +59,3 @@ class PlainBatch:
         from shardyard.model.batch import from_records  # noqa: PLC0415 likewise
 
         return pa.Table.from_batches([from_records(self.rows, 0)])
-
-
-class _Draft:
-    """A mutable object with the slots of `Record` that becomes one by changing its class.
-
-    The constructor of a frozen dataclass takes three times as long, and a million records a second are made here.
-    """
-
-    __slots__ = ("headers", "id", "key", "timestamp", "value")
-
-    def __init__(self, id_: str, key: bytes | None, value: bytes, headers: Headers, timestamp: int) -> None:
-        self.id = id_
-        self.key = key
-        self.value = value
-        self.headers = headers
-        self.timestamp = timestamp
-        self.__class__ = Record  # type: ignore[assignment]  # noqa: PLE0237 every object has a class
-
-
-quick_record = cast("Callable[[str, bytes | None, bytes, Headers, int], Record]", _Draft)
-"""`Record(...)`, in a third of the time."""

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 
+from msgspec import Struct
+
 from shardyard.model.given import Headers
 from shardyard.model.words import Fence, Partition
 
@@ -148,8 +150,7 @@ class Binding:
     routing_key: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class OutgoingMessage:
+class OutgoingMessage(Struct, frozen=True, gc=False):
     """A message to publish."""
 
     body: bytes

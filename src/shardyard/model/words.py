@@ -5,6 +5,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from msgspec import Struct
+from msgspec.structs import force_setattr
+
 from shardyard.model.checks import check_int64, check_text, settle_whole_number, whole_number
 from shardyard.model.errors import InvalidValue
 from shardyard.model.given import GivenHeaders, GivenValue, Headers, encoded_headers, encoded_text, encoded_value
@@ -82,8 +85,7 @@ class Topic:
         return (Partition(self.name, i) for i in range(self.partitions))
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Partition:
+class Partition(Struct, frozen=True, order=True, gc=False):
     """An ordered, durable sequence of records, and the unit of ownership."""
 
     topic: str
@@ -93,8 +95,7 @@ class Partition:
         return f"{self.topic}/{self.index}"
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(Struct, frozen=True, gc=False):
     """What a producer sends. A record without a key may go to any partition."""
 
     id: str
@@ -124,8 +125,7 @@ class Record:
         return next((value for known, value in reversed(self.headers) if known == name), None)
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Position:
+class Position(Struct, frozen=True, order=True, gc=False):
     """A place in a partition. The epoch tells a lost and recreated partition from the old one."""
 
     epoch: int
@@ -155,8 +155,7 @@ class Move:
     target: str
 
 
-@dataclass(frozen=True, slots=True)
-class Stamp:
+class Stamp(Struct, frozen=True, gc=False):
     """Makes an append idempotent: a batch that is retried with the same stamp is stored once.
 
     A producer numbers its batches for each partition in ascending order, and may have up to `SEQUENCE_WINDOW` of them
@@ -169,11 +168,10 @@ class Stamp:
 
     def __post_init__(self) -> None:
         check_text("producer", self.producer)
-        object.__setattr__(self, "sequence", check_int64("sequence", self.sequence, at_least=0))
+        force_setattr(self, "sequence", check_int64("sequence", self.sequence, at_least=0))
 
 
-@dataclass(frozen=True, slots=True)
-class Fence:
+class Fence(Struct, frozen=True, gc=False):
     """Names the ownership that a call relies on. The log keeps the highest epoch of each fence that an append carried
     or `set_fence` set, and refuses a call with a lower one with `Fenced`."""
 
@@ -182,11 +180,10 @@ class Fence:
 
     def __post_init__(self) -> None:
         check_text("fence", self.name)
-        object.__setattr__(self, "epoch", check_int64("epoch", self.epoch, at_least=0))
+        force_setattr(self, "epoch", check_int64("epoch", self.epoch, at_least=0))
 
 
-@dataclass(frozen=True, slots=True)
-class Appended:
+class Appended(Struct, frozen=True, gc=False):
     """Where a batch was stored: `count` records, the first of them at `first`."""
 
     partition: Partition
@@ -196,8 +193,7 @@ class Appended:
     """The batch had been stored before under the same stamp; `first` says where."""
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(Struct, frozen=True, gc=False):
     """What a partition holds: records with offsets from `first` up to, but not including, `end`."""
 
     epoch: int

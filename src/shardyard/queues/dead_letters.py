@@ -3,7 +3,9 @@
 import contextlib
 import heapq
 from collections.abc import AsyncGenerator, AsyncIterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec import structs
 
 from shardyard.log import Log
 from shardyard.log.scan import scan
@@ -118,7 +120,7 @@ def _dead_letter(
     reason = (record.header(ERROR) or b"").decode(errors="replace")
     attempts = parse_number(record.header(ATTEMPT)) or 0
     published = published_of(record)
-    bare = replace(strip_headers(record), timestamp=record.timestamp if published is None else published)
+    bare = structs.replace(strip_headers(record), timestamp=record.timestamp if published is None else published)
     traceback = (record.header(TRACEBACK) or b"").decode(errors="replace")
     origin = origin_of(record)
     return DeadLetter(partition, offset, bare, reason, traceback, attempts, origin, published, died_at, order)

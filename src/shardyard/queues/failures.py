@@ -16,6 +16,8 @@ from enum import StrEnum
 from functools import partial
 from typing import TypeVar
 
+from msgspec import structs
+
 from shardyard.groups.broadcast import parent_group
 from shardyard.groups.fence import ownership_fence
 from shardyard.log import Log
@@ -182,7 +184,7 @@ class Failures:
         if failed < len(waits):
             due = int(self._clock.now() * 1000 + min(waits[failed] * 1000, MAX_DELAY_MS))
         bare = strip_headers(record)
-        record = replace(bare, headers=bare.headers + headers)
+        record = structs.replace(bare, headers=bare.headers + headers)
         fence = ownership_fence(group, failure.partition, failure.epoch)
         return _Plan(failure, fence, home, record, failed + 1, due)
 
@@ -224,7 +226,7 @@ class Failures:
             headers: Headers = ((DIED, died),)
             if plan.failure.traceback:
                 headers = ((TRACEBACK, end_of(plan.failure.traceback, TRACEBACK_BYTES)), *headers)
-            letter = replace(plan.record, headers=plan.record.headers + headers)
+            letter = structs.replace(plan.record, headers=plan.record.headers + headers)
             letters[plan.failure.partition.index % receiving, plan.fence].append(letter)
         for (index, fence), records in letters.items():
             append = partial(self._log.append, Partition(name, index), fence=fence)

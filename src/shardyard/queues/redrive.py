@@ -1,7 +1,8 @@
 """Redriving dead letters: delivering them to their group again."""
 
 from collections.abc import Collection
-from dataclasses import replace
+
+from msgspec import structs
 
 from shardyard.log import Log, Sender
 from shardyard.model import Headers, InvalidValue, Partition, Record, Topic, TopicKind, UnknownTopic
@@ -109,4 +110,4 @@ def _never_failed(record: Record) -> Record:
         headers += ((ORIGIN, origin.encode()),)
     if published is not None:
         headers += ((PUBLISHED, b"%d" % published),)
-    return replace(bare, headers=bare.headers + headers)
+    return structs.replace(bare, headers=bare.headers + headers)

@@ -7,8 +7,9 @@ dead-letter topic, `billing.orders.dead`.
 import contextlib
 import re
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import NamedTuple
+
+from msgspec import structs
 
 from shardyard.log import Log
 from shardyard.model import InvalidValue, Record, Topic, TopicExists, TopicKind, UnknownTopic
@@ -136,7 +137,7 @@ async def home_topic(log: Log, group: str, topic: str) -> str:
 def strip_headers(record: Record) -> Record:
     """The record with the publisher's own headers only. The log gives it a new timestamp, which retention goes by."""
     headers = tuple(header for header in record.headers if header[0] not in _OUR_HEADERS)
-    return replace(record, headers=headers, timestamp=0)
+    return structs.replace(record, headers=headers, timestamp=0)
 
 
 def parse_number(value: bytes | None) -> int | None:

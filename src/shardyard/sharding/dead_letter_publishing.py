@@ -1,7 +1,8 @@
 """Publishes dead letters: to the exchange that the policy names, or into a queue of their own."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+
+from msgspec import structs
 
 from shardyard.model import Record, TooLarge, UnknownExchange
 from shardyard.model.sharding import Queue, QueueState, dead_letter_queue_name
@@ -70,8 +71,8 @@ class DeadLetterPublisher:
         try:
             await self._publisher.store(target, [record])
         except TooLarge:  # without its history, it is no larger than before
-            await self._publisher.store(target, [replace(routed_by(letter.record, version), timestamp=0)])
+            await self._publisher.store(target, [structs.replace(routed_by(letter.record, version), timestamp=0)])
 
     def _record(self, queue: Queue, letter: DeadLetter, version: tuple[str, bytes]) -> Record:
         headers = (version, *dead_letter_headers(queue, letter))
-        return replace(letter.record, headers=headers, timestamp=0)
+        return structs.replace(letter.record, headers=headers, timestamp=0)

@@ -6,12 +6,12 @@ the number of its headers.
 
 import json
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Any
+
+from msgspec import structs
 
 from shardyard.model import Headers, InvalidValue, Record
 from shardyard.model.given import encoded_text
-from shardyard.model.plain_batch import quick_record
 from shardyard.model.sharding import OutgoingMessage
 
 RESERVED = "shardyard."
@@ -53,7 +53,7 @@ def to_record(message: OutgoingMessage, id_: str, version: tuple[str, bytes], no
     if message.headers:
         headers += message.headers
     try:
-        return quick_record(id_, message.routing_key.encode(), message.body, headers, now)
+        return Record(id_, message.routing_key.encode(), message.body, headers, now)
     except UnicodeEncodeError:
         raise InvalidValue("routing key", message.routing_key, "text that UTF-8 can hold") from None
 
@@ -72,7 +72,7 @@ def version_of(record: Record) -> int:
 def routed_by(record: Record, version: tuple[str, bytes]) -> Record:
     """The same message, routed by this version of the topology."""
     kept = tuple(header for header in record.headers if header[0] != VERSION)
-    return replace(record, headers=(version, *kept))
+    return structs.replace(record, headers=(version, *kept))
 
 
 def to_message(record: Record) -> OutgoingMessage:

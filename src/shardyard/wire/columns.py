@@ -11,7 +11,6 @@ from typing import Annotated, Self
 from msgspec import Meta, Struct
 
 from shardyard.model import Headers, Record
-from shardyard.model.plain_batch import quick_record
 
 Milliseconds = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
@@ -52,4 +51,4 @@ class RecordColumns(Struct, omit_defaults=True, forbid_unknown_fields=True):
         keys: Iterable[bytes | None] = repeat(None, len(self)) if self.keys is None else self.keys
         headers: Iterable[Headers] = repeat((), len(self)) if self.headers is None else self.headers
         rows = zip(self.ids, keys, self.values, headers, self.timestamps, strict=True)
-        return list(starmap(quick_record, rows))
+        return list(starmap(Record, rows))

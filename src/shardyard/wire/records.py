@@ -9,7 +9,6 @@ from msgspec import Struct
 from msgspec.json import encode as encode_json
 
 from shardyard.model import TAG, TRACE, Headers, InvalidValue, Partition, Record
-from shardyard.model.plain_batch import quick_record
 from shardyard.wire.codec import decode
 from shardyard.wire.columns import RecordColumns
 from shardyard.wire.media import ARROW, MSGPACK
@@ -124,7 +123,7 @@ def _record(id_: str | None, key: bytes | None, value: bytes, headers: Headers, 
     """A record with this id, or with a new one."""
     if id_ is None:
         return Record.new(value, key, headers, timestamp)
-    return quick_record(id_, key, value, headers, timestamp)
+    return Record(id_, key, value, headers, timestamp)
 
 
 def _from_json(body: JsonRecord, now: int) -> Posted:

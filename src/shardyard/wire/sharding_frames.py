@@ -4,7 +4,7 @@ Messages are arrays of frames `[number, [kind, ...fields]]`, as in `wire.frames`
 kinds. A `Consume` and a `Subscribe` are answered many times, until they end. `docs/protocol.md` describes all of it.
 """
 
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import Annotated
 
 from msgspec import Meta, Struct
 
@@ -12,9 +12,6 @@ from shardyard.model import Headers
 from shardyard.model.sharding import OutgoingMessage
 from shardyard.wire.errors import ErrorBody
 from shardyard.wire.framing import Framing, Number
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 PATH = "/v1/sharding/connect"
 """Where a node takes these connections, on the port of its HTTP API."""
@@ -31,24 +28,6 @@ Strings = tuple[str, ...]
 
 
 # Messages by column
-
-
-class _Draft:
-    """A mutable object with the slots of `OutgoingMessage` that becomes one by changing its class: the constructor of a
-    frozen dataclass takes three times as long, and a node makes one for each message."""
-
-    __slots__ = ("bcc", "body", "cc", "expiration_ms", "headers", "properties", "routing_key")
-
-    def __init__(self, body: bytes, routing_key: str) -> None:
-        self.body = body
-        self.routing_key = routing_key
-        self.headers = self.cc = self.bcc = self.properties = ()
-        self.expiration_ms = None
-        self.__class__ = OutgoingMessage  # type: ignore[assignment]  # noqa: PLE0237 every object has a class
-
-
-plain_message = cast("Callable[[bytes, str], OutgoingMessage]", _Draft)
-"""A message with nothing but a body and a routing key, as most are."""
 
 
 class MessageColumns(Struct, omit_defaults=True, forbid_unknown_fields=True):
@@ -87,7 +66,7 @@ class MessageColumns(Struct, omit_defaults=True, forbid_unknown_fields=True):
     def messages(self) -> list[OutgoingMessage]:
         others = (self.headers, self.cc, self.bcc, self.properties, self.expirations_ms)
         if not any(others):
-            return list(map(plain_message, self.bodies, self.routing_keys))
+            return list(map(OutgoingMessage, self.bodies, self.routing_keys))
         none: list[tuple[()]] = [()] * len(self)
         return [
             OutgoingMessage(*fields)

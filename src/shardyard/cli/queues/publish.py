@@ -6,11 +6,11 @@ import io
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
+from msgspec import structs
 from rich.console import Console
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
@@ -286,7 +286,7 @@ def _to_records(
         due_ms = due()
         records = [Record.new(value, key_bytes, headers) for value in batch]
         if record_id is not None:
-            records = [replace(record, id=record_id) for record in records]
+            records = [structs.replace(record, id=record_id) for record in records]
         yield [Posted(record, due_ms) for record in records]
 
 

@@ -2,10 +2,10 @@
 
 import os
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from msgspec import structs
 
 from shardyard.cli.options import Json, integer_option
 from shardyard.cli.output import print_json, print_message, print_table
@@ -102,7 +102,7 @@ class _Publishing:
         async def work(client: "ShardingClient") -> None:
             target = client.exchange(self._exchange)
             async for bodies in batches:
-                messages = [replace(self._template, body=body) for body in bodies]
+                messages = [structs.replace(self._template, body=body) for body in bodies]
                 self._unknown = len(messages)
                 self._counts += await target.publish_batch(messages, mandatory=self._mandatory)
                 self._unknown = 0

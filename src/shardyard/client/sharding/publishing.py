@@ -163,7 +163,7 @@ def new_message(
     is_plain = headers == cc == bcc == () and expiration_ms is None and not properties and message_id is None
     if is_plain and len(value) <= _RECORD_BYTES:
         check_routing_key("routing_key", routing_key)
-        return frames.plain_message(value, routing_key)
+        return OutgoingMessage(value, routing_key)
     given = dict(properties or {})
     if message_id is not None:
         given["message_id"] = message_id

@@ -10,8 +10,7 @@ from shardyard.messaging.config import MessagingConfig
 from shardyard.messaging.history.channel_port import ChannelHistory
 from shardyard.messaging.session import Session, State
 from shardyard.messaging.snowflakes import LeasedSnowflakes
-from shardyard.model import Denied, Fence, Stamp
-from shardyard.model.plain_batch import quick_record
+from shardyard.model import Denied, Fence, Record, Stamp
 from shardyard.runtime.metrics import CHANNEL_POSTS
 from shardyard.wire import messaging as wire
 from shardyard.wire.channels import change
@@ -98,7 +97,7 @@ class ChannelCalls:
     async def change_member(self, channel: str, user: str, *, joined: bool, fence: Fence | None = None) -> None:
         """Let a user join or leave a channel. Returns when that is durable, and this server knows it."""
         running = self._channels.require_running()
-        record = quick_record(str(self._ids.next()), channel.encode(), change(user, added=joined), (), 0)
+        record = Record(str(self._ids.next()), channel.encode(), change(user, added=joined), (), 0)
         deadline = self._clock.monotonic() + self._config.store_seconds
         appended = await self._channels.members.append(channel, (record,), deadline=deadline, fence=fence)
         await running.follower.catch_up(appended.partition.index, appended.first.offset + 1)

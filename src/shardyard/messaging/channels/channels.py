@@ -27,6 +27,7 @@ from shardyard.model import (
     Fenced,
     Malformed,
     Partition,
+    Record,
     RetryLater,
     ShardyardError,
     Topic,
@@ -34,7 +35,6 @@ from shardyard.model import (
     Unsupported,
 )
 from shardyard.model.batch import Batch
-from shardyard.model.plain_batch import quick_record
 from shardyard.runtime.background import keep_running
 from shardyard.wire import messaging as wire
 from shardyard.wire.channels import EVENTS, MEMBERS, PRESENCE, parse_source
@@ -317,9 +317,7 @@ class Channels:
     async def _append_away(self, owned: "OwnedPartition", users: Sequence[str]) -> int:
         now = int(self._clock.now() * 1000)
         entries = [InboxEntry(self._ids.next(), user, user, "", 0, now, "", away=True) for user in users]
-        records = [
-            quick_record(str(entry.id), entry.recipient.encode(), encode_entry(entry), (), now) for entry in entries
-        ]
+        records = [Record(str(entry.id), entry.recipient.encode(), encode_entry(entry), (), now) for entry in entries]
         await self._log.append(owned.partition, records, fence=owned.fence)
         return (await self._log.span(owned.partition)).end
 

@@ -11,8 +11,7 @@ from shardyard.messaging.history.channel_materialiser import GROUP
 from shardyard.messaging.history.channel_port import ChannelHistory, PostPage
 from shardyard.messaging.history.channels import posted
 from shardyard.messaging.snowflakes import LeasedSnowflakes
-from shardyard.model import Fence, InvalidValue, Malformed, OffsetTrimmed, RetryLater, Stamp, TooLarge
-from shardyard.model.plain_batch import quick_record
+from shardyard.model import Fence, InvalidValue, Malformed, OffsetTrimmed, Record, RetryLater, Stamp, TooLarge
 from shardyard.wire.channels import ChannelEvent, decode_event, encode_event, event_producer
 from shardyard.wire.inbox import MAX_TEXT_BYTES
 from shardyard.wire.messaging import Posted
@@ -54,7 +53,7 @@ class Posts:
         event = ChannelEvent(self._ids.next() if id_ is None else id_, sender, device, number, now, text)
         if stamp is None:  # so that it can be retried, here or by `fanout.Channels`
             stamp = client_stamp(Stamp(event_producer(event.id, channel), 0), self._events.topic)
-        record = quick_record(str(event.id), channel.encode(), encode_event(event), (), now)
+        record = Record(str(event.id), channel.encode(), encode_event(event), (), now)
         appended = await self._events.append(channel, (record,), deadline=deadline, stamp=stamp, fence=fence)
         if appended.duplicate:
             with contextlib.suppress(OffsetTrimmed, Malformed):  # then its id is not known any more

@@ -10,7 +10,6 @@ from shardyard.log import Log
 from shardyard.messaging.config import MessagingConfig
 from shardyard.model import Fenced, Malformed, OffsetTrimmed, Partition, Record, RetryLater
 from shardyard.model.limits import Limits
-from shardyard.model.plain_batch import quick_record
 from shardyard.runtime.clock import Clock
 from shardyard.runtime.metrics import PRESENCE_CHANGES
 from shardyard.runtime.retry import retry
@@ -238,4 +237,4 @@ class PresencePublisher:
 
 
 def _record(user: str | None, value: bytes) -> Record:
-    return quick_record("presence", None if user is None else user.encode(), value, (), 0)
+    return Record("presence", None if user is None else user.encode(), value, (), 0)

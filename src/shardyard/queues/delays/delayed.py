@@ -3,8 +3,9 @@
 import asyncio
 from collections import defaultdict
 from collections.abc import Awaitable, Iterable, Sequence
-from dataclasses import replace
 from typing import Any
+
+from msgspec import structs
 
 from shardyard.log import Log, Sender
 from shardyard.model import Fence, InvalidValue, Partition, PartitionOutOfRange, Record, whole_number
@@ -70,7 +71,7 @@ class Delays:
         waiting: defaultdict[str, list[Record]] = defaultdict(list)
         for record, when in zip(rows, dues, strict=True):
             if when <= now:
-                due_now.append(replace(record, timestamp=0))
+                due_now.append(structs.replace(record, timestamp=0))
             else:
                 waiting[self._ladder.rung(when - now)].append(Delivery(when, target, partition).add_to(record, now))
         appends: list[Awaitable[Any]] = [self._append_to_rung(rung, rows, fence) for rung, rows in waiting.items()]

@@ -1,6 +1,8 @@
 """Where and when a delayed record is to be delivered, as its reserved headers say while it waits."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec import structs
 
 from shardyard.model import Headers, InvalidValue, Record
 from shardyard.wire.headers import DUE, PARTITION, RESERVED, TARGET
@@ -30,7 +32,7 @@ class Delivery:
         headers: Headers = ((DUE, b"%d" % self.due), (TARGET, self.target.encode()))
         if self.partition is not None:
             headers += ((PARTITION, b"%d" % self.partition),)
-        return replace(record, headers=own_headers(record) + headers, timestamp=now)
+        return structs.replace(record, headers=own_headers(record) + headers, timestamp=now)
 
 
 def own_headers(record: Record) -> Headers:

@@ -5,11 +5,11 @@ import contextlib
 import logging
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import pyarrow as pa
+from msgspec import structs
 
 from shardyard.groups import Node, OwnedBatch, Reader
 from shardyard.log import Sender
@@ -124,7 +124,7 @@ class Scheduler:
                 appends.append(self._append_undeliverable(batch, [record], str(error)))
                 continue
             if delivery.due > now:
-                waiting[self._ladder.rung(delivery.due - now)].append(replace(record, timestamp=now))
+                waiting[self._ladder.rung(delivery.due - now)].append(structs.replace(record, timestamp=now))
             else:
                 due[delivery.target, delivery.partition].append(record)
         appends += [self._append_to_rung(batch, rung, delayed) for rung, delayed in waiting.items()]
@@ -139,7 +139,7 @@ class Scheduler:
 
     async def _deliver(self, batch: OwnedBatch, target: str, partition: int | None, records: list[Record]) -> None:
         """Deliver to one target. If it temporarily refuses the records, they wait and are retried."""
-        bare = [replace(record, headers=own_headers(record), timestamp=0) for record in records]
+        bare = [structs.replace(record, headers=own_headers(record), timestamp=0) for record in records]
         try:
             if partition is None or not await self._append_pinned(batch, Partition(target, partition), bare):
                 await Sender(self._log, target, timeout=0.0, clock=self._clock).send(bare, fence=batch.fence)
@@ -163,7 +163,7 @@ class Scheduler:
     async def _append_undeliverable(self, batch: OwnedBatch, records: list[Record], reason: str) -> None:
         _log.warning("%d records of %s go to %r: %s", len(records), batch.partition, UNDELIVERABLE, reason)
         header = (REASON, reason.encode(errors="replace")[:REASON_BYTES])
-        with_reason = [replace(record, headers=(*record.headers, header), timestamp=0) for record in records]
+        with_reason = [structs.replace(record, headers=(*record.headers, header), timestamp=0) for record in records]
         try:
             await self._append(batch, UNDELIVERABLE, with_reason)
         except TooLarge:  # without the reason they fit: they were stored like that
