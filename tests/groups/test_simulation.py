@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from shardyard.groups import assignment, position_reset, protocol
 from shardyard.model import Partition, Position
@@ -71,7 +72,7 @@ def test_a_commit_that_is_stored_in_part_would_be_noticed(monkeypatch: pytest.Mo
     whole = MemoryTransaction._commit
 
     def in_parts(tx: MemoryTransaction, commit: PositionCommit) -> bool:
-        parts = [replace(commit, positions={p: position}) for p, position in commit.positions.items()]
+        parts = [structs.replace(commit, positions={p: position}) for p, position in commit.positions.items()]
         stored = [whole(tx, part) for part in parts]
         return all(stored)
 

@@ -6,6 +6,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from msgspec import Struct
+
 from shardyard.groups import protocol
 from shardyard.groups.config import GroupConfig
 from shardyard.groups.protocol import MemberAssignment
@@ -18,8 +20,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-@dataclass(frozen=True, slots=True)
-class MemberIdentity:
+class MemberIdentity(Struct, frozen=True, gc=False):
     """A member of a group from one join to its end. Every call of the member carries it."""
 
     group: str

@@ -9,6 +9,7 @@ from itertools import groupby
 from typing import Any, Protocol
 
 import pyarrow as pa
+from msgspec import Struct
 
 from shardyard.log import rules
 from shardyard.log.stored_batches import FEW_RECORDS, LoadedBatch, StoredBatch, encode, encode_few
@@ -27,8 +28,7 @@ from shardyard.model.batch import from_records
 from shardyard.runtime.group_commit import Outcome
 
 
-@dataclass(slots=True)
-class Append:
+class Append(Struct, frozen=True):
     """Validated records for a partition."""
 
     partition: Partition
@@ -39,8 +39,7 @@ class Append:
     generation: int | None
 
 
-@dataclass(slots=True)
-class PartitionState:
+class PartitionState(Struct):
     """A partition's row, with what its topic's row says about appends."""
 
     id: int
@@ -76,8 +75,7 @@ class AppendLookup(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class StoredStamp:
+class StoredStamp(Struct, frozen=True, gc=False):
     partition_id: int
     producer: str
     sequence: int

@@ -1,12 +1,12 @@
 """Which partition each record of a batch goes to, and splitting the batch by partition."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from msgspec import Struct
 
 from shardyard.model import Record, Topic
 from shardyard.model.limits import Validated
@@ -15,8 +15,7 @@ FEW_RECORDS = 64
 """Up to this many, placing records one by one is quicker than all of them by NumPy."""
 
 
-@dataclass(frozen=True, slots=True)
-class Turns:
+class Turns(Struct, frozen=True, gc=False):
     """Numbers of a round-robin. Modulo the partitions they are indexes."""
 
     first: int

@@ -1,8 +1,9 @@
 """What is asked of several partitions in one call of a log."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
+
+from msgspec import Struct
 
 from shardyard.model import Fence, Partition, ShardyardError, Stamp
 from shardyard.model.limits import Records
@@ -11,8 +12,7 @@ if TYPE_CHECKING:
     from shardyard.model.batch import Batch
 
 
-@dataclass(frozen=True, slots=True)
-class ReadRequest:
+class ReadRequest(Struct, frozen=True):
     """The arguments of `Log.read` for one partition."""
 
     partition: Partition
@@ -21,8 +21,7 @@ class ReadRequest:
     fence: Fence | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class AppendRequest:
+class AppendRequest(Struct, frozen=True):
     """The arguments of `Log.append` for one partition."""
 
     partition: Partition

@@ -12,6 +12,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
+from msgspec import Struct
 
 from shardyard.model import Damaged, Partition, Record, Span
 from shardyard.model.batch import SCHEMA, Batch, cut, from_records
@@ -33,8 +34,7 @@ _decoder = msgspec.msgpack.Decoder(
 """Ids, keys, values, headers and timestamps; None for keys or headers that no record has."""
 
 
-@dataclass(frozen=True, slots=True)
-class StoredBatch:
+class StoredBatch(Struct, frozen=True):
     """The columns of a row."""
 
     first: int
@@ -47,8 +47,7 @@ class StoredBatch:
     data: pa.Buffer | bytes
 
 
-@dataclass(frozen=True, slots=True)
-class LoadedBatch:
+class LoadedBatch(Struct, frozen=True):
     """A stored batch that was checked and decoded."""
 
     first: int

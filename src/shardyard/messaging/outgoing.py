@@ -1,6 +1,6 @@
 """What a client sends that is stored: to another user, or in a channel."""
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from shardyard.wire import messaging as wire
 from shardyard.wire.inbox import MAX_TEXT_BYTES, POST_KEY, Mark
@@ -8,8 +8,7 @@ from shardyard.wire.inbox import MAX_TEXT_BYTES, POST_KEY, Mark
 Sendable = wire.Send | wire.SetMark | wire.Post | wire.Join | wire.Leave
 
 
-@dataclass(frozen=True, slots=True)
-class Outgoing:
+class Outgoing(Struct, frozen=True):
     """What a client sends to another user, or does in a channel."""
 
     number: int

@@ -5,8 +5,9 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
 
 from shardyard.log import Log
 from shardyard.log.requests import AppendRequest
@@ -34,8 +35,7 @@ AGAIN = (RetryLater, *PLACE_AGAIN)
 """Errors after which an append is tried again, one by one."""
 
 
-@dataclass(frozen=True, slots=True)
-class Addressed:
+class Addressed(Struct, frozen=True, gc=False):
     """An entry for the user that it is addressed to."""
 
     entry: InboxEntry

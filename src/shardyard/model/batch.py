@@ -1,13 +1,14 @@
 """Records as Arrow batches, and back."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import repeat, starmap
 from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from msgspec import Struct
+from msgspec.structs import force_setattr
 
 from shardyard.model import Headers, Partition, Record
 
@@ -23,8 +24,7 @@ SCHEMA = pa.schema(
 """The Arrow columns of a record. The timestamp is in milliseconds since 1970, UTC; no headers are null."""
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
+class Batch(Struct, frozen=True):
     """The records of a partition with offsets from `first` up to, but not including, `end`: all that there are.
 
     Offsets ascend, and may have gaps. A batch can be empty and still have an `end` beyond `first`: then there is no
@@ -50,7 +50,7 @@ class Batch:
         """Columns as in `SCHEMA`, in any number of chunks."""
         if not isinstance(self.content, pa.Table):
             table = pa.Table.from_batches([from_records(self.content, 0)])
-            object.__setattr__(self, "content", table)  # the same records, for the next time
+            force_setattr(self, "content", table)  # the same records, for the next time
         return self.content
 
     @property

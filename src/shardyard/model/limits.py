@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias, TypeGuard, cast
 
+from msgspec import Struct
+
 from shardyard.model.checks import encoded_size, whole_number
 from shardyard.model.errors import InvalidValue, TooLarge
 from shardyard.model.words import Record
@@ -57,8 +59,7 @@ ANY_SIZE = Limits(record_bytes=2**62, batch_bytes=2**62, batch_records=2**62)
 """For callers that leave it to the log to enforce its limits."""
 
 
-@dataclass(frozen=True, slots=True)
-class Validated:
+class Validated(Struct, frozen=True):
     """Records that `validate` has checked. What gets them checks no more than that they fit its limits.
 
     Only `validate` and `part` make these. The records can't be changed afterwards: a tuple or an Arrow batch.

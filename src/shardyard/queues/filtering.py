@@ -1,12 +1,12 @@
 """Filtering batches before they leave the server: records without the tags of a group, and internal headers."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+from msgspec import structs
 
 from shardyard.model import TAG
 from shardyard.model.batch import Batch
@@ -39,4 +39,4 @@ def without_header(batch: Batch, name: str) -> Batch:
     column = batch.data.schema.get_field_index("headers")
     field = batch.data.schema.field(column)
     rows = [headers and [h for h in headers if h[0] != name] for headers in batch.data["headers"].to_pylist()]
-    return replace(batch, content=batch.data.set_column(column, field, pa.array(rows, field.type)))
+    return structs.replace(batch, content=batch.data.set_column(column, field, pa.array(rows, field.type)))

@@ -2,10 +2,10 @@
 
 from collections import deque
 from collections.abc import Collection, Iterator
-from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
+from msgspec import structs
 
 from shardyard.log import Log
 from shardyard.log.port import READ_RECORDS
@@ -62,5 +62,5 @@ def _pick(batch: Batch, offsets: Collection[int]) -> dict[int, Record]:
     """The records of a batch at these offsets; only these become Python objects."""
     found = np.asarray(batch.offsets(), np.int64)
     rows = np.flatnonzero(np.isin(found, list(offsets)))
-    records = replace(batch, content=batch.data.take(pa.array(rows)), places=None, stop=None).records()
+    records = structs.replace(batch, content=batch.data.take(pa.array(rows)), places=None, stop=None).records()
     return dict(zip(found[rows].tolist(), records, strict=True))

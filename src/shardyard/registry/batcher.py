@@ -5,8 +5,9 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
+
+from msgspec import Struct
 
 from shardyard.model import Closed, ShardyardError
 from shardyard.registry.port import Registry, Snapshot, Transaction, TransactionAborted
@@ -23,8 +24,7 @@ SMALL_TURN = 64
 """Bulk work about more rows is left to the thread."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Unit:
+class _Unit(Struct, frozen=True):
     """Work of one caller; or an item of work that is done for many callers at once."""
 
     work: Callable[..., Any]

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self, TypeVar
 
+from msgspec import Struct
+
 from shardyard.model import Busy, Damaged, Partition, Position, RetryLater
 from shardyard.runtime.retry import Backoff
 
@@ -132,8 +134,7 @@ class AuditRow:
     """Any JSON value."""
 
 
-@dataclass(frozen=True, slots=True)
-class PositionCommit:
+class PositionCommit(Struct, frozen=True):
     """How far the owner of some partitions got, for `Transaction.commit_positions`."""
 
     group: str
@@ -142,8 +143,7 @@ class PositionCommit:
     """For each partition the epoch of its ownership, and the position to continue from."""
 
 
-@dataclass(frozen=True, slots=True)
-class Heartbeat:
+class Heartbeat(Struct, frozen=True):
     """A sign of life of a member, for `Transaction.renew_sessions`."""
 
     group: str

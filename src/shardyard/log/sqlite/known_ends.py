@@ -1,7 +1,8 @@
 """What is known of partitions that are read at their ends, without asking the database."""
 
 import threading
-from dataclasses import replace
+
+from msgspec import structs
 
 from shardyard.log.appending import PartitionState
 from shardyard.model import Fence, Partition
@@ -43,7 +44,7 @@ class KnownEnds:
                 partition = self._names.get(partition_id)
                 state = None if partition is None else self._partitions[partition]
                 if partition is not None and state is not None and state.id == partition_id and state.end < end:
-                    self._partitions[partition] = replace(state, end=end)
+                    self._partitions[partition] = structs.replace(state, end=end)
 
     def clear(self) -> None:
         """Something else has changed."""

@@ -18,6 +18,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
+from msgspec import Struct
+
 from shardyard.log.appending import Append, Appending, Changes, outcome_of
 from shardyard.log.sqlite import store
 from shardyard.log.sqlite.checkpoints import Checkpoints
@@ -40,8 +42,7 @@ _RETRY_SECONDS = 0.0005
 """How often to try for the write lock while another process holds it."""
 
 
-@dataclass(slots=True)
-class Operation:
+class Operation(Struct):
     """Any other change: a function of the connection and the time in milliseconds. It raises a `ShardyardError` only
     before it has changed anything."""
 
@@ -51,8 +52,7 @@ class Operation:
     """It changes how records are stored, and nothing else: what is known of partitions and stamps stays true."""
 
 
-@dataclass(slots=True)
-class Appends:
+class Appends(Struct, frozen=True):
     """The appends of one call, which are committed together."""
 
     requests: Sequence[Append]
