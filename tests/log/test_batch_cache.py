@@ -11,7 +11,7 @@ import pytest
 
 from shardyard.log import merging
 from shardyard.log.batch_cache import BatchCache
-from shardyard.log.sqlite import SqliteLog, engine
+from shardyard.log.sqlite import SqliteLog
 from shardyard.log.stored_batches import LoadedBatch
 from shardyard.model import Damaged, OffsetTrimmed, Record, UnknownTopic
 from tests.log.samples import T0, T1, arrow, awaited
@@ -171,12 +171,11 @@ async def test_reads_of_any_size_between_appends_merges_and_trims_return_what_wa
 ) -> None:
     dice = random.Random(seed)
     monkeypatch.setattr(merging, "MERGE_BATCHES", 4)
-    most_bytes = dice.choice([3_000, 20_000, 10**6])  # with few bytes batches are dropped all the time
-    monkeypatch.setattr(engine, "BatchCache", functools.partial(BatchCache, most_bytes))
     end = first = 0
     async with quiet(tmp_path) as log:
         await log.create_topic("t", 1)
-        log._cache = BatchCache(most_bytes=dice.choice([3_000, 20_000, 10**6]))
+        most_bytes = dice.choice([3_000, 20_000, 10**6])  # with few bytes batches are dropped all the time
+        log._reading.cache = BatchCache(most_bytes)
         for _ in range(300):
             match dice.choice("aaarrrrrrrrrrrrtm"):
                 case "a":

@@ -36,14 +36,14 @@ async def test_what_arrives_for_a_waiting_reader_is_at_hand_without_a_statement(
     async with SqliteLog(folder, maintain_every=None) as log:
         await log.create_topic("t", 1)
         looks = 0
-        look = log._snapshot
+        look = log._snapshots.run
 
         def count(*arguments: Any, **options: Any) -> Any:
             nonlocal looks
             looks += 1
             return look(*arguments, **options)
 
-        monkeypatch.setattr(log, "_snapshot", count)
+        monkeypatch.setattr(log._snapshots, "run", count)
         counts = []
         for number in range(20):  # at first the thread that looks for changes of other processes finds some
             looks = 0

@@ -25,8 +25,8 @@ from shardyard.log import Log, database, open_log, rules
 from shardyard.log.memory import MemoryLog
 from shardyard.log.requests import AppendRequest, ReadRequest
 from shardyard.log.sqlite import SqliteLog, files, maintenance, store, writer
-from shardyard.log.sqlite.engine import RECENT_BATCHES
 from shardyard.log.sqlite.files import connect
+from shardyard.log.sqlite.reading import RECENT_BATCHES
 from shardyard.log.stored_batches import FEW_RECORDS, encode
 from shardyard.model import (
     Appended,
@@ -786,7 +786,7 @@ async def test_a_reader_that_waits_gets_the_records_that_are_stored(folder: Path
                 await asyncio.sleep(0)
             await log.append(T0, records(at))
             assert (await waiting[0]).records() == records(at)
-        assert len(log._cache._batches) <= RECENT_BATCHES
+        assert len(log._reading.cache._batches) <= RECENT_BATCHES
         async with quiet(folder) as other:  # has nothing in memory
             assert (await other.read(T0, 0)).records() == (await log.read(T0, 0)).records()
 
