@@ -1,5 +1,6 @@
 """A lake that is a Delta table: exactly once, converted from plain files, merged, vacuumed, and read by other jobs."""
 
+import contextlib
 import json
 import time
 from collections.abc import Iterator
@@ -20,9 +21,11 @@ from shardyard.pipeline.history.history import history
 from shardyard.pipeline.lake import delta, formats
 from shardyard.pipeline.lake import lake as layout
 from shardyard.pipeline.lake.delta import DeltaRecords
+from shardyard.pipeline.lake.delta_log import commit_batch, create_table, has_batch, open_table
 from shardyard.pipeline.lake.formats import records_of
 from shardyard.pipeline.lake.ingest import by_day, ingest
 from shardyard.pipeline.lake.lake import Lake
+from shardyard.pipeline.spark_errors import SparkFailed
 from shardyard.wire.inbox import InboxEntry, encode_entry
 from tests.cli.invocation import Shell
 from tests.pipeline.lakes import files, numbers, require_delta
@@ -85,35 +88,105 @@ def test_files_have_the_range_of_what_readers_select_by_and_not_the_columns_that
     assert not added.keys() & {"min.id", "min.key", "min.value"}
 
 
+CONSTRAINT = "ADD CONSTRAINT positive CHECK (offset >= 0)"
+"""Delta Lake in Spark writes to a table that has one."""
+
+
+class HeldDriver:
+    """A driver that stops in the middle of a batch, with its transaction begun, until it is told to go on."""
+
+    def __init__(self, spark: SparkSession, log: str, lake: Path, scratch: Path, change: str | None = None) -> None:
+        """`change`: of the table, by `ALTER TABLE`."""
+        self._spark, self._lake, self._change = spark, Lake(lake), change
+        self._started, self._go_on = scratch / "started", scratch / "go-on"
+        self.records = DeltaRecords(self._lake, 1)
+        self.rows = spark.read.format("shardyard").options(log=log, topics="orders").load().transform(by_day)
+
+    def __enter__(self) -> "HeldDriver":
+        started, go_on = self._started, self._go_on
+
+        def hold(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            started.touch()
+            while not go_on.exists():
+                time.sleep(0.02)
+            yield from batches
+
+        self._stack = contextlib.ExitStack()
+        self._stack.enter_context(self._lake.exclusive("delta"))
+        self._driver = self._stack.enter_context(ThreadPoolExecutor(1))
+        self._lake.checkpoint.mkdir()
+        (self._lake.checkpoint / "metadata").write_text('{"id": "one"}')
+        self.records.prepare(self._spark)
+        if self._change is not None:
+            self._spark.sql(f"ALTER TABLE delta.`{self._lake.records}` {self._change}")
+        self._write = self._driver.submit(self.records.write, self.rows.mapInArrow(hold, self.rows.schema), 0)
+        while not started.exists():
+            assert not self._write.done()
+            time.sleep(0.02)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._go_on.touch()
+        with self._stack:
+            self._write.result()
+
+
+@pytest.mark.parametrize("change", [None, CONSTRAINT])
 def test_a_batch_that_a_killed_driver_still_commits_is_in_the_table_once(
+    spark: SparkSession, log: str, lake: Path, tmp_path: Path, change: str | None
+) -> None:
+    with HeldDriver(spark, log, lake, tmp_path, change) as other:
+        other.records.write(other.rows, 0)
+    assert numbers(lake) == list(range(40))
+    assert DeltaTable(lake / "records").version() == (1 if change is None else 2)
+
+
+def test_rows_may_be_deleted_from_the_table_while_a_batch_is_written(
     spark: SparkSession, log: str, lake: Path, tmp_path: Path
 ) -> None:
-    started, go_on = tmp_path / "started", tmp_path / "go-on"
-
-    def hold(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        started.touch()
-        while not go_on.exists():
-            time.sleep(0.02)
-        yield from batches
-
-    target = Lake(lake)
-    records = DeltaRecords(target, 1)
-    rows = spark.read.format("shardyard").options(log=log, topics="orders").load().transform(by_day)
-    with target.exclusive("delta"), ThreadPoolExecutor(1) as driver:
-        target.checkpoint.mkdir()
-        (target.checkpoint / "metadata").write_text('{"id": "one"}')
-        records.prepare(spark)
-        other = driver.submit(records.write, rows.mapInArrow(hold, rows.schema), 0)
-        try:
-            while not started.exists():  # its transaction has begun
-                assert not other.done()
-                time.sleep(0.02)
-            records.write(rows, 0)
-        finally:
-            go_on.touch()
-        other.result()
+    with HeldDriver(spark, log, lake, tmp_path) as other:
+        other.rows.write.format("delta").mode("append").save(str(lake / "records"))
+        spark.sql(f"DELETE FROM delta.`{lake / 'records'}` WHERE topic = 'orders'")
     assert numbers(lake) == list(range(40))
-    assert DeltaTable(lake / "records").version() == 1
+    assert DeltaTable(lake / "records").version() == 3
+
+
+def test_a_table_that_was_given_constraints_is_written_by_delta_lake_which_checks_them(
+    spark: SparkSession, log: str, lake: Path
+) -> None:
+    ingest(spark, log, ["orders"], lake)
+    spark.sql(f"ALTER TABLE delta.`{lake / 'records'}` {CONSTRAINT}")
+    fill(log, "orders", 10, first=40)
+    ingest(spark, log, ["orders"], lake)
+    assert numbers(lake) == list(range(50))
+    spark.sql(f"ALTER TABLE delta.`{lake / 'records'}` ADD CONSTRAINT few CHECK (offset < 25)")
+    fill(log, "orders", 10, first=50)
+    with pytest.raises(SparkFailed, match="few"):
+        ingest(spark, log, ["orders"], lake)
+    assert numbers(lake) == list(range(50))
+
+
+def test_records_with_a_wrong_timestamp_do_not_end_the_ingest(spark: SparkSession, log: str, lake: Path) -> None:
+    ingest(spark, log, ["orders"], lake)
+    append(log, "orders", 0, [Record("late", b"k", b"40", (), 8_500_000_000_000_000)])  # in the year 271 324
+    ingest(spark, log, ["orders"], lake)
+    fill(log, "orders", 9, first=41)
+    ingest(spark, log, ["orders"], lake)
+    rows = delta.read_table(spark, lake / "records")
+    assert sorted(int(row["value"]) for row in rows.select("value").collect()) == list(range(50))
+
+
+def test_the_log_has_a_checkpoint_after_ten_commits(tmp_path: Path) -> None:
+    create_table(tmp_path)
+    for batch in range(10):
+        table = open_table(tmp_path)
+        assert table is not None
+        assert not has_batch(table, "query", batch)
+        commit_batch(table, tmp_path, [], "query", batch)
+    table = open_table(tmp_path)
+    assert table is not None
+    assert has_batch(table, "query", 9)
+    assert (tmp_path / "_delta_log" / "_last_checkpoint").exists()
 
 
 def test_a_lake_of_plain_files_is_converted_also_if_its_last_batch_was_not_published(
@@ -148,7 +221,7 @@ def test_a_delta_table_is_not_turned_into_plain_files_and_is_refused_without_del
     assert ingest(spark, log, ["orders"], lake.with_name("other")).format == "parquet"
 
 
-def test_merged_files_are_kept_until_their_retention_is_over(
+def test_merged_files_are_kept_until_their_retention_is_over_and_unfinished_ones_for_a_day(
     spark: SparkSession, log: str, lake: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def stored() -> list[Path]:
@@ -162,11 +235,13 @@ def test_merged_files_are_kept_until_their_retention_is_over(
 
     retention = "'delta.deletedFileRetentionDuration' = '0 hours'"
     spark.sql(f"ALTER TABLE delta.`{lake / 'records'}` SET TBLPROPERTIES ({retention})")
+    left = lake / "_shardyard" / "staging" / "of-a-killed-run"
+    left.mkdir(parents=True)
     records_of(Lake(lake)).maintain(spark)
-    assert len(stored()) == 3, "a day has not passed"
+    assert (len(stored()), left.exists()) == (3, True), "a day has not passed"
     monkeypatch.setattr(delta, "VACUUM_SECONDS", 0.0)
     records_of(Lake(lake)).maintain(spark)
-    assert stored() == files(lake)
+    assert (stored(), left.exists()) == (files(lake), False)
     assert numbers(lake) == list(range(50))
 
 

@@ -2,10 +2,14 @@
 
 Delta's log says which files are the table. A batch is one commit, with the query and the number of the batch in it, so
 that a batch that Spark replays is recognised.
+
+Spark writes the files of a batch as plain Parquet files, and `delta_log` commits them. Delta Lake in Spark converts,
+merges and vacuums, and it writes batches to tables that ask more of a writer than a new one does.
 """
 
 import contextlib
 import json
+import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,20 +21,18 @@ from pyspark.sql import DataFrame, SparkSession
 from shardyard.pipeline.atomic_files import fsync, write_json
 from shardyard.pipeline.delta_jars import MissingDelta, has_delta
 from shardyard.pipeline.lake import lake as layout
+from shardyard.pipeline.lake.delta_log import (
+    PROPERTIES,
+    can_be_committed,
+    commit_batch,
+    create_table,
+    has_batch,
+    open_table,
+)
 from shardyard.pipeline.lake.lake import Lake
-from shardyard.pipeline.lake.parquet import ParquetRecords
+from shardyard.pipeline.lake.parquet import ParquetRecords, publish_file
 from shardyard.pipeline.spark_errors import SPARK_ERRORS
 
-SCHEMA = """
-    topic string, day date, partition int, offset bigint, epoch bigint, timestamp timestamp, id string, key binary,
-    value binary, headers array<struct<name: string, value: binary>>
-"""
-PROPERTIES = """
-    'delta.dataSkippingStatsColumns' = 'partition,offset,timestamp', 'delta.writePartitionColumnsToParquet' = 'false'
-"""
-"""The columns that Delta keeps the smallest and largest value of in each file: those of the others would tell readers
-nothing, because they lie anywhere between those of all records, and they take time for each record. Topic and day are
-in Delta's log, and readers take them from there: Delta would write them into the files as well."""
 VACUUM_SECONDS = 24 * 3600.0
 """How often files that the table no longer has are deleted: those that are older than its retention, seven days."""
 
@@ -88,12 +90,11 @@ class DeltaRecords:
         if any(self._lake.records.glob("topic=*/day=*/*.parquet")):
             source = self._table.replace("delta.", "parquet.", 1)
             spark.sql(f"CONVERT TO DELTA {source} NO STATISTICS PARTITIONED BY (topic STRING, day DATE)")
-            spark.sql(f"ALTER TABLE {self._table} SET TBLPROPERTIES ({PROPERTIES})")
+            properties = ", ".join(f"'{name}' = '{value}'" for name, value in PROPERTIES.items())
+            spark.sql(f"ALTER TABLE {self._table} SET TBLPROPERTIES ({properties})")
         else:
-            spark.sql(
-                f"CREATE TABLE {self._table} ({SCHEMA}) USING delta PARTITIONED BY (topic, day)"
-                f" TBLPROPERTIES ({PROPERTIES})"
-            )
+            create_table(self._lake.records)
+            self._sync()
         self._set_vacuumed()
 
     def write(self, records: DataFrame, batch: int) -> None:
@@ -102,13 +103,34 @@ class DeltaRecords:
             return
         self._lake.bind_checkpoint()
         query = str(self._lake.query_id())
+        if not self._commit(records, query, batch):
+            self._write_by_delta(records, query, batch)
+        self._sync(query, batch)
+
+    def _commit(self, records: DataFrame, query: str, batch: int) -> bool:
+        """Write the batch, unless the table has it. False if that is left to Delta Lake in Spark."""
+        table = open_table(self._lake.records)
+        if table is None or has_batch(table, query, batch):
+            return table is not None
+        staged = self._plain.stage(records)
+        files = sorted(staged.glob("topic=*/day=*/*.parquet"))
+        if can_be_committed(files):
+            published = [self._lake.records / path.relative_to(staged) for path in files]
+            for path, target in zip(files, published, strict=True):
+                fsync(path)
+                publish_file(path, target)
+            commit_batch(table, self._lake.records, published, query, batch)
+        shutil.rmtree(staged, ignore_errors=True)
+        return can_be_committed(files)
+
+    def _write_by_delta(self, records: DataFrame, query: str, batch: int) -> None:
+        """Let Delta Lake in Spark write the batch, unless the table has it."""
         writer = records.coalesce(self._tasks).write.format("delta").mode("append")
         writer = writer.options(txnAppId=query, txnVersion=str(batch))
         path = str(self._lake.records)
         if not _unless_another_writer_was_faster(lambda: writer.save(path)):
             # The JVM of a driver that was killed has finished this batch meanwhile. If so, this does nothing.
             writer.save(path)
-        self._sync(query, batch)
 
     def maintain(self, spark: SparkSession) -> None:
         """See `Records`."""
@@ -117,6 +139,7 @@ class DeltaRecords:
         if time.time() - self._lake.load("vacuumed.json", {"at": 0})["at"] >= VACUUM_SECONDS:
             with _settings(spark, _VACUUM):
                 spark.sql(f"VACUUM {self._table}").collect()
+            self._plain.clear_staging(VACUUM_SECONDS)  # not at once: a killed driver may still write and commit a batch
             self._set_vacuumed()
 
     def _merge(self, spark: SparkSession, folders: Sequence[Path]) -> None:

@@ -7,6 +7,7 @@ offset) identifies a row.
 """
 
 import shutil
+import time
 import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -60,17 +61,21 @@ class ParquetRecords:
     def prepare(self, spark: SparkSession | None = None) -> None:  # noqa: ARG002 a Delta table needs it
         """See `Records`."""
         self._finish_merge()
-        self._clear_staging()
+        self.clear_staging()
 
     def write(self, records: DataFrame, batch: int) -> None:
         """See `Records`."""
         if self.is_published(batch):
             return
         if not self.is_complete(batch):
-            staged = self.new_staging()
-            records.coalesce(self._tasks).write.partitionBy("topic", "day").parquet(str(staged))
-            self.complete(batch, staged)
+            self.complete(batch, self.stage(records))
         self.publish(batch)
+
+    def stage(self, records: DataFrame) -> Path:
+        """Write files to a new folder, by topic and day. Returns the folder."""
+        staged = self.new_staging()
+        records.coalesce(self._tasks).write.partitionBy("topic", "day").parquet(str(staged))
+        return staged
 
     def new_staging(self) -> Path:
         """A new folder to write files to. A killed run may still be writing to its own, so no two runs share one."""
@@ -95,7 +100,7 @@ class ParquetRecords:
         """Move the files of a complete batch to where readers find them."""
         staged = self._lake.own / "staging" / self._lake.load("complete.json")["staged"]
         for path in sorted(staged.glob("topic=*/day=*/*.parquet")):
-            _publish_file(path, self._lake.records / path.parent.relative_to(staged) / f"batch-{batch:08}-{path.name}")
+            publish_file(path, self._lake.records / path.parent.relative_to(staged) / f"batch-{batch:08}-{path.name}")
         fsync(self._lake.records)
         write_json(self._lake.own / "published.json", {"batch": batch})
         shutil.rmtree(staged, ignore_errors=True)
@@ -154,17 +159,17 @@ class ParquetRecords:
         if not steps:
             return
         if Path(steps["staged"]).exists():
-            _publish_file(Path(steps["staged"]), Path(steps["target"]))
+            publish_file(Path(steps["staged"]), Path(steps["target"]))
         for path in steps["remove"]:
             Path(path).unlink(missing_ok=True)
         (self._lake.own / "merge.json").unlink()
         shutil.rmtree(Path(steps["staged"]).parent, ignore_errors=True)
 
-    def _clear_staging(self) -> None:
-        """Delete staged files that will never be published."""
+    def clear_staging(self, min_age: float = 0.0) -> None:
+        """Delete staged files that will never be published. `min_age`: of their folder, in seconds."""
         pending = self._lake.load("complete.json", {"staged": None})["staged"]
         for path in (self._lake.own / "staging").glob("*"):
-            if path.name != pending:
+            if path.name != pending and time.time() - path.stat().st_mtime >= min_age:
                 shutil.rmtree(path, ignore_errors=True)
 
 
@@ -185,7 +190,8 @@ def _batch_number(path: Path) -> int:
     return int(path.name.split("-")[1]) if path.name.startswith("batch-") else -1
 
 
-def _publish_file(staged: Path, target: Path) -> None:
+def publish_file(staged: Path, target: Path) -> None:
+    """Move a file to where readers find it. When this returns, its new name is durable."""
     target.parent.mkdir(parents=True, exist_ok=True)
     staged.rename(target)
     fsync(target.parent)
