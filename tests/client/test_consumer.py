@@ -260,13 +260,14 @@ def test_the_thread_of_a_handler_that_timed_out_is_reused_when_it_ends() -> None
     async def scenario(cluster: Cluster) -> None:
         await cluster.topic(partitions=1)
         await cluster.set(concurrency=1, backoff=[], handler_seconds=0.2)
-        go_on = threading.Event()
+        go_on, ended = threading.Event(), threading.Event()
         threads: list[str] = []
 
         def handle(message: Message) -> None:
             threads.append(threading.current_thread().name)
             if message.value == b"slow":
                 go_on.wait(10)
+                ended.set()
 
         await cluster.publish("slow", "a")
         async with running(cluster.consumer("m1"), handle):
@@ -276,6 +277,7 @@ def test_the_thread_of_a_handler_that_timed_out_is_reused_when_it_ends() -> None
             slow, other = threads
             assert slow != other
             go_on.set()
+            assert await asyncio.to_thread(ended.wait, 10)  # the thread that ended last is the first to be reused
             while slow not in threads[2:]:
                 await cluster.publish("b", "c")
                 await cluster.until_done()

@@ -78,14 +78,16 @@ def without_password(url: str) -> str:
 
 
 def _checked_dsn(what: str, url: str) -> str:
+    hosts, slash, rest = url.partition("://")[2].partition("/")
     try:
-        parts = urlsplit(url)
-        named = parts.path.strip("/")
-        for host in parts.netloc.rpartition("@")[2].split(","):  # one, or several that stand by
+        named = urlsplit(f"//host{slash}{rest}").path.strip(
+            "/"
+        )  # some versions refuse several hosts with one in brackets
+        for host in hosts.rpartition("@")[2].split(","):  # one, or several that stand by
             _ = urlsplit(f"//{host}").port  # raises if it is not a number
     except ValueError:
         raise InvalidValue(f"{what} URL", without_password(url), _EXPECTED) from None  # it would quote the password
-    if parts.netloc.count("@") > 1:
+    if hosts.count("@") > 1:
         raise InvalidValue(f"{what} URL", without_password(url), "%40 instead of @ in a user or password: " + _EXPECTED)
     if not named or "/" in named:
         raise InvalidValue(f"{what} URL", without_password(url), "the name of a database after the host: " + _EXPECTED)
