@@ -41,6 +41,9 @@ _SETTINGS = {
 _LOCAL = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
 _JAVA = f"-Xss16m -Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties').as_uri()}"
 """A deep stack, because Spark matches the long message of a stopped query with a recursive regular expression."""
+_COLLECTOR = "-XX:+UseParallelGC"
+"""A job is done sooner with it than with Java's default on two cores: it is about throughput, not about pauses."""
+_JAVA_VARIABLES = ("SPARK_SUBMIT_OPTS", "JDK_JAVA_OPTIONS", "JAVA_TOOL_OPTIONS")
 _NOISE = (
     b"WARNING: Using incubator modules",
     b"Setting default log level",
@@ -91,7 +94,8 @@ def session(
     master = master or MASTER
     if java_options is None:
         java_options = ClassArchive().use()
-    config |= {"spark.driver.memory": memory or MEMORY, "spark.driver.extraJavaOptions": f"{_JAVA} {java_options}"}
+    options = f"{_JAVA} {collector()} {java_options}"
+    config |= {"spark.driver.memory": memory or MEMORY, "spark.driver.extraJavaOptions": options}
     if not settings.keys() & (delta := delta_settings()).keys():  # a caller with jars of its own knows better
         config |= delta
     if master.startswith("local"):
@@ -99,6 +103,12 @@ def session(
         config |= _LOCAL
     with _quiet_startup():
         return _create(builder.master(master), config | dict(settings))
+
+
+def collector() -> str:
+    """The garbage collector of the JVM, unless the environment chooses one: Java does not start with two of them."""
+    is_chosen = any(re.search(r"-XX:\+Use\w+GC", os.environ.get(name, "")) for name in _JAVA_VARIABLES)
+    return "" if is_chosen else _COLLECTOR
 
 
 def _connect(remote: str, memory: str | None, settings: Mapping[str, str]) -> SparkSession:
