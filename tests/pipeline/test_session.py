@@ -62,16 +62,17 @@ def test_the_error_for_missing_or_old_java_says_what_to_install(
     check_java()
 
 
-@pytest.mark.processes
 def test_a_collector_is_only_chosen_if_the_environment_chooses_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("SPARK_SUBMIT_OPTS", "JDK_JAVA_OPTIONS", "JAVA_TOOL_OPTIONS"):
+    for name in ("SPARK_SUBMIT_OPTS", "JDK_JAVA_OPTIONS", "JAVA_TOOL_OPTIONS", "_JAVA_OPTIONS"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -Dx=UseG1GC")
     assert collector() == "-XX:+UseParallelGC"
+    assert collector("-Xmx1g", "-XX:+UseZGC") == ""
     monkeypatch.setenv("JDK_JAVA_OPTIONS", "-Xmx1g -XX:+UseG1GC")
     assert collector() == ""
 
 
+@pytest.mark.processes
 def test_a_command_without_java_fails_with_one_line(tmp_path: Path) -> None:
     command = [str(Path(sys.executable).with_name("shardyard")), "pipeline", "balance", "--parquet", str(tmp_path)]
     environment = {"PATH": str(tmp_path), "HOME": str(tmp_path)}

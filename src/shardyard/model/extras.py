@@ -12,7 +12,7 @@ from shardyard.model.errors import MissingExtra
 MODULES = {
     "server": ("fastapi", "numpy", "pyarrow", "re2", "sqlalchemy", "uvicorn", "uvloop", "xxhash"),
     "postgresql": ("psycopg",),
-    "pipeline": ("jinja2", "matplotlib", "pandas", "pyspark"),
+    "pipeline": ("deltalake", "jinja2", "matplotlib", "pandas", "pyspark"),
     "plot": ("matplotlib",),
     "rabbitmq": ("aio_pika",),
 }

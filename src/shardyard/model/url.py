@@ -2,16 +2,17 @@
 
 import re
 from dataclasses import dataclass, field
-from urllib.parse import urlsplit
 
 from shardyard.model.errors import InvalidValue
 
 _SQLITE = "sqlite:///"
 _POSTGRESQL = ("postgresql://", "postgres://")
 _CREDENTIALS = re.compile(r"//.*@")
-_PASSWORD_WITHOUT_HOST = re.compile(r"//([^/@:]*):(?!\d*(?:[/?,]|$)).*")
+_PASSWORD_WITHOUT_HOST = re.compile(r"//([^/@:]*):(?!\d*(?:[/,]|$)).*")
 """A user and a password where a host and a port should be."""
 _PASSWORD_OPTION = re.compile(r"((?:ssl)?password=)[^&]*", re.IGNORECASE)
+_HOST = re.compile(r"(\[[^\]\s]*\]|[^:\[\]#\s]*)(?::(?P<port>\d{0,5}))?")
+"""A host and a port; an IPv6 address is in brackets."""
 _EXPECTED = (
     "sqlite:///a/path, sqlite:////an/absolute/path or postgresql://user:password@host:port/database "
     "(or memory:// within a program, since no other process can open it)"
@@ -77,17 +78,27 @@ def without_password(url: str) -> str:
     return _PASSWORD_OPTION.sub(r"\1***", shown)
 
 
+def _split_dsn(url: str) -> tuple[str, str, str]:
+    """Credentials, hosts and path, as libpq takes a URL apart. In some versions, Python's own function refuses several
+    hosts if one of them is in brackets."""
+    rest = url.partition("://")[2]
+    credentials, at, _ = rest.partition("/")[0].rpartition("@")
+    rest = rest[len(credentials) + len(at) :]
+    hosts = re.split("[/?]", rest, maxsplit=1)[0]
+    return credentials, hosts, rest[len(hosts) :].partition("?")[0]
+
+
+def _is_host(text: str) -> bool:
+    found = _HOST.fullmatch(text)
+    return found is not None and int(found["port"] or 0) < 2**16
+
+
 def _checked_dsn(what: str, url: str) -> str:
-    hosts, slash, rest = url.partition("://")[2].partition("/")
-    try:
-        named = urlsplit(f"//host{slash}{rest}").path.strip(
-            "/"
-        )  # some versions refuse several hosts with one in brackets
-        for host in hosts.rpartition("@")[2].split(","):  # one, or several that stand by
-            _ = urlsplit(f"//{host}").port  # raises if it is not a number
-    except ValueError:
-        raise InvalidValue(f"{what} URL", without_password(url), _EXPECTED) from None  # it would quote the password
-    if hosts.count("@") > 1:
+    credentials, hosts, path = _split_dsn(url)
+    if not all(map(_is_host, hosts.split(","))):  # one, or several that stand by
+        raise InvalidValue(f"{what} URL", without_password(url), _EXPECTED)
+    named = path.strip("/")
+    if "@" in credentials:
         raise InvalidValue(f"{what} URL", without_password(url), "%40 instead of @ in a user or password: " + _EXPECTED)
     if not named or "/" in named:
         raise InvalidValue(f"{what} URL", without_password(url), "the name of a database after the host: " + _EXPECTED)

@@ -43,7 +43,7 @@ _JAVA = f"-Xss16m -Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.p
 """A deep stack, because Spark matches the long message of a stopped query with a recursive regular expression."""
 _COLLECTOR = "-XX:+UseParallelGC"
 """A job is done sooner with it than with Java's default on two cores: it is about throughput, not about pauses."""
-_JAVA_VARIABLES = ("SPARK_SUBMIT_OPTS", "JDK_JAVA_OPTIONS", "JAVA_TOOL_OPTIONS")
+_JAVA_VARIABLES = ("SPARK_SUBMIT_OPTS", "JDK_JAVA_OPTIONS", "JAVA_TOOL_OPTIONS", "_JAVA_OPTIONS")
 _NOISE = (
     b"WARNING: Using incubator modules",
     b"Setting default log level",
@@ -94,7 +94,7 @@ def session(
     master = master or MASTER
     if java_options is None:
         java_options = ClassArchive().use()
-    options = f"{_JAVA} {collector()} {java_options}"
+    options = f"{_JAVA} {collector(java_options, *settings.values())} {java_options}"
     config |= {"spark.driver.memory": memory or MEMORY, "spark.driver.extraJavaOptions": options}
     if not settings.keys() & (delta := delta_settings()).keys():  # a caller with jars of its own knows better
         config |= delta
@@ -105,9 +105,11 @@ def session(
         return _create(builder.master(master), config | dict(settings))
 
 
-def collector() -> str:
-    """The garbage collector of the JVM, unless the environment chooses one: Java does not start with two of them."""
-    is_chosen = any(re.search(r"-XX:\+Use\w+GC", os.environ.get(name, "")) for name in _JAVA_VARIABLES)
+def collector(*options: str) -> str:
+    """The garbage collector of the JVM, unless the environment or one of the `options` chooses one: Java does not start
+    with two of them."""
+    chosen = [*options, *(os.environ.get(name, "") for name in _JAVA_VARIABLES)]
+    is_chosen = any(re.search(r"-XX:\+Use\w+GC\b", text) for text in chosen)
     return "" if is_chosen else _COLLECTOR
 
 

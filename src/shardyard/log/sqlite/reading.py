@@ -5,7 +5,7 @@ import sqlite3
 from collections import deque
 from collections.abc import Sequence
 from functools import partial
-from typing import TypeVar, cast
+from typing import cast
 
 from shardyard.log.appending import Changes, PartitionState
 from shardyard.log.batch_cache import BatchCache
@@ -20,7 +20,6 @@ from shardyard.model import Fence, Partition
 from shardyard.model.batch import Batch
 from shardyard.runtime.clock import Clock
 
-T = TypeVar("T")
 Found = tuple[PartitionState, Batch]
 """The state of the partition, and what was read of it."""
 
@@ -123,7 +122,7 @@ class PartitionRead:
         return batch
 
     async def _fetch(self, *, known_suffices: bool) -> Found:
-        """What there is now. `known_suffices`: it may be known without a look at the file that there is nothing."""
+        """What there is now. `known_suffices`: if memory says that there is nothing, the file is not looked at."""
         reading, partition, offset = self._reading, self._partition, self._offset
         known = reading.known.find(partition, self._fence) if known_suffices else None
         partition_id, end = reading.ends.get(partition, (0, -1))

@@ -4,7 +4,7 @@ Delta's log says which files are the table. A batch is one commit, with the quer
 that a batch that Spark replays is recognised.
 
 Spark writes the files of a batch as plain Parquet files, and `delta_log` commits them. Delta Lake in Spark converts,
-merges and vacuums, and it writes batches to tables that ask more of a writer than a new one does.
+merges and vacuums, and it writes batches to tables that ask more of a writer than a newly created one does.
 """
 
 import contextlib
@@ -166,7 +166,7 @@ class DeltaRecords:
         added = [self._lake.records / unquote(action["add"]["path"]) for action in actions if "add" in action]
         files = [file for file in added if file.exists()]  # those of an old commit may be merged and vacuumed
         folders = {folder for file in files for folder in (file.parent, file.parent.parent)}
-        written = [file for file in log.iterdir() if file.name >= path.name]  # and _last_checkpoint
+        written = sorted(file for file in log.iterdir() if file.name >= path.stem)  # last of them _last_checkpoint
         for each in (*files, *folders, self._lake.records, *written, log):
             fsync(each)
 

@@ -7,6 +7,7 @@ them fewer, but none prevents them.
 import contextlib
 import datetime
 import json
+import logging
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -17,6 +18,8 @@ import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import AddAction, RemoveAction
+
+from shardyard.model import InvalidValue
 
 SCHEMA = pa.schema(
     [
@@ -39,15 +42,19 @@ nothing, because they lie anywhere between those of all records."""
 PROPERTIES = {
     "delta.dataSkippingStatsColumns": ",".join(STATISTICS),  # also when Delta Lake in Spark merges files
     "delta.writePartitionColumnsToParquet": "false",  # readers take topic and day from the log
-    "delta.checkpointInterval": "10",  # commits; as Spark does it, `deltalake` would wait for 100
+    "delta.checkpointInterval": "10",  # commits; Spark's default, that of `deltalake` is 100
 }
 WRITER_VERSION = 2
 """The version of Delta's protocol for writers that a new table has. What a table with a higher one asks of writers, for
 example to check constraints, is left to Delta Lake in Spark."""
+_log = logging.getLogger(__name__)
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 
 def create_table(folder: Path) -> None:
+    """Create an empty table. `InvalidValue` for a folder that `deltalake` would look for elsewhere."""
+    if _is_misread(folder):
+        raise InvalidValue("lake", str(folder), "a path without % and \\, or --format parquet")
     DeltaTable.create(
         folder,
         SCHEMA,
@@ -57,13 +64,22 @@ def create_table(folder: Path) -> None:
     )
 
 
+def _is_misread(folder: Path) -> bool:
+    """Whether `deltalake` would look for the folder elsewhere: it decodes paths like those of URLs, twice."""
+    return "%" in str(folder) or "\\" in str(folder)
+
+
 def open_table(folder: Path) -> DeltaTable | None:
     """The table as of now; None if only Delta Lake in Spark can write to it."""
+    if _is_misread(folder):
+        return None
     try:
         table = DeltaTable(folder)
-    except DeltaError:  # it has a day that cannot be committed, for example
+    except DeltaError as error:  # it has a day that cannot be committed, for example
+        _log.info("Delta Lake in Spark writes to %s, because deltalake cannot read it: %s", folder, error)
         return None
-    return table if table.protocol().min_writer_version <= WRITER_VERSION else None
+    is_checked = any(not field.nullable or field.metadata for field in table.schema().fields)  # NOT NULL and the like
+    return None if is_checked or table.protocol().min_writer_version > WRITER_VERSION else table
 
 
 def has_batch(table: DeltaTable, query: str, batch: int) -> bool:
@@ -73,8 +89,8 @@ def has_batch(table: DeltaTable, query: str, batch: int) -> bool:
 
 
 def can_be_committed(files: Iterable[Path]) -> bool:
-    """Whether `deltalake` could read the table with these files in it: it refuses a table with some very late or early
-    days, which records with a wrong timestamp have."""
+    """Whether all of their days are in the years 1 to 9999. `deltalake` cannot read a table with some other days, which
+    records with a wrong timestamp have."""
     try:
         for path in files:
             datetime.date.fromisoformat(path.parent.name.removeprefix("day="))

@@ -6,6 +6,7 @@ are merged, a reader may briefly see the merged file together with those that it
 offset) identifies a row.
 """
 
+import contextlib
 import shutil
 import time
 import uuid
@@ -169,8 +170,9 @@ class ParquetRecords:
         """Delete staged files that will never be published. `min_age`: of their folder, in seconds."""
         pending = self._lake.load("complete.json", {"staged": None})["staged"]
         for path in (self._lake.own / "staging").glob("*"):
-            if path.name != pending and time.time() - path.stat().st_mtime >= min_age:
-                shutil.rmtree(path, ignore_errors=True)
+            with contextlib.suppress(FileNotFoundError):  # another run has deleted it
+                if path.name != pending and time.time() - path.stat().st_mtime >= min_age:
+                    shutil.rmtree(path, ignore_errors=True)
 
 
 def check_rows(merge: Merge, staged: Path) -> None:
