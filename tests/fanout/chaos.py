@@ -25,6 +25,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from shardyard.fanout.topics import open_all, open_presence
+from shardyard.log import open_log
 from tests.fanout.posting_client import PostingClient
 from tests.messaging.chaos import audit
 from tests.messaging.ledger import Ledger
@@ -297,6 +299,14 @@ def _processes(folder: Path, stores: list[str]) -> Iterator[tuple[list[ServerPro
             process.discard()
 
 
+async def _create_topics(url: str) -> None:
+    """So that channels are on when a messaging server starts. A server that finds the topics later tells the clients of
+    its channels' members that they may have missed posts."""
+    async with open_log(url) as log:
+        await open_presence(log, PARTITIONS)
+        await open_all(log)
+
+
 def run(
     folder: Path,
     seconds: float,
@@ -312,6 +322,7 @@ def run(
             stores = ["--log", f"sqlite:///{folder / 'log'}", "--registry", f"sqlite:///{folder / 'registry.db'}"]
         else:
             stores = ["--log", stack.enter_context(database.new_database())]
+        asyncio.run(_create_topics(stores[1]))
         messengers, others = stack.enter_context(_processes(folder, stores))
         chaos = Chaos(messengers, others, stores, random.Random(seed), database)
         report = asyncio.run(chaos.run(seconds, migrations))
