@@ -66,12 +66,33 @@ def test_a_database_on_a_server_is_shared_and_has_no_folder() -> None:
         "postgresql://user:secret/yard",
         "postgresql://user:pass@secret@host/yard",
         "postgresql://user:secret/more@host/yard",
+        "postgresql://user:secret@host?sslrootcert=/ca.pem",
+        "postgresql://?host=/tmp",
+        "postgresql://host?dbname=a/b",
+        "postgresql://host#/yard",
+        "postgresql://host:99999/yard",
+        "postgresql://user:5#secret/yard",
+        "postgresql://user:5?secret/yard",
     ],
 )
 def test_a_postgresql_url_names_a_database(url: str) -> None:
     with pytest.raises(InvalidValue, match="postgresql://") as refused:
         is_shared(url)
     assert "secret" not in "".join(traceback.format_exception(refused.value))
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://127.0.0.1,[::1]/yard?port=1",
+        "postgresql://user:secret@127.0.0.1:5432,[::1]:5433/yard",
+        "postgresql://user:se?cr#et@host/yard",
+        "postgresql:///yard",
+        "postgresql://%2Fvar%2Frun/yard?sslrootcert=/ca.pem",
+    ],
+)
+def test_a_postgresql_url_may_name_several_hosts_or_a_socket(url: str) -> None:
+    assert parse_url("log", url).dsn == url
 
 
 def test_a_parsed_url_does_not_print_its_password() -> None:
