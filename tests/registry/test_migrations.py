@@ -94,7 +94,10 @@ def shape(inspector: Inspector, schema: str | None = None) -> dict[str, object]:
     """Everything about the tables that statements depend on."""
     return {
         table: (
-            [(c["name"], c["type"]._type_affinity, c["nullable"]) for c in inspector.get_columns(table, schema)],
+            [
+                (c["name"], c["type"]._type_affinity, c["nullable"], getattr(c["type"], "collation", None))
+                for c in inspector.get_columns(table, schema)
+            ],
             inspector.get_pk_constraint(table, schema)["constrained_columns"],
             [(index["name"], index["column_names"]) for index in inspector.get_indexes(table, schema)],
         )
@@ -110,7 +113,7 @@ def test_the_migrations_result_in_the_tables_of_the_schema(path: Path, script: s
     migrated, created = create_engine(f"sqlite:///{path}"), create_engine("sqlite://")
     schema.METADATA.create_all(created)
     assert shape(inspect(migrated)) == shape(inspect(created))
-    assert version(path) == 4
+    assert version(path) == 5
     migrated.dispose()
     created.dispose()
 

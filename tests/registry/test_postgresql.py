@@ -10,6 +10,7 @@ from typing import Any
 import psycopg
 import pytest
 from sqlalchemy import create_engine, inspect
+from sqlalchemy.dialects.postgresql.psycopg import dialect as psycopg_dialect
 
 from shardyard.model import (
     Busy,
@@ -35,6 +36,7 @@ from shardyard.registry import (
     Transaction,
     open_registry,
     schema,
+    sql_transaction,
 )
 from shardyard.registry.port import TransactionAborted
 from shardyard.registry.postgresql import PostgresqlStore, shared_connection
@@ -117,6 +119,18 @@ def test_the_migrations_result_in_the_tables_of_the_schema(postgresql: Postgresq
         assert shape(inspect(engines[0]), "shardyard") == shape(inspect(engines[1]))
         for engine in engines:
             engine.dispose()
+
+
+def test_statements_for_one_member_read_no_rows_of_others(postgresql_url: str) -> None:
+    """A scan of the table would conflict with every commit of every group."""
+    with opened(postgresql_url), connect(parse_url("registry", postgresql_url), "test") as connection:
+        connection.execute("SET enable_seqscan = off")  # as the registry does: the table is empty
+        for statement in (sql_transaction._NOTE_RECENT, sql_transaction._OWNERSHIPS_OF):
+            compiled = statement.compile(dialect=psycopg_dialect())
+            values = dict.fromkeys(compiled.params, "1")
+            plan = connection.execute(f"EXPLAIN {compiled}".encode(), values).fetchall()
+            assert "ownerships_by_owner" in str(plan)
+            assert "Seq Scan" not in str(plan)
 
 
 def test_many_may_open_a_new_registry_at_once(postgresql_url: str) -> None:

@@ -73,6 +73,7 @@ def test_a_connection_has_its_purpose_our_schema_and_durable_commits(
             "search_path": "shardyard",
             "synchronous_commit": "on",
             "enable_seqscan": "off",
+            "jit": "off",
         }.items():
             assert connection.execute("SELECT current_setting(%s)", [setting]).fetchone() == (value,)
 

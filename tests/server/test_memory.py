@@ -44,7 +44,7 @@ def test_a_broker_takes_little_memory_before_its_first_record(broker: BrokerProc
     assert own < 115 * MB
     loaded = Path(f"/proc/{broker.process.pid}/maps").read_text()
     assert "pyarrow" in loaded
-    for package in ("llvmlite", "matplotlib", "numba", "pandas", "scipy/"):
+    for package in ("aiohttp", "llvmlite", "matplotlib", "numba", "pandas", "scipy/"):
         assert f"site-packages/{package}" not in loaded
 
 

@@ -189,10 +189,18 @@ def _migrate_to_version_4(connection: Connection, _now: float) -> None:
     connection.execute(text("CREATE INDEX ownerships_by_target ON ownerships (target)"))
 
 
+def _migrate_to_version_5(connection: Connection, _now: float) -> None:
+    """Lets PostgreSQL use these indexes: it does so only for comparisons by the collation of the column."""
+    if connection.dialect.name == "postgresql":
+        for table, column in (("ownerships", "owner"), ("ownerships", "target"), ("leases", "holder")):
+            connection.execute(text(f'ALTER TABLE {table} ALTER COLUMN {column} TYPE text COLLATE "C"'))
+
+
 MIGRATIONS: list[Migration] = [
     _create_version_1,
     _migrate_to_version_2,
     _migrate_to_version_3,
     _migrate_to_version_4,
+    _migrate_to_version_5,
 ]
 """Number i brings the schema from version i to i + 1. Entries are only ever added."""

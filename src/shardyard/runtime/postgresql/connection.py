@@ -29,6 +29,15 @@ _DEFAULTS: dict[str, str | int] = {
 }
 """Of libpq, unless the URL says otherwise."""
 
+_SETTINGS: dict[str, str | int | float] = {
+    "search_path": SCHEMA,
+    "client_encoding": "UTF8",
+    # Our statements take microseconds. To compile one takes a hundred milliseconds, which PostgreSQL does where it
+    # takes a plan for an expensive one.
+    "jit": "off",
+}
+"""Of the server, for our connections."""
+
 _DURABLE = "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'"
 """A server or a role may have switched it off, and we promise durable commits."""
 
@@ -76,7 +85,7 @@ def connect(
         try:
             connection.response_seconds = response_seconds
             _check_server(connection, url)
-            connection.execute(_setup({"search_path": SCHEMA, "client_encoding": "UTF8"} | dict(settings or {})))
+            connection.execute(_setup(_SETTINGS | dict(settings or {})))
         except BaseException:
             connection.close()
             raise

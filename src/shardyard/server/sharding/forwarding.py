@@ -1,16 +1,17 @@
 """Requests to other nodes: what only the owner of a queue can do."""
 
 import contextlib
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-import aiohttp
 import msgspec
 
-from shardyard.client.http import reason
 from shardyard.model import RetryLater
 from shardyard.wire.codec import encode
 from shardyard.wire.errors import ErrorResponse, error_of
 from shardyard.wire.media import JSON
+
+if TYPE_CHECKING:
+    import aiohttp
 
 T = TypeVar("T")
 
@@ -43,6 +44,10 @@ class Forwarding:
         seconds: float = ANSWER_SECONDS,
     ) -> T:
         """The response of a node. Its error is raised as it was raised there; `RetryLater` if it does not answer."""
+        import aiohttp  # noqa: PLC0415 most brokers have no other node to call, and it takes 9 MB
+
+        from shardyard.client.http import reason  # noqa: PLC0415 likewise
+
         if self._http is None:
             self._http = aiohttp.ClientSession(headers=self._headers)
         try:
