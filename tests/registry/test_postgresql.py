@@ -10,7 +10,6 @@ from typing import Any
 import psycopg
 import pytest
 from sqlalchemy import create_engine, inspect
-from sqlalchemy.dialects.postgresql.psycopg import dialect as psycopg_dialect
 
 from shardyard.model import (
     Busy,
@@ -125,8 +124,9 @@ def test_statements_for_one_member_read_no_rows_of_others(postgresql_url: str) -
     """A scan of the table would conflict with every commit of every group."""
     with opened(postgresql_url), connect(parse_url("registry", postgresql_url), "test") as connection:
         connection.execute("SET enable_seqscan = off")  # as the registry does: the table is empty
+        dialect = create_engine("postgresql+psycopg://").dialect
         for statement in (sql_transaction._NOTE_RECENT, sql_transaction._OWNERSHIPS_OF):
-            compiled = statement.compile(dialect=psycopg_dialect())
+            compiled = statement.compile(dialect=dialect)
             values = dict.fromkeys(compiled.params, "1")
             plan = connection.execute(f"EXPLAIN {compiled}".encode(), values).fetchall()
             assert "ownerships_by_owner" in str(plan)
