@@ -29,7 +29,7 @@ from shardyard.cli.serving import collect_garbage_less_often
 from shardyard.fanout.config import WORKERS_GROUP
 from shardyard.fanout.coordinator import Coordinator
 from shardyard.fanout.forwarding import record_batch
-from shardyard.fanout.routing import RoutingTable
+from shardyard.fanout.routing import RoutingTable, compile_loops
 from shardyard.fanout.topics import open_all
 from shardyard.fanout.worker import Worker
 from shardyard.groups import Node
@@ -322,8 +322,8 @@ async def measure_latency(channels: int, per_second: int, seconds: float) -> Seq
 
 
 async def measure_17th(channels: int, per_second: int, seconds: float) -> tuple[int, dict[str, Sequence[float]]]:
-    """How many partitions move to a 17th worker, and the latencies of their events and of the others: before it is
-    started, and from then until one second after it owns its partitions."""
+    """How many partitions move to a 17th worker, and the latencies of their events and of the others: before it joins,
+    and from then until one second after it owns its partitions. Its process was started before all of that."""
     with tempfile.TemporaryDirectory() as folder:
         async with opened(folder) as (log, node), contextlib.AsyncExitStack() as stack:
             world = World(channels)
@@ -335,30 +335,34 @@ async def measure_17th(channels: int, per_second: int, seconds: float) -> tuple[
             await until(lambda: not (any(len(worker.owned) != SHARE for worker in workers)), 0.05)
             names = [name.decode() for name in world.channels.slice(0, 3000).to_pylist()]
             await until(lambda: all(any(w.lookup(name) is not None for w in workers) for name in names), 0.2)
+            command = [sys.executable, "-m", "bench.fanout", "worker", folder, str(count)]
+            process = await asyncio.create_subprocess_exec(*command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            stack.push_async_callback(process.wait)
+            stack.callback(process.terminate)
+            assert process.stdin is not None and process.stdout is not None  # noqa: PT018 they are pipes
+            await process.stdout.readline()  # it is ready to join
             feeding = asyncio.create_task(
                 feed_until_stored(folder, channels, FANOUT_PARTITIONS, per_second, count, times)
             )
             await until(lambda: bool(times.sent.any()), 0.05)
             await asyncio.sleep(seconds / 3)
             joined_at = time.time()
-            process = subprocess.Popen([sys.executable, "-m", "bench.fanout", "worker", folder, str(count)])  # noqa: ASYNC220
-            stack.callback(process.wait)
-            stack.callback(process.terminate)
+            process.stdin.write(b"join\n")
             while len(moved := await owned_by(node, NEW_WORKER)) < FANOUT_PARTITIONS // 17:
-                if process.poll() is not None:
+                if process.returncode is not None:
                     raise RuntimeError(f"the 17th worker has ended with {process.returncode}")
                 await asyncio.sleep(0.01)
             moved_at = time.time()
             await feeding
             rows = np.random.default_rng(3).choice(np.flatnonzero(world.places < FANOUT_PARTITIONS), count)
             is_moved = np.isin(world.places[rows], moved)
-            print(f"17th worker: it owned its partitions {moved_at - joined_at:.1f} s after its process was started")
+            print(f"17th worker: it owned its partitions {moved_at - joined_at:.1f} s after it began to join")
             before = (times.sent < joined_at) & (np.arange(count) >= per_second)  # the first second warms up
             meanwhile = (times.sent > joined_at) & (times.sent < moved_at + 1.0)
             return len(moved), {
-                "their events before that": latencies(times, before & is_moved),
+                "their events before it joins": latencies(times, before & is_moved),
                 "their events meanwhile": latencies(times, meanwhile & is_moved),
-                "events of the others before that": latencies(times, before & ~is_moved),
+                "events of the others before it joins": latencies(times, before & ~is_moved),
                 "events of the others meanwhile": latencies(times, meanwhile & ~is_moved),
             }
 
@@ -370,11 +374,14 @@ async def owned_by(node: Node, member: str) -> list[int]:
 
 
 def join_as_worker(folder: str, count: int) -> None:
-    """A process with the 17th worker, until it is terminated."""
+    """A process with the 17th worker, which joins when it reads a line, until it is terminated."""
 
     async def work() -> None:
         async with opened(folder) as (log, node):
             node.log = MeasuringLog(log, Times(folder, count))  # type: ignore[assignment]
+            await asyncio.to_thread(compile_loops)
+            print("ready", flush=True)
+            await asyncio.to_thread(sys.stdin.readline)
             await Worker(node, name=NEW_WORKER).run()
 
     run(work())
