@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import shutil
+import signal
 import tempfile
 import time
 from collections.abc import AsyncIterator
@@ -160,6 +161,7 @@ async def chromium(program: str) -> AsyncIterator[Browser]:
             f"--user-data-dir={folder}",
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.DEVNULL,
+            start_new_session=True,
         )
         try:
             address = await _address(Path(folder) / "DevToolsActivePort", process)
@@ -172,7 +174,7 @@ async def chromium(program: str) -> AsyncIterator[Browser]:
                     listening.cancel()
                     await asyncio.gather(listening, return_exceptions=True)
         finally:
-            process.terminate()
+            os.killpg(process.pid, signal.SIGKILL)  # Debian's program is a script that starts the browser
             await process.wait()
 
 
