@@ -1,11 +1,13 @@
 """Measures how evenly load is spread over partitions and members, under several schemes, and says what would help."""
 
 import re
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import numpy as np
+import pyarrow as pa
 from pyspark.sql import DataFrame
 
 from shardyard.model import InvalidValue, Member, Partition, whole_number
@@ -82,13 +84,26 @@ def balance_report(
         if whole_number(f"partitions of {topic!r}", count, at_least=1) > MAX_PARTITIONS:
             raise InvalidValue(f"partitions of {topic!r}", count, f"at most {MAX_PARTITIONS}")
 
-    counts = collect_counts(counting.counts(loads))
-    candidates = find_candidates(loads, counts, hot)
+    loading = threading.Thread(target=_load_placement, args=(counting.schemes,), name="loading placement")
+    loading.start()  # while the JVM counts
+    try:
+        counts = collect_counts(counting.counts(loads))
+        candidates = find_candidates(loads, counts, hot)
+    finally:
+        loading.join()
     topics = []
     for topic in sorted(counts):
         figures = _Figures(counting, counts[topic], (partitions or {}).get(topic, 1))
         topics.append(figures.topic(topic, candidates[topic], hot, assignors, members))
     return BalanceReport(tuple(topics))
+
+
+def _load_placement(schemes: Iterable[Scheme]) -> None:
+    """Load the compiled functions that place keys: their first use takes half a second."""
+    for scheme in schemes:
+        partitioner = partitioner_named(scheme.partitioner, scheme.partitions, scheme.hash)
+        partitioner.place_array(pa.array([b""]))
+        partitioner.place(b"")
 
 
 def window_us(length: str) -> int:
