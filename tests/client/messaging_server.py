@@ -57,8 +57,8 @@ class Peer:
         else:
             await self.socket.send_bytes(message)
 
-    async def welcome(self, position: Position = START, **more: str) -> None:
-        fields = {"mirror": "log", "resume": "new"} | more
+    async def welcome(self, position: Position = START, **more: object) -> None:
+        fields: dict[str, object] = {"mirror": "log", "resume": "new"} | more
         await self.send(
             msgspec.convert({"type": "welcome", "user": "alice", "position": position, **fields}, wire.Welcome)
         )

@@ -8,10 +8,12 @@ import contextlib
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, Literal, TypeVar
 
+import aiohttp
 import pytest
 
 from shardyard.client import MessagingClient
 from shardyard.client.messaging import Gap, IsTyping, Marked, Message, Presence
+from shardyard.client.messaging_directory import Directory
 from shardyard.model import (
     Closed,
     InvalidCall,
@@ -388,6 +390,36 @@ def test_a_client_that_is_told_no_address_or_a_dead_one_asks_for_a_new_session()
             assert len(server.sessions) == 4
 
     run(scenario)
+
+
+def test_a_client_asks_servers_that_it_was_told_of_when_the_given_one_is_gone() -> None:
+    async def scenario(other: ScriptedServer) -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            given = await stack.enter_async_context(ScriptedServer().running())
+            async with connected(given) as (client, peer):
+                await peer.send(wire.Pong(None, (given.websocket, other.websocket)), wire.Pong(None))
+                await peer.deliver(message(5))
+                await take(client, 1)
+                await stack.aclose()
+                await other.accept_new()
+                assert [session["user"] for session in other.sessions] == ["alice"]
+
+    run(scenario)
+
+
+def test_a_client_that_was_given_addresses_with_tls_asks_no_server_without() -> None:
+    async def scenario() -> None:
+        async with aiohttp.ClientSession() as http:
+            told = ["ws://b:1/v1/messaging", "wss://c/v1/messaging", "wss://a/v1/messaging"]
+            for given, asked in (
+                (["https://a"], ["https://a", "https://c"]),
+                (["http://a"], ["http://a", "http://b:1", "https://c", "https://a"]),
+            ):
+                directory = Directory(http, given)
+                directory.learn(told)
+                assert list(directory.urls) == asked
+
+    asyncio.run(scenario())
 
 
 def test_a_client_that_two_servers_send_to_each_other_slows_down() -> None:

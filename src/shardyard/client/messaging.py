@@ -125,7 +125,8 @@ class MessagingClient(ChannelCalls):
         max_queued: int = 1000,
         clock: Clock | None = None,
     ) -> None:
-        """`servers`: addresses of some messaging servers; any of them knows where the user's is. `secret`, or a signed
+        """`servers`: addresses of some messaging servers; any of them knows where the user's is, and which others there
+        are: so one that runs at the start is enough. `secret`, or a signed
         `token` (or a function that gets one, if they expire): as the servers require. `device`: the name of this
         client, which no other client of the user has; by default the one of `resume`, or a new one. `resume`: what
         `position` was, maybe in another process; by default the client begins with what arrives from now on.
@@ -170,7 +171,9 @@ class MessagingClient(ChannelCalls):
         async def new_session() -> SessionGranted:
             return await directory.session(self.user, self._secret, self._token)
 
-        self._link = Link(self._http, new_session, self._inbox, self._calls, self._format, self._clock)
+        self._link = Link(
+            self._http, new_session, directory.learn, self._inbox, self._calls, self._format, self._clock
+        )
         running = asyncio.create_task(self._link.run(), name=f"messaging client of {self.user}")
         running.add_done_callback(self._note_end)
         self._tasks = [running]

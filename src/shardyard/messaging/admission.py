@@ -151,7 +151,14 @@ class Admission:
         if sent is None and self._server.config.mirror == "local":
             sent = str(id_at(int(self._clock.now() * 1000)))
         welcome = wire.Welcome(
-            session.user, position, self._server.config.mirror, missed.how, sent, self._node.name, owned.epoch
+            session.user,
+            position,
+            self._server.config.mirror,
+            missed.how,
+            sent,
+            self._node.name,
+            owned.epoch,
+            self._server.addresses.current(),
         )
         session.open(welcome, missed.items, missed.gap)
 
