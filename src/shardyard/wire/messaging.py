@@ -34,7 +34,7 @@ MAX_SERVERS = 16
 
 Number = Annotated[int, Meta(ge=0, le=2**53 - 1)]
 """A client's own number of what it sends or asks; an answer has the number of its call."""
-Id = Annotated[str, Meta(pattern=r"^[0-9]{1,19}$", description="a string of up to 19 digits")]
+Id = Annotated[str, Meta(pattern=r"^[0-9]{1,19}\Z", description="a string of up to 19 digits")]
 _MAX_ID = 2**63 - 1
 PageSize = Annotated[int, Meta(ge=1, le=MAX_PAGE)]
 
