@@ -481,15 +481,32 @@ def test_a_client_gives_up_if_the_same_would_happen_again(code: int, error: type
             await peer.deliver(message(1))
             sending = background(client.send("bob", "hello"))
             await peer.get(wire.Send)
-            await peer.close(code)
-            with pytest.raises(error):
+            await peer.close(code, "because of this")
+            with pytest.raises(error) as raised:
                 await sending
+            assert code == 4210 or f"with code {code} (because of this)" in str(raised.value)
             with pytest.raises(error):
                 await client.send("bob", "hello")
             assert await take(client, 1) == ["m1"]  # what was received is not lost
             with pytest.raises(error):
                 await take(client, 1)
             assert not server.has_connections
+
+    run(scenario)
+
+
+def test_a_client_that_no_server_takes_says_why() -> None:
+    async def scenario(server: ScriptedServer) -> None:
+        async def refuse() -> None:
+            while True:
+                peer, _ = await server.accept()
+                await peer.close(4011, "the user has too many clients connected: at most 20")
+
+        refusing = background(refuse())
+        with pytest.raises(Unreachable, match="too many clients connected: at most 20"):
+            async with MessagingClient(server.url, "alice", connect_timeout=0.5):
+                pass
+        refusing.cancel()
 
     run(scenario)
 
@@ -613,11 +630,18 @@ def test_wrong_arguments_are_refused_before_anything_is_sent() -> None:
                 client.send("bob", "\x01" * 16000),  # six times as long in JSON
                 client.send("bob", "hello", number=-1),
                 client.mark_seen("bob", "abc"),
+                client.mark_seen("bob", 5),  # type: ignore[arg-type]
                 client.mark_delivered("bob", ""),
+                client.mark_delivered("bob", None),  # type: ignore[arg-type]
                 client.history("bob", before="1e5"),
+                client.history("bob", before=5),  # type: ignore[arg-type]
+                client.chats(before=["5"]),  # type: ignore[arg-type]
                 client.history("bob", limit=201),
                 client.chats(limit=0),
                 client.watch(str(number) for number in range(201)),
+                client.watch("bob"),
+                client.watch(None),  # type: ignore[arg-type]
+                client.watch([None]),  # type: ignore[list-item]
                 client.typing(""),
             ]
             for call in wrong:

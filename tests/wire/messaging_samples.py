@@ -350,10 +350,7 @@ FROM_SERVER: list[tuple[ServerFrame, str, str]] = [
     (
         Pong(None, ("ws://127.0.0.1:7501",)),
         ('{"type":"pong","position":null,"servers":["ws://127.0.0.1:7501"]}'),
-        (
-            "83a474797065a4706f6e67a8706f736974696f6ec0"
-            "a77365727665727391b377733a2f2f3132372e302e302e313a37353031"
-        ),
+        ("83a474797065a4706f6e67a8706f736974696f6ec0a77365727665727391b377733a2f2f3132372e302e302e313a37353031"),
     ),
 ]
 """Each frame, its JSON, and its MessagePack in hexadecimal."""

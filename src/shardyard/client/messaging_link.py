@@ -162,8 +162,8 @@ class Link:
 
     def _explain_end(self, connection: Connection) -> None:
         """Raise what the code says with which the connection was closed."""
-        code = connection.close_code
-        what = f"{connection.address} closed the connection with code {code}"
+        code = connection.messages.close_code
+        what = f"{connection.address} closed the connection with {connection.messages.close_reason}"
         if code == CloseCode.WRONG_TOKEN:
             raise WrongToken(connection.address, "an access token that its directory issued")
         if advice(code) is Advice.GIVE_UP:

@@ -133,7 +133,7 @@ class Admission:
         replaced = [each for each in others if each.device == session.device]
         if len(others) - len(replaced) >= self._server.config.connections_per_user:
             most = self._server.config.connections_per_user
-            session.close(CloseCode.TOO_MANY_CONNECTIONS, f"a user has at most {most} clients connected")
+            session.close(CloseCode.TOO_MANY_CONNECTIONS, f"the user has too many clients connected: at most {most}")
             return False
         session.owned = owned
         owned.attach(session)

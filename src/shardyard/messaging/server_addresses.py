@@ -1,10 +1,8 @@
 """The addresses of servers that clients are told, so that they find another one when theirs is gone."""
 
 import random
-from collections.abc import Mapping
 
 from shardyard.groups import Directory
-from shardyard.groups.directory import Presence
 from shardyard.wire.messaging import MAX_SERVERS
 
 
@@ -13,7 +11,7 @@ class ServerAddresses:
 
     def __init__(self, directory: Directory) -> None:
         self._directory = directory
-        self._members: Mapping[str, Presence] = {}
+        self._members: object = None
         self._all: list[str] = []
         self._told: tuple[str, ...] = ()
 
