@@ -74,6 +74,19 @@ def test_a_port_that_is_taken_while_processes_start_ends_the_command(monkeypatch
                 signal.signal(number, handler)
 
 
+def test_servers_stop_when_the_command_that_started_them_is_killed(tmp_path: Path) -> None:
+    with port_in_use() as port:  # it is free in a moment
+        pass
+    command = [sys.executable, "-m", "shardyard.cli", "messenger", "--port", str(port - 1), "--processes", "2"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        listening = {parent.stdout.readline() for _ in range(2)}
+        parent.kill()
+        _, said = parent.communicate(timeout=60)  # until nobody has its output open any more
+    assert listening == {f"listening on http://127.0.0.1:{each}\n" for each in (port - 1, port)}
+    assert said.count("stopped\n") == 2, said
+
+
 @pytest.mark.parametrize(
     ("requested", "warns"), [(("--partitions", "8"), True), (("--partitions", "4"), False), ((), False)]
 )
