@@ -14,6 +14,7 @@ from the branch (`shardyard.wire.errors`).
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
@@ -73,10 +74,16 @@ class InvalidValue(InvalidCall, ValueError):
     """Raised when an argument is not what its place calls for."""
 
     def __init__(self, name: str, value: object, expected: str) -> None:
-        super().__init__(f"{name} is {value!r}: expected {expected}")
+        super().__init__(f"{name} is {_in_words(value)}: expected {expected}")
         self.name = name
         self.value = value
         self.expected = expected
+
+
+def _in_words(value: object) -> str:
+    if value is None:
+        return "missing"
+    return repr(os.fspath(value) if isinstance(value, os.PathLike) else value)
 
 
 class MissingExtra(InvalidCall):
