@@ -82,7 +82,12 @@ def test_long_values_are_shortened_in_errors() -> None:
             "body is 'partitions': expected an object with partitions, each once",
         ),
         ("GET", "/v1/groups/billing/partitions/orders/0/records?offset=x&owner=1", None, "offset is 'x': expected an "),
-        ("GET", "/v1/groups/billing/partitions/orders/0/records?offset=1", None, "owner is missing: expected an integer"),
+        (
+            "GET",
+            "/v1/groups/billing/partitions/orders/0/records?offset=1",
+            None,
+            "owner is missing: expected an integer",
+        ),
     ],
 )
 def test_an_invalid_body_or_query_gets_a_plain_message(method: str, path: str, body: bytes | None, says: str) -> None:

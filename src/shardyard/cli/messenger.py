@@ -24,7 +24,7 @@ from shardyard.cli.output import print_json
 from shardyard.cli.processes import run_processes, stop_with_parent
 from shardyard.cli.serving import Sigterm, absolute_url, collect_garbage_less_often, listening_socket, without_packages
 from shardyard.cli.stores import default_store
-from shardyard.model import Conflict, InvalidValue, ShardyardError
+from shardyard.model import Conflict, InvalidCall, InvalidValue, ShardyardError
 from shardyard.model.extras import require
 
 if TYPE_CHECKING:
@@ -209,7 +209,7 @@ def _secret(host: str) -> str | None:
     secret = os.environ.get("SHARDYARD_SECRET") or None
     if secret is not None:
         if len(secret.encode()) < MIN_SECRET_BYTES:
-            raise ShardyardError(
+            raise InvalidCall(
                 f"SHARDYARD_SECRET is too short: use {MIN_SECRET_BYTES} characters or more (`openssl rand -hex 32`)"
             )
         return secret
@@ -217,7 +217,7 @@ def _secret(host: str) -> str | None:
     with contextlib.suppress(ValueError):
         is_local = is_local or ipaddress.ip_address(host).is_loopback
     if not is_local:
-        raise ShardyardError(
+        raise InvalidCall(
             f"without SHARDYARD_SECRET anyone could sign in as anyone at {host}: set it, or listen on 127.0.0.1"
         )
     return None

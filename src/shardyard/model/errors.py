@@ -14,7 +14,6 @@ from the branch (`shardyard.wire.errors`).
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
@@ -83,7 +82,7 @@ class InvalidValue(InvalidCall, ValueError):
 def _in_words(value: object) -> str:
     if value is None:
         return "missing"
-    return repr(os.fspath(value) if isinstance(value, os.PathLike) else value)
+    return repr(str(value) if hasattr(value, "__fspath__") else value)
 
 
 class MissingExtra(InvalidCall):

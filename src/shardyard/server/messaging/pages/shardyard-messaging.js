@@ -454,7 +454,7 @@ export class MessagingClient {
         this.#save();
       };
       // An address that can't be reached is not tried again: the directory will know a better one.
-      socket.onclose = ({ code }) => end(this.#explain(code, isReached ? address : null));
+      socket.onclose = ({ code, reason }) => end(this.#explain(code, reason, isReached ? address : null));
     });
   }
 
@@ -462,8 +462,8 @@ export class MessagingClient {
     return { token: this.#token, device: this.#device, position: this.#position, last: this.#last, sent: this.#sent };
   }
 
-  #explain(code, address) {
-    const message = address === null ? "the server can't be reached" : `the connection was closed with code ${code}`;
+  #explain(code, reason, address) {
+    const message = address === null ? "the server can't be reached" : `the connection was closed with code ${code}${reason && ` (${reason})`}`;
     if (code === CODE.replaced) return new MessagingError("replaced", "this client is in use in another window");
     if (code === CODE.tokenExpired || (code === CODE.wrongToken && !this.#isTokenNew)) {
       this.#token = null;
