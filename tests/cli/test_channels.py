@@ -209,6 +209,8 @@ def test_commands_with_processes_that_run(yard: Yard) -> None:
                 assert {each["role"] for each in status["processes"]} == {"coordinator", "worker"}
                 assert worker in {each["address"] for each in status["processes"]}
                 assert status["topics"][0]["waiting"] == 0
+                fanout = status["topics"][1]
+                assert (fanout["topic"], fanout["in_use"], fanout["unowned"]) == ("fanout", False, 0)
 
     asyncio.run(scenario())
 

@@ -164,14 +164,20 @@ def test_two_people_chat_in_a_terminal() -> None:
                 terminal.enter("/nonsense")
                 await terminal.shows("/with USER")
                 terminal.enter("for carol")
+                async with asyncio.timeout(30), MessagingClient(url, "carol") as carol:
+                    while not (page := await carol.history("alice")).messages:
+                        pass
+                assert [each.text for each in page.messages] == ["for carol"]
+                terminal.enter("/history")  # it is on the screen already
+                await terminal.shows("no older messages")
+                terminal.enter("and this")
                 terminal.enter("/quit")
                 async with asyncio.timeout(30):
                     assert await process.wait() == 0
-            async with asyncio.timeout(30):
-                async with MessagingClient(url, "carol") as carol:
-                    while not (page := await carol.history("alice")).messages:
-                        pass
-            assert [each.text for each in page.messages] == ["for carol"]
+            async with asyncio.timeout(30), MessagingClient(url, "carol") as carol:
+                while len((page := await carol.history("alice")).messages) < 2:
+                    pass
+            assert [each.text for each in page.messages] == ["and this", "for carol"]
 
     run(scenario)
 

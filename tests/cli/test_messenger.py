@@ -16,6 +16,7 @@ from shardyard.cli import processes
 from shardyard.log import open_log
 from shardyard.model import ShardyardError
 from shardyard.wire.inbox import TOPIC
+from tests.cli.invocation import Shell
 from tests.server_process import ServerProcess
 
 pytestmark = pytest.mark.processes
@@ -72,6 +73,41 @@ def test_a_port_that_is_taken_while_processes_start_ends_the_command(monkeypatch
         finally:
             for number, handler in zip((signal.SIGTERM, signal.SIGINT), before, strict=True):
                 signal.signal(number, handler)
+
+
+@pytest.mark.parametrize(
+    ("secret", "arguments", "says"),
+    [
+        ("short", (), "SHARDYARD_SECRET is too short: use 32 characters or more"),
+        ("", ("--host", "192.0.2.1"), "without SHARDYARD_SECRET anyone could sign in as anyone at 192.0.2.1"),
+        ("s" * 32, ("--tls-key", "nope"), "--tls-key is 'nope': expected a key and a certificate together"),
+        ("s" * 32, ("--tls-certificate", "nope"), "--tls-key is missing: expected a key and a certificate together"),
+    ],
+)
+def test_a_wrong_call_says_what_was_expected(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    secret: str,
+    arguments: tuple[str, ...],
+    says: str,
+) -> None:
+    monkeypatch.setenv("SHARDYARD_SECRET", secret)
+    shell = Shell(monkeypatch, capsys)
+    assert shell.run("messenger", *arguments) == (2, "")
+    assert says in shell.err
+
+
+def test_servers_stop_when_the_command_that_started_them_is_killed(tmp_path: Path) -> None:
+    with port_in_use() as port:  # it is free in a moment
+        pass
+    command = [sys.executable, "-m", "shardyard.cli", "messenger", "--port", str(port - 1), "--processes", "2"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        listening = {parent.stdout.readline() for _ in range(2)}
+        parent.kill()
+        _, said = parent.communicate(timeout=60)  # until nobody has its output open any more
+    assert listening == {f"listening on http://127.0.0.1:{each}\n" for each in (port - 1, port)}
+    assert said.count("stopped\n") == 2, said
 
 
 @pytest.mark.parametrize(

@@ -57,8 +57,8 @@ class Peer:
         else:
             await self.socket.send_bytes(message)
 
-    async def welcome(self, position: Position = START, **more: str) -> None:
-        fields = {"mirror": "log", "resume": "new"} | more
+    async def welcome(self, position: Position = START, **more: object) -> None:
+        fields: dict[str, object] = {"mirror": "log", "resume": "new"} | more
         await self.send(
             msgspec.convert({"type": "welcome", "user": "alice", "position": position, **fields}, wire.Welcome)
         )
@@ -67,8 +67,8 @@ class Peer:
         await self.send(wire.Deliver(self.count, epoch, list(entries)))
         self.count += len(entries)
 
-    async def close(self, code: int = 1000) -> None:
-        await self.socket.close(code=code)
+    async def close(self, code: int = 1000, reason: str = "") -> None:
+        await self.socket.close(code=code, message=reason.encode())
 
     def abort(self) -> None:
         """End the connection without a word, as a killed server does."""

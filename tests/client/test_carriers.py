@@ -14,7 +14,7 @@ import pytest
 from shardyard.client import Brokers, Consumer, Producer, websocket
 from shardyard.client.brokers import CarrierName
 from shardyard.client.connections import HTTP_SECONDS
-from shardyard.model import Busy, InvalidValue, Record, TooLarge, Unreachable, WrongToken
+from shardyard.model import Busy, InvalidCall, InvalidValue, Record, TooLarge, Unreachable, WrongToken
 from shardyard.runtime.clock import ManualClock
 from shardyard.runtime.metrics import CALLS, REQUESTS, WEBSOCKETS
 from shardyard.server.queues import calls
@@ -387,5 +387,17 @@ def test_a_publish_that_is_refused_before_it_is_sent_does_not_change_the_order_o
             await carrier.close()
         (records,) = await cluster.records()
         assert [record.id for record in records] == ["first", "last"]
+
+    run(scenario)
+
+
+def test_a_connection_that_the_broker_closes_for_good_says_why() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        async with aiohttp.ClientSession() as session:
+            carrier = await websocket.connect(session, cluster.urls[0])
+            await carrier._socket.send_bytes(b"\xc1")
+            with pytest.raises(InvalidCall, match=r"with code 4200 \(.+\): see docs/protocol.md"):
+                await carrier.span(frames.Span("orders/0"), 5.0)
+            await carrier.close()
 
     run(scenario)

@@ -8,10 +8,12 @@ import contextlib
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, Literal, TypeVar
 
+import aiohttp
 import pytest
 
 from shardyard.client import MessagingClient
 from shardyard.client.messaging import Gap, IsTyping, Marked, Message, Presence
+from shardyard.client.messaging_directory import Directory
 from shardyard.model import (
     Closed,
     InvalidCall,
@@ -390,6 +392,36 @@ def test_a_client_that_is_told_no_address_or_a_dead_one_asks_for_a_new_session()
     run(scenario)
 
 
+def test_a_client_asks_servers_that_it_was_told_of_when_the_given_one_is_gone() -> None:
+    async def scenario(other: ScriptedServer) -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            given = await stack.enter_async_context(ScriptedServer().running())
+            async with connected(given) as (client, peer):
+                await peer.send(wire.Pong(None, (given.websocket, other.websocket)), wire.Pong(None))
+                await peer.deliver(message(5))
+                await take(client, 1)
+                await stack.aclose()
+                await other.accept_new()
+                assert [session["user"] for session in other.sessions] == ["alice"]
+
+    run(scenario)
+
+
+def test_a_client_that_was_given_addresses_with_tls_asks_no_server_without() -> None:
+    async def scenario() -> None:
+        async with aiohttp.ClientSession() as http:
+            told = ["ws://b:1/v1/messaging", "wss://c/v1/messaging", "wss://a/v1/messaging"]
+            for given, asked in (
+                (["https://a"], ["https://a", "https://c"]),
+                (["http://a"], ["http://a", "http://b:1", "https://c", "https://a"]),
+            ):
+                directory = Directory(http, given)
+                directory.learn(told)
+                assert list(directory.urls) == asked
+
+    asyncio.run(scenario())
+
+
 def test_a_client_that_two_servers_send_to_each_other_slows_down() -> None:
     async def scenario(server: ScriptedServer) -> None:
         clock = ManualClock()
@@ -449,15 +481,32 @@ def test_a_client_gives_up_if_the_same_would_happen_again(code: int, error: type
             await peer.deliver(message(1))
             sending = background(client.send("bob", "hello"))
             await peer.get(wire.Send)
-            await peer.close(code)
-            with pytest.raises(error):
+            await peer.close(code, "because of this")
+            with pytest.raises(error) as raised:
                 await sending
+            assert code == 4210 or f"with code {code} (because of this)" in str(raised.value)
             with pytest.raises(error):
                 await client.send("bob", "hello")
             assert await take(client, 1) == ["m1"]  # what was received is not lost
             with pytest.raises(error):
                 await take(client, 1)
             assert not server.has_connections
+
+    run(scenario)
+
+
+def test_a_client_that_no_server_takes_says_why() -> None:
+    async def scenario(server: ScriptedServer) -> None:
+        async def refuse() -> None:
+            while True:
+                peer, _ = await server.accept()
+                await peer.close(4011, "the user has too many clients connected: at most 20")
+
+        refusing = background(refuse())
+        with pytest.raises(Unreachable, match="too many clients connected: at most 20"):
+            async with MessagingClient(server.url, "alice", connect_timeout=0.5):
+                pass
+        refusing.cancel()
 
     run(scenario)
 
@@ -581,11 +630,18 @@ def test_wrong_arguments_are_refused_before_anything_is_sent() -> None:
                 client.send("bob", "\x01" * 16000),  # six times as long in JSON
                 client.send("bob", "hello", number=-1),
                 client.mark_seen("bob", "abc"),
+                client.mark_seen("bob", 5),  # type: ignore[arg-type]
                 client.mark_delivered("bob", ""),
+                client.mark_delivered("bob", None),  # type: ignore[arg-type]
                 client.history("bob", before="1e5"),
+                client.history("bob", before=5),  # type: ignore[arg-type]
+                client.chats(before=["5"]),  # type: ignore[arg-type]
                 client.history("bob", limit=201),
                 client.chats(limit=0),
                 client.watch(str(number) for number in range(201)),
+                client.watch("bob"),
+                client.watch(None),  # type: ignore[arg-type]
+                client.watch([None]),  # type: ignore[list-item]
                 client.typing(""),
             ]
             for call in wrong:

@@ -21,6 +21,7 @@ from shardyard.messaging.history import open_history
 from shardyard.model import RetryLater, WrongToken
 from shardyard.registry import open_registry
 from shardyard.server.messaging.app import MessengerOptions, running_messenger
+from shardyard.wire.messaging import PATH
 from tests.client.messaging_server import until
 
 Mirror = Literal["log", "local"]
@@ -232,6 +233,23 @@ async def until_it_serves(url: str, users: list[str]) -> None:
         with contextlib.suppress(RetryLater):  # nobody does, in this moment
             if f":{port}/" in (await locate([url], user)).address:
                 return
+
+
+@pytest.mark.processes
+def test_a_client_with_one_address_goes_on_when_that_server_is_killed(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with server_process(tmp_path) as (process, given), server_process(tmp_path) as (_, other):
+            users = [f"user {number}" for number in range(20)]
+            await until_it_serves(other, users)
+            address = "ws" + given.removeprefix("http") + PATH
+            served = [each for each in users if (await locate([given], each)).address == address]
+            async with MessagingClient(given, user := served[0]) as client:
+                process.send_signal(signal.SIGKILL)
+                await process.wait()
+                await client.send(user, "still here")
+                assert await take(client, 1) == ["still here"]
+
+    asyncio.run(asyncio.wait_for(scenario(), 110))
 
 
 @pytest.mark.processes

@@ -48,7 +48,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"deliver_at": "noon"}, "deliver_at is 'noon': expected a whole number"),
     ({"key": 5}, "key is 5: expected bytes, or a string"),
     ({"value": 5}, "value is 5: expected bytes, a string, or a dict or list"),
-    ({"value": None}, "value is None: expected bytes, a string"),
+    ({"value": None}, "value is missing: expected bytes, a string"),
     ({"value": {"a": {1, 2}}}, "value is 'a dict': expected what JSON can express"),
     ({"value": "\ud800"}, "value is '\\ud800': expected a string without lone surrogates"),
     ({"headers": {"a": 5}}, "header 'a' is 5: expected bytes, or a string"),

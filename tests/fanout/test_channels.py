@@ -15,6 +15,7 @@ from shardyard.log import Log
 from shardyard.log.memory import MemoryLog
 from shardyard.messaging import snowflakes
 from shardyard.model import InvalidValue, Partition, Record, TooLarge
+from shardyard.runtime.clock import ManualClock
 from shardyard.wire.channels import EVENTS, MEMBERS, PRESENCE, decode_event
 from tests.queues.engines import ENGINES
 
@@ -150,9 +151,10 @@ def test_the_error_names_the_index_of_a_wrong_name() -> None:
 def test_an_event_is_stored_once_for_an_id(tmp_path: Path, engine: str) -> None:
     async def work(log: Log, channels: Channels) -> None:
         first = await channels.publish("general", "hello", sender="alice", id=7)
-        again = await Channels(log).publish("general", "hello", sender="alice", id=7)
+        again = await Channels(log, clock=ManualClock()).publish("general", "hello", sender="alice", id=7)
         other = await channels.publish("dev", "hello", sender="alice", id=7)
         assert (first.duplicate, again.duplicate, other.duplicate) == (False, True, False)
+        assert again.at == first.at
         made = [await channels.publish("general", f"text {n}", sender="bob") for n in range(50)]
         stored = [(key, decode_event(value)) for _, key, value in await records(log, EVENTS)]
         general = [event for key, event in stored if key == b"general"]

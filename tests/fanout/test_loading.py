@@ -88,11 +88,11 @@ def test_columns_may_be_dictionaries_and_others_are_ignored(tmp_path: Path) -> N
         ("m.csv", b",alice", "channel is ''"),
         ("m.csv", b"general,", "user is ''"),
         ("m.csv", b"general," + b"x" * 129, "user is 'xxx"),
-        ("m.csv", b"general,\xff", "user is b'.xff', expected text in UTF-8"),
+        ("m.csv", b"general,\xff", "user is '.xff', expected text in UTF-8"),
         ("m.csv", b"general,a\0b", "without NUL"),
         ("m.csv", b"general", "it has 1 columns instead of 2"),
         ("m.csv", b"general,alice,join", "it has 3 columns instead of 2"),
-        ("m.parquet", None, "user is None"),
+        ("m.parquet", None, "user is missing"),
     ],
 )
 def test_a_malformed_row_is_an_error_before_anything_is_stored(
@@ -160,16 +160,17 @@ def test_row_numbers_count_over_batches(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize(
-    ("content", "why"),
+    ("name", "content", "why"),
     [
-        (b"", "can't be read"),
-        (b"room,user\na,b\n", "expected the columns channel, user"),
-        (b"channel,user,user\na,b,c\n", "expected the columns channel, user"),
-        (b"PAR1 and then nothing", "can't be read"),
+        ("file", b"", "can't be read"),
+        ("file", b"room,user\na,b\n", "expected the columns channel, user"),
+        ("file", b"channel,user,user\na,b,c\n", "expected the columns channel, user"),
+        ("file", b"PAR1 and then nothing", "can't be read"),
+        ("m.parquet", b"channel,user\na,b\n", "m.parquet is not a Parquet file: give it another name if it is CSV"),
     ],
 )
-def test_another_file_is_refused(tmp_path: Path, content: bytes, why: str) -> None:
-    path = tmp_path / "file"
+def test_another_file_is_refused(tmp_path: Path, name: str, content: bytes, why: str) -> None:
+    path = tmp_path / name
     path.write_bytes(content)
 
     async def work(channels: Channels) -> None:

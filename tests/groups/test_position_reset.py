@@ -293,7 +293,7 @@ def test_positions_are_found_by_offset_time_and_both_ends(run: Run) -> None:
     ("kind", "value", "message"),
     [
         ("newest", None, "kind is 'newest': expected one of earliest, latest, offset, time"),
-        ("offset", None, "offset is None: expected a whole number"),
+        ("offset", None, "offset is missing: expected a whole number"),
         ("offset", -1, "offset is -1"),
         ("time", 1.5, "time is 1.5"),
         ("latest", 3, "value is 3: expected none"),

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import aiohttp
 import msgspec
 
+from shardyard.client.websocket_messages import WebSocketMessages
 from shardyard.wire import messaging as wire
 from shardyard.wire.messaging import Format, Marked, Message, Position, Posted
 from tests.server.websockets import CLOSE, RawClient
@@ -22,6 +23,7 @@ class Client:
 
     def __init__(self, socket: aiohttp.ClientWebSocketResponse, user: str, device: str) -> None:
         self.socket = socket
+        self.messages = WebSocketMessages(socket)
         self.format = Format(socket.protocol)
         self.user = user
         self.device = device
@@ -37,7 +39,7 @@ class Client:
         self._reading = asyncio.create_task(self._read())
 
     async def _read(self) -> None:
-        async for message in self.socket:
+        async for message in self.messages:
             data = message.data.encode() if isinstance(message.data, str) else message.data
             for frame in wire.decode_from_server(data, self.format):
                 self._take(frame)

@@ -140,7 +140,7 @@ def test_bad_input_and_callers_without_the_token_are_refused(tmp_path: Path) -> 
             ("GET", "news/members?limit=x", None, "from 1 to 1000"),
             ("GET", "news/members?unknown=1", None, "one of after, limit"),
             ("GET", "news/members?after=%00", None, "after is"),
-            ("POST", "news/events", {}, "text is None"),
+            ("POST", "news/events", {}, "text is missing"),
             ("POST", "news/events", {"text": 5}, "text is 5"),
             ("POST", "news/events", {"text": "x", "id": "abc"}, "expected a string of up to 19 digits, or null"),
             ("POST", "news/events", {"text": "x", "id": ""}, "expected a string of up to 19 digits, or null"),

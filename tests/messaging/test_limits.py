@@ -268,6 +268,7 @@ def test_the_same_device_replaces_its_connection_and_misses_nothing(tmp_path: Pa
         assert await second.received(1) == ["m"]
         third = await yard.clients.hello(server.url, "alice", "another device")
         assert await third.closed() == 4011
+        assert third.messages.close_reason == "code 4011 (the user has too many clients connected: at most 1)"
         await second.sync()
         await second.close()
         await eventually(lambda: server.server.clients == 0)

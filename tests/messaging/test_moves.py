@@ -56,6 +56,25 @@ def test_when_a_server_joins_only_the_clients_of_partitions_that_move_are_told(t
     run(tmp_path, scenario, engine)
 
 
+def test_clients_are_told_the_addresses_of_servers_and_when_these_change(tmp_path: Path) -> None:
+    async def scenario(yard: Yard) -> None:
+        first = await yard.start(partitions=range(PARTITIONS))
+        alice = await yard.join(first, "alice")
+        assert (await alice.get(wire.Welcome)).servers == (address(first.url),)
+        second = await yard.start(partitions=())
+        await eventually(lambda: len(first.server.directory.members()) == 2)
+        told = []
+        for _ in range(2):
+            await alice.send(wire.Ping())
+            told.append((await alice.get(wire.Pong)).servers)
+        assert sorted(told[0]) == sorted([address(first.url), address(second.url)])
+        assert told[1] == ()
+        bob = await yard.join(first, "bob")
+        assert sorted((await bob.get(wire.Welcome)).servers) == sorted(told[0])
+
+    run(tmp_path, scenario)
+
+
 def test_a_drained_server_sends_its_clients_to_the_others_and_owns_nothing(tmp_path: Path) -> None:
     async def scenario(yard: Yard) -> None:
         first, second = await yard.start(), await yard.start()

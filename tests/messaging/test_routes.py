@@ -72,21 +72,26 @@ def test_a_server_with_a_secret_takes_it_or_what_was_signed_with_it(tmp_path: Pa
             assert (status, granted["user"]) == (200, "alice"), good
             await yard.join(server, "alice", token=granted["token"])
         expired = jwt.encode({"sub": "alice", "exp": soon - 120}, SECRET, "HS256")
-        for wrong in (
-            {"user": "alice"},
-            {"user": "alice", "secret": ""},
-            {"user": "alice", "secret": SECRET + "x"},
-            {"user": "alice", "secret": SECRET, "token": "garbage"},
-            {"token": expired},
-            {"token": signed("another key of more than 32 characters")},
-            {"token": jwt.encode({"sub": "alice", "exp": soon}, None, "none")},
-            {"token": jwt.encode({"sub": "alice"}, SECRET)},
-            {"token": jwt.encode({"exp": soon}, SECRET)},
-            {"token": signed(sub="")},
-            {"token": server.server.tokens.issue("alice").text},
+        signature, name = "signed with", "a token whose sub is a name of 1 to 128 characters"
+        for wrong, reason in (
+            ({"user": "alice"}, "its secret"),
+            ({"user": "alice", "secret": ""}, "its secret"),
+            ({"user": "alice", "secret": SECRET + "x"}, "its secret"),
+            ({"user": "alice", "secret": SECRET, "token": "garbage"}, signature),
+            ({"token": expired}, "has not expired"),
+            ({"token": signed("another key of more than 32 characters")}, signature),
+            ({"token": jwt.encode({"sub": "alice", "exp": soon}, None, "none")}, signature),
+            ({"token": jwt.encode({"sub": "alice"}, SECRET)}, "sub and exp"),
+            ({"token": jwt.encode({"exp": soon}, SECRET)}, "sub and exp"),
+            ({"token": signed(nbf=soon)}, "whose time (nbf, iat) has come"),
+            ({"token": signed(sub="")}, name),
+            ({"token": signed(sub="x" * 200)}, name),
+            ({"token": signed(sub=7)}, name),
+            ({"token": server.server.tokens.issue("alice").text}, signature),
         ):
             status, body = await session(yard, server, **wrong)
             assert (status, body["error"]["code"]) == (401, "wrong_token"), wrong
+            assert reason in body["error"]["message"], wrong
         assert (await session(yard, server, secret=SECRET))[0] == 400  # it names no user
         # What an application signed is no access token
         client = await yard.clients.hello(server.url, "alice", token=signed(aud=AUDIENCE))

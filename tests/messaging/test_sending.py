@@ -1,6 +1,7 @@
 """Sending: acknowledgements, order, sending again, refusals."""
 
 import asyncio
+import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -13,6 +14,7 @@ from shardyard.log.requests import AppendRequest
 from shardyard.messaging.outgoing import Outgoing
 from shardyard.messaging.sending import Sending
 from shardyard.messaging.session import REQUESTS, Session
+from shardyard.messaging.snowflakes import id_at
 from shardyard.model import SEQUENCE_WINDOW, Appended, OutcomeUnknown, ShardyardError
 from shardyard.wire import messaging as wire
 from shardyard.wire.inbox import MAX_TEXT_BYTES, MAX_USER_LENGTH, Mark
@@ -250,13 +252,19 @@ def test_marks_reach_the_other_user_and_the_history(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
-def test_a_mark_up_to_an_id_that_no_message_can_have_counts_as_up_to_the_largest_one(tmp_path: Path) -> None:
+def test_a_mark_up_to_an_id_that_no_message_can_have_is_refused_and_the_next_one_is_stored(tmp_path: Path) -> None:
     async def scenario(yard: Yard) -> None:
         server = await yard.start()
         alice = await yard.join(server, "alice")
-        await alice.send(wire.SetMark(1, "bob", "seen", "9" * 19))
-        await alice.sent(1)
-        assert [entry.content for entry in await yard.stored() if not entry.copy] == [Mark("seen", 2**63 - 1)]
+        now = int(time.time() * 1000)
+        for number, upto in enumerate(("9" * 19, str(2**63 - 1), str(id_at(now + 60_000)))):
+            await alice.send(wire.SetMark(number, "bob", "seen", upto))
+            refused = await alice.answer(number)
+            assert isinstance(refused, wire.Refused)
+            assert (refused.code, refused.retry) == ("invalid_value", False)
+        await alice.send(wire.SetMark(9, "bob", "seen", str(id_at(now))))
+        await alice.sent(9)
+        assert [entry.content for entry in await yard.stored() if not entry.copy] == [Mark("seen", id_at(now))]
 
     run(tmp_path, scenario)
 

@@ -1,6 +1,7 @@
 import asyncio
 import dataclasses
 import pickle
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -166,3 +167,10 @@ def test_a_task_that_sleeps_again_and_again_wakes_every_time() -> None:
 )
 def test_a_store_is_beside_the_one_that_it_goes_with(url: str, expected: str) -> None:
     assert beside("log", url, "registry.db") == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"), [("a b", "'a b'"), (b"a", "b'a'"), (0, "0"), (None, "missing"), (Path("a/b"), "'a/b'")]
+)
+def test_a_wrong_value_is_shown_to_people(value: object, shown: str) -> None:
+    assert str(InvalidValue("--file", value, "another one")) == f"--file is {shown}: expected another one"

@@ -154,7 +154,7 @@ def test_a_write_does_not_create_a_log(spark: SparkSession, log: str, tmp_path: 
         ("'v' value", {"partitioner": "column"}, "expected a frame with a column 'partition'"),
         ("'v' value", {"partitioner": "ring"}, "partitioner is 'ring'"),
         ("'v' value; '' id", {}, "column 'id' is '': expected no empty string"),
-        ("cast(null as string) value", {}, "column 'value' is None: expected no null"),
+        ("cast(null as string) value", {}, "column 'value' is missing: expected no null"),
         ("repeat('x', 1100000) value", {}, "in bytes is 1100000, beyond the limit of 1048576"),
     ],
 )
@@ -237,7 +237,7 @@ def test_a_stream_needs_a_checkpoint_option_or_a_producers_name(spark: SparkSess
             spark.readStream.format("shardyard").options(log=log, topics="orders", startingOffsets="earliest").load()
         )
         query = stream.writeStream.format("shardyard").options(log=log, topic="copy").trigger(availableNow=True).start()
-        with pytest.raises(PySparkException, match="option 'producer' is None: expected a checkpointLocation"):
+        with pytest.raises(PySparkException, match="option 'producer' is missing: expected a checkpointLocation"):
             query.awaitTermination()
     finally:
         spark.conf.unset("spark.sql.streaming.checkpointLocation")

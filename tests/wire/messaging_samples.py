@@ -152,24 +152,25 @@ FROM_SERVER: list[tuple[ServerFrame, str, str]] = [
         Welcome("alice", Position(3, 17, 700), "log", "position"),
         (
             '{"type":"welcome","user":"alice","position":{"partition":3,"epoch":17,"offset":700},"mirror":"log","'
-            'resume":"position","sent":null,"server":"","ownership":0}'
+            'resume":"position","sent":null,"server":"","ownership":0,"servers":[]}'
         ),
         (
-            "88a474797065a777656c636f6d65a475736572a5616c696365a8706f736974696f6e83a9706172746974696f6e03a565706f"
+            "89a474797065a777656c636f6d65a475736572a5616c696365a8706f736974696f6e83a9706172746974696f6e03a565706f"
             "636811a66f6666736574cd02bca66d6972726f72a36c6f67a6726573756d65a8706f736974696f6ea473656e74c0"
-            "a6736572766572a0a96f776e65727368697000"
+            "a6736572766572a0a96f776e65727368697000a77365727665727390"
         ),
     ),
     (
-        Welcome("alice", Position(3, 17, 700), "local", "new", "2480", "chat-1", 52),
+        Welcome("alice", Position(3, 17, 700), "local", "new", "2480", "chat-1", 52, ("ws://127.0.0.1:7501",)),
         (
             '{"type":"welcome","user":"alice","position":{"partition":3,"epoch":17,"offset":700},"mirror":"local"'
-            ',"resume":"new","sent":"2480","server":"chat-1","ownership":52}'
+            ',"resume":"new","sent":"2480","server":"chat-1","ownership":52,"servers":["ws://127.0.0.1:7501"]}'
         ),
         (
-            "88a474797065a777656c636f6d65a475736572a5616c696365a8706f736974696f6e83a9706172746974696f6e03a565706f"
+            "89a474797065a777656c636f6d65a475736572a5616c696365a8706f736974696f6e83a9706172746974696f6e03a565706f"
             "636811a66f6666736574cd02bca66d6972726f72a56c6f63616ca6726573756d65a36e6577a473656e74a432343830"
             "a6736572766572a6636861742d31a96f776e65727368697034"
+            "a77365727665727391b377733a2f2f3132372e302e302e313a37353031"
         ),
     ),
     (
@@ -347,9 +348,9 @@ FROM_SERVER: list[tuple[ServerFrame, str, str]] = [
         ("82a474797065a4706f6e67a8706f736974696f6e83a9706172746974696f6e03a565706f636811a66f6666736574cd02be"),
     ),
     (
-        Pong(None),
-        ('{"type":"pong","position":null}'),
-        ("82a474797065a4706f6e67a8706f736974696f6ec0"),
+        Pong(None, ("ws://127.0.0.1:7501",)),
+        ('{"type":"pong","position":null,"servers":["ws://127.0.0.1:7501"]}'),
+        ("83a474797065a4706f6e67a8706f736974696f6ec0a77365727665727391b377733a2f2f3132372e302e302e313a37353031"),
     ),
 ]
 """Each frame, its JSON, and its MessagePack in hexadecimal."""

@@ -83,6 +83,7 @@ def test_fields_with_a_default_may_be_left_out_and_unknown_ones_are_ignored() ->
         '{"type":"hello","token":"t","device":"d","last":"12345678901234567890"}',
         '{"type":"mark","number":1,"to":"bob","kind":"read","upto":"1"}',
         '{"type":"mark","number":1,"to":"bob","kind":"seen","upto":"-1"}',
+        '{"type":"mark","number":1,"to":"bob","kind":"seen","upto":"1\\n"}',
         '{"type":"mark","number":1,"to":"bob","kind":"seen","upto":"\u0661"}',
         '{"type":"watch","users":[' + ",".join(['"x"'] * 201) + "]}",
         '{"type":"history","number":1,"with":"bob","limit":0}',

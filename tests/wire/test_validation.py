@@ -26,7 +26,7 @@ def test_every_field_of_requests_and_settings_can_be_described(kind: type[Struct
     ("kind", "value", "says"),
     [
         (requests.NewTopic, {"name": "a", "partitions": "4"}, "partitions is '4': expected an integer"),
-        (requests.NewTopic, {"name": "a"}, "partitions is None: expected an integer"),
+        (requests.NewTopic, {"name": "a"}, "partitions is missing: expected an integer"),
         (
             requests.Resize,
             {"partitions": 4, "partition": 3},
@@ -82,7 +82,12 @@ def test_long_values_are_shortened_in_errors() -> None:
             "body is 'partitions': expected an object with partitions, each once",
         ),
         ("GET", "/v1/groups/billing/partitions/orders/0/records?offset=x&owner=1", None, "offset is 'x': expected an "),
-        ("GET", "/v1/groups/billing/partitions/orders/0/records?offset=1", None, "owner is None: expected an integer"),
+        (
+            "GET",
+            "/v1/groups/billing/partitions/orders/0/records?offset=1",
+            None,
+            "owner is missing: expected an integer",
+        ),
     ],
 )
 def test_an_invalid_body_or_query_gets_a_plain_message(method: str, path: str, body: bytes | None, says: str) -> None:

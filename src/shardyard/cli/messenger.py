@@ -21,10 +21,10 @@ from shardyard.cli.history_worker import HistoryWorker, Stores
 from shardyard.cli.logs import logs_on_stderr
 from shardyard.cli.options import integer_option, value_option
 from shardyard.cli.output import print_json
-from shardyard.cli.processes import run_processes
+from shardyard.cli.processes import run_processes, stop_with_parent
 from shardyard.cli.serving import Sigterm, absolute_url, collect_garbage_less_often, listening_socket, without_packages
 from shardyard.cli.stores import default_store
-from shardyard.model import Conflict, InvalidValue, ShardyardError
+from shardyard.model import Conflict, InvalidCall, InvalidValue, ShardyardError
 from shardyard.model.extras import require
 
 if TYPE_CHECKING:
@@ -209,7 +209,7 @@ def _secret(host: str) -> str | None:
     secret = os.environ.get("SHARDYARD_SECRET") or None
     if secret is not None:
         if len(secret.encode()) < MIN_SECRET_BYTES:
-            raise ShardyardError(
+            raise InvalidCall(
                 f"SHARDYARD_SECRET is too short: use {MIN_SECRET_BYTES} characters or more (`openssl rand -hex 32`)"
             )
         return secret
@@ -217,7 +217,7 @@ def _secret(host: str) -> str | None:
     with contextlib.suppress(ValueError):
         is_local = is_local or ipaddress.ip_address(host).is_loopback
     if not is_local:
-        raise ShardyardError(
+        raise InvalidCall(
             f"without SHARDYARD_SECRET anyone could sign in as anyone at {host}: set it, or listen on 127.0.0.1"
         )
     return None
@@ -250,6 +250,7 @@ async def _serve(
     from shardyard.server.messaging.app import serving_messenger
 
     collect_garbage_less_often()
+    stop_with_parent()
     raise_open_files(options.clients)
     with (
         contextlib.ExitStack() as stack,

@@ -1,5 +1,7 @@
 """Running several processes of the same command, each on a port of its own."""
 
+import asyncio
+import os
 import signal
 import subprocess
 import sys
@@ -14,6 +16,8 @@ RESTART_SECONDS = 1.0
 START_SECONDS = 30.0
 """How long a process that ends may not have begun to listen."""
 LOOK_SECONDS = 0.1
+_IS_CHILD = "SHARDYARD_STOPS_WITH_PARENT"
+"""The environment variable of a process that stops at the end of its standard input."""
 
 
 def run_processes(count: int, host: str, port: int) -> None:
@@ -58,7 +62,9 @@ class _Process:
 
     def _start(self) -> None:
         self._started = time.monotonic()
-        self._process = subprocess.Popen(self._command)  # noqa: S603 the same command
+        self._process = subprocess.Popen(  # noqa: S603 the same command
+            self._command, stdin=subprocess.PIPE, env={**os.environ, _IS_CHILD: "1"}
+        )
 
     def restart_if_ended(self) -> None:
         """Raises an error if it could not start because its port was taken since it was looked at."""
@@ -69,6 +75,7 @@ class _Process:
             check_port(self._host, self._port)
         code = self._process.returncode
         sys.stderr.write(f"the server on port {self._port} has ended with {code}, and is started again\n")
+        self.wait()
         self._start()
 
     def terminate(self) -> None:
@@ -76,7 +83,19 @@ class _Process:
             self._process.terminate()
 
     def wait(self) -> None:
-        self._process.wait()
+        self._process.communicate()  # which closes its standard input
+
+
+def stop_with_parent() -> None:
+    """Stop as by SIGTERM when the process has ended that started this one by `run_processes`, however that happened."""
+    if os.environ.pop(_IS_CHILD, None):
+        asyncio.get_running_loop().add_reader(sys.stdin.fileno(), _stop_at_the_end)
+
+
+def _stop_at_the_end() -> None:
+    if not os.read(sys.stdin.fileno(), 1024):
+        asyncio.get_running_loop().remove_reader(sys.stdin.fileno())
+        signal.raise_signal(signal.SIGTERM)
 
 
 def check_port(host: str, port: int) -> None:

@@ -15,12 +15,14 @@ from shardyard.client.brokers import server_address
 from shardyard.client.messaging_calls import Calls
 from shardyard.client.messaging_channels import ChannelCalls
 from shardyard.client.messaging_checks import (
+    checked_before,
     checked_device,
     checked_id,
     checked_message,
     checked_number,
     checked_page_size,
     checked_user,
+    checked_users,
 )
 from shardyard.client.messaging_directory import Directory, FetchToken
 from shardyard.client.messaging_inbox import Event, Inbox, ResumePoint
@@ -31,7 +33,6 @@ from shardyard.model import (
     InvalidCall,
     InvalidValue,
     ShardyardError,
-    TooLarge,
     Unreachable,
     whole_number,
 )
@@ -39,7 +40,6 @@ from shardyard.model.url import without_password
 from shardyard.runtime.clock import Clock, SystemClock, timeout
 from shardyard.wire.inbox import MarkKind
 from shardyard.wire.messaging import (
-    MAX_WATCHED,
     CaughtUp,
     Channels,
     Chat,
@@ -125,7 +125,8 @@ class MessagingClient(ChannelCalls):
         max_queued: int = 1000,
         clock: Clock | None = None,
     ) -> None:
-        """`servers`: addresses of some messaging servers; any of them knows where the user's is. `secret`, or a signed
+        """`servers`: addresses of some messaging servers; any of them knows where the user's is, and which others there
+        are: so one that runs at the start is enough. `secret`, or a signed
         `token` (or a function that gets one, if they expire): as the servers require. `device`: the name of this
         client, which no other client of the user has; by default the one of `resume`, or a new one. `resume`: what
         `position` was, maybe in another process; by default the client begins with what arrives from now on.
@@ -170,7 +171,7 @@ class MessagingClient(ChannelCalls):
         async def new_session() -> SessionGranted:
             return await directory.session(self.user, self._secret, self._token)
 
-        self._link = Link(self._http, new_session, self._inbox, self._calls, self._format, self._clock)
+        self._link = Link(self._http, new_session, directory.learn, self._inbox, self._calls, self._format, self._clock)
         running = asyncio.create_task(self._link.run(), name=f"messaging client of {self.user}")
         running.add_done_callback(self._note_end)
         self._tasks = [running]
@@ -296,9 +297,7 @@ class MessagingClient(ChannelCalls):
 
     async def watch(self, users: Iterable[str]) -> None:
         """Get the presence of these users as events, instead of those of the last call: now and after every change."""
-        watched = [checked_user(user) for user in users]
-        if len(watched) > MAX_WATCHED:
-            raise TooLarge("number of watched users", len(watched), MAX_WATCHED)
+        watched = checked_users(users)
         self._opened.watched = watched
         self._opened.send(Watch(watched))
 
@@ -307,7 +306,7 @@ class MessagingClient(ChannelCalls):
     async def history(self, peer: str, *, before: str | None = None, limit: int = 50) -> History:
         """Messages of a conversation, newest first. `before`: only older ones than the message with this id."""
         checked_user(peer)
-        before, limit = checked_id("before", before), checked_page_size(limit)
+        before, limit = checked_before(before), checked_page_size(limit)
         return await self._calls.ask(
             "the history", lambda number: GetHistory(number, peer, before, limit), History, self._timeout
         )
@@ -315,7 +314,7 @@ class MessagingClient(ChannelCalls):
     async def chats(self, *, before: str | None = None, limit: int = 50) -> Chats:
         """The user's conversations, the one with the newest message first. `before`: only those whose last message is
         older than the one with this id."""
-        before, limit = checked_id("before", before), checked_page_size(limit)
+        before, limit = checked_before(before), checked_page_size(limit)
         return await self._calls.ask(
             "the list of chats", lambda number: GetChats(number, before, limit), Chats, self._timeout
         )

@@ -2,8 +2,8 @@
 
 from shardyard.client.messaging_calls import Calls
 from shardyard.client.messaging_checks import (
+    checked_before,
     checked_channel,
-    checked_id,
     checked_message,
     checked_number,
     checked_page_size,
@@ -82,7 +82,7 @@ class ChannelCalls:
         """What was posted to a channel that the user has joined, newest first. `before`: only older posts than the one
         with this id."""
         checked_channel(channel)
-        before, limit = checked_id("before", before), checked_page_size(limit)
+        before, limit = checked_before(before), checked_page_size(limit)
         return await self._calls.ask(
             f"the posts of {channel!r}", lambda number: GetPosts(number, channel, before, limit), Posts, self._timeout
         )

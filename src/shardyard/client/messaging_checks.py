@@ -1,15 +1,13 @@
 """Checks of what a program passes to a messaging client, before anything is sent."""
 
 import re
-from typing import TypeVar
+from collections.abc import Iterable
 
 from shardyard.model import InvalidValue, TooLarge, check_text, whole_number
 from shardyard.model.checks import encoded_size
 from shardyard.wire.channels import MAX_CHANNEL_LENGTH
 from shardyard.wire.inbox import MAX_TEXT_BYTES, MAX_USER_LENGTH
-from shardyard.wire.messaging import MAX_PAGE
-
-AnId = TypeVar("AnId", str, str | None)
+from shardyard.wire.messaging import MAX_PAGE, MAX_WATCHED
 
 MAX_DEVICE_LENGTH = 64
 MAX_NUMBER = 2**53 - 1
@@ -45,10 +43,25 @@ def checked_number(number: int | None) -> int | None:
     return number
 
 
-def checked_id(what: str, id_: AnId) -> AnId:
-    if id_ is not None and _ID.fullmatch(id_) is None:
-        raise InvalidValue(what, id_, "the id of a message, which is a string of digits")
+def checked_users(users: Iterable[str]) -> list[str]:
+    """Users to watch."""
+    if isinstance(users, str) or not isinstance(users, Iterable):
+        raise InvalidValue("users", users, "a list of names")
+    checked = [checked_user(user) for user in users]
+    if len(checked) > MAX_WATCHED:
+        raise TooLarge("number of watched users", len(checked), MAX_WATCHED)
+    return checked
+
+
+def checked_id(what: str, id_: str) -> str:
+    if not isinstance(id_, str) or _ID.fullmatch(id_) is None:
+        raise InvalidValue(what, id_, "the id of a message, which is a string of up to 19 digits")
     return id_
+
+
+def checked_before(before: str | None) -> str | None:
+    """Where a page ends; None: with the newest."""
+    return None if before is None else checked_id("before", before)
 
 
 def checked_page_size(limit: int) -> int:

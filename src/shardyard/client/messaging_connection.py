@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 import aiohttp
 
 from shardyard.client.http import reason
+from shardyard.client.websocket_messages import WebSocketMessages
 from shardyard.wire.messaging import Format, ServerFrame, decode_from_server
 
 CONNECT_SECONDS = 10.0
@@ -13,8 +14,6 @@ CLOSING_SECONDS = 1.0
 """How long to wait for the server when a connection is closed."""
 MAX_MESSAGE_BYTES = 32 * 1024 * 1024
 """Of a message from the server: a page of the longest texts, with every character escaped."""
-ABNORMAL = 1006
-"""The code of a connection that ended without one."""
 
 
 async def connect(http: aiohttp.ClientSession, address: str, format_: Format) -> "Connection":
@@ -42,6 +41,7 @@ class Connection:
 
     def __init__(self, socket: aiohttp.ClientWebSocketResponse, address: str, format_: Format) -> None:
         self.address = address
+        self.messages = WebSocketMessages(socket)
         self.received = 0
         """How many messages were."""
         self._socket = socket
@@ -49,17 +49,13 @@ class Connection:
         self._outbox: asyncio.Queue[bytes] = asyncio.Queue()
         self._sending = asyncio.create_task(self._send_all(), name="sending to a messaging server")
 
-    @property
-    def close_code(self) -> int:
-        return self._socket.close_code or ABNORMAL
-
     def send(self, message: bytes) -> None:
         """Send an encoded frame."""
         self._outbox.put_nowait(message)
 
     async def frames(self) -> AsyncIterator[ServerFrame]:
         """What the server sends, until the connection ends. `Malformed` if something is not a frame."""
-        async for message in self._socket:
+        async for message in self.messages:
             self.received += 1
             data = message.data.encode() if isinstance(message.data, str) else message.data
             for frame in decode_from_server(data, self._format):

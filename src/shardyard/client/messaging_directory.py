@@ -15,7 +15,7 @@ from shardyard.model import InvalidCall, RetryLater, Unreachable
 from shardyard.model.url import without_password
 from shardyard.runtime.clock import SystemClock
 from shardyard.runtime.retry import Backoff, retry
-from shardyard.wire.messaging import SessionGranted, Where
+from shardyard.wire.messaging import MAX_SERVERS, PATH, SessionGranted, Where
 
 T = TypeVar("T")
 
@@ -26,13 +26,23 @@ FetchToken = Callable[[], Awaitable[str]]
 
 
 class Directory:
-    """Asks one of the servers, and the next one if it can't be reached. Errors are those of the server;
-    `ConnectionError` if none of them can be reached."""
+    """Asks one of the servers, and the next one if it can't be reached: those that were given, then those that servers
+    told. Errors are those of the server; `ConnectionError` if none of them can be reached."""
 
     def __init__(self, http: aiohttp.ClientSession, urls: Sequence[str]) -> None:
-        self.urls = urls
+        self._given = self.urls = tuple(urls)
         self._http = http
         self._at = random.randrange(len(urls))
+
+    def learn(self, addresses: Sequence[str]) -> None:
+        """Ask the servers with these addresses, too, instead of those of the last call; none changes nothing. A program
+        that gave addresses with TLS only does not send its secret without."""
+        if not addresses:
+            return
+        told = ["http" + each.removeprefix("ws").removesuffix(PATH) for each in addresses[:MAX_SERVERS]]
+        if all(url.startswith("https:") for url in self._given):
+            told = [url for url in told if url.startswith("https:")]
+        self.urls = tuple(dict.fromkeys([*self._given, *told]))
 
     async def session(self, user: str, secret: str | None, token: str | FetchToken | None) -> SessionGranted:
         """A new session. `token`: a signed one instead of a secret, or a function that gets one."""

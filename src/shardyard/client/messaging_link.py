@@ -3,7 +3,7 @@ connection ends."""
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 import aiohttp
 
@@ -40,11 +40,13 @@ class Link:
         self,
         http: aiohttp.ClientSession,
         new_session: Callable[[], Awaitable[wire.SessionGranted]],
+        learn: Callable[[Sequence[str]], None],
         inbox: Inbox,
         calls: Calls,
         format_: wire.Format,
         clock: Clock,
     ) -> None:
+        """`learn` gets the addresses of servers that may be asked for a new session, too."""
         self.opened = asyncio.Event()
         """Set once the client was connected for the first time."""
         self.failure: Exception | None = None
@@ -52,6 +54,7 @@ class Link:
         self.watched: list[str] = []
         self._http = http
         self._new_session = new_session
+        self._learn = learn
         self._session: wire.SessionGranted | None = None
         self._address: str | None = None
         """Where to connect next; None: where a new session says."""
@@ -115,7 +118,7 @@ class Link:
                 raise GoElsewhere(welcome)
             if isinstance(welcome, wire.Welcome):
                 self._open(connection, welcome)
-                receiving = Receiving(connection, frames, self._inbox, self._calls)
+                receiving = Receiving(connection, frames, self._inbox, self._calls, self._learn)
                 pings = asyncio.create_task(self._keep_alive(connection, receiving), name="pings to a messaging server")
                 await receiving.run()
             elif welcome is not None:
@@ -147,6 +150,7 @@ class Link:
 
     def _open(self, connection: Connection, welcome: wire.Welcome) -> None:
         self._inbox.welcome(welcome)
+        self._learn(welcome.servers)
         self._connection = connection
         if self.watched:
             self.send(wire.Watch(self.watched))
@@ -158,8 +162,8 @@ class Link:
 
     def _explain_end(self, connection: Connection) -> None:
         """Raise what the code says with which the connection was closed."""
-        code = connection.close_code
-        what = f"{connection.address} closed the connection with code {code}"
+        code = connection.messages.close_code
+        what = f"{connection.address} closed the connection with {connection.messages.close_reason}"
         if code == CloseCode.WRONG_TOKEN:
             raise WrongToken(connection.address, "an access token that its directory issued")
         if advice(code) is Advice.GIVE_UP:

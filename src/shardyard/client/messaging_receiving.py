@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 
 from shardyard.client.messaging_calls import Answer, Calls
 from shardyard.client.messaging_connection import Connection
@@ -38,8 +38,14 @@ class Receiving:
     """
 
     def __init__(
-        self, connection: Connection, frames: AsyncIterator[wire.ServerFrame], inbox: Inbox, calls: Calls
+        self,
+        connection: Connection,
+        frames: AsyncIterator[wire.ServerFrame],
+        inbox: Inbox,
+        calls: Calls,
+        learn: Callable[[Sequence[str]], None],
     ) -> None:
+        """`learn` gets the addresses of servers."""
         self.pauses = 0
         """How often nothing was read because the inbox was full."""
         self.is_paused = False
@@ -47,6 +53,7 @@ class Receiving:
         self._frames = frames
         self._inbox = inbox
         self._calls = calls
+        self._learn = learn
         self._count = 0
         """Messages, marks and posts that were received on this connection."""
         self._skipping = asyncio.Event()
@@ -73,6 +80,7 @@ class Receiving:
                 if await self._put(frame):
                     self._inbox.adopt(frame.position)
             case wire.Pong():
+                self._learn(frame.servers)
                 if frame.position is not None and not self._skipping.is_set():
                     self._inbox.adopt(frame.position)
             case wire.Elsewhere():

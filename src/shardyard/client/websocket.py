@@ -14,6 +14,7 @@ from msgspec import structs
 from shardyard.client.carrier import HeartbeatAnswer, HttpRequest, response_body
 from shardyard.client.http import reason
 from shardyard.client.outbox import Outbox
+from shardyard.client.websocket_messages import WebSocketMessages
 from shardyard.model import EarlierPublishFailed, InvalidCall, Malformed, TooLarge, WrongToken
 from shardyard.runtime.clock import Clock, wait_until_set
 from shardyard.wire import frames, responses
@@ -238,15 +239,16 @@ class WebSocketCarrier:
     async def _receive(self) -> None:
         """Hand answers to their calls until the connection ends."""
         ended: Exception = ConnectionError("it closed the connection")
+        received = WebSocketMessages(self._socket)
         try:
-            async for message in self._socket:
+            async for message in received:
                 if message.type is not aiohttp.WSMsgType.BINARY:
                     continue
                 for number, answer in frames.decode_answers(message.data):
                     self._hand_over(number, answer)
-            code = self._socket.close_code or 1006
-            if advice(code) is Advice.GIVE_UP:
-                ended = InvalidCall(f"the broker closed the connection with code {code}: see docs/protocol.md")
+            if advice(received.close_code) is Advice.GIVE_UP:
+                how = received.close_reason
+                ended = InvalidCall(f"the broker closed the connection with {how}: see docs/protocol.md")
         except (aiohttp.ClientError, OSError) as error:
             ended = ConnectionError(reason(error))
         except Malformed as error:

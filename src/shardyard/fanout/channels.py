@@ -12,7 +12,7 @@ from shardyard.fanout.event_ids import EventIds
 from shardyard.fanout.names import Names, check_column, check_event_id, check_event_text, check_name
 from shardyard.log import Log, Sender
 from shardyard.log.router import Router
-from shardyard.model import InvalidValue, Malformed, Partition, Record, Stamp
+from shardyard.model import InvalidValue, Malformed, OffsetTrimmed, Partition, Record, Stamp
 from shardyard.model.batch import SCHEMA
 from shardyard.model.limits import ANY_SIZE, validate
 from shardyard.placement import partitioner_named
@@ -28,6 +28,7 @@ from shardyard.wire.channels import (
     REMOVED,
     ChannelEvent,
     change,
+    decode_event,
     encode_event,
     event_producer,
     parse_change,
@@ -179,6 +180,10 @@ class Channels:
         stamp = None if id is None else Stamp(event_producer(number, name), 0)
         deadline = self._clock.monotonic() + self._timeout
         [stored] = await self._events.send(validate([record], ANY_SIZE, at), deadline=deadline, stamp=stamp)
+        if stored.duplicate:
+            with contextlib.suppress(OffsetTrimmed, Malformed):  # then its time is not known any more
+                batch = await self._log.read(stored.partition, stored.first.offset, max_records=1)
+                at = decode_event(batch.records()[0].value).at if len(batch) else at
         return Published(number, at, stored.duplicate)
 
     # Presence

@@ -47,7 +47,7 @@ class Changes:
 
 def read_changes(path: Path, *, skip_malformed: bool = False) -> Iterator[Changes]:
     """The rows of a file in order. `MalformedRow` for the first one that is no membership, unless such rows are to be
-    skipped. `InvalidValue` if it is no Parquet or CSV file, or lacks a column."""
+    skipped. `InvalidCall` if it is no Parquet or CSV file, or lacks a column."""
     reader = _parquet(path) if _is_parquet(path) else _csv(path, skip_malformed=skip_malformed)
     first = 1
     for batch, skipped in reader:
@@ -58,9 +58,12 @@ def read_changes(path: Path, *, skip_malformed: bool = False) -> Iterator[Change
 def _is_parquet(path: Path) -> bool:
     try:
         with path.open("rb") as file:
-            return file.read(4) == b"PAR1"
+            is_parquet = file.read(4) == b"PAR1"
     except OSError as error:
         raise InvalidValue("file", str(path), f"a file that can be read ({error.strerror})") from None
+    if path.suffix == ".parquet" and not is_parquet:
+        raise InvalidCall(f"{path} is not a Parquet file: give it another name if it is CSV")
+    return is_parquet
 
 
 def _check_columns(path: Path, names: list[str]) -> list[str]:
@@ -198,8 +201,10 @@ def _reason(batch: pa.RecordBatch, index: int) -> str:
     for name in batch.schema.names:
         value = batch.column(name)[index].as_py()
         text = _decoded(value) if isinstance(value, bytes) else value
+        if value is None:
+            return f"{name} is missing"
         if text is None:
-            return f"{name} is {value!r}, expected text in UTF-8"
+            return f"{name} is '{value.decode(errors='backslashreplace')}', expected text in UTF-8"
         if name == ACTION and text not in ACTIONS:
             return f"{name} is {text!r}, expected {' or '.join(ACTIONS)}"
         if name != ACTION and (not 1 <= len(text) <= LENGTHS[name] or "\0" in text):

@@ -31,9 +31,11 @@ class TopicInfo(Struct, frozen=True):
 
     topic: str
     group: str
+    in_use: bool
+    """The mode uses it: in the mode `replicated`, workers read `events` themselves, and nothing is in `fanout`."""
     partitions: int
     unowned: int
-    """Partitions that nobody owns now."""
+    """Partitions that nobody owns now, although it is in use."""
     waiting: int
     """Records that are not committed; at most so many, where offsets have gaps."""
 
@@ -69,7 +71,9 @@ async def fanout_status(node: Node, config: FanoutConfig = DEFAULT_CONFIG) -> Fa
         committed = await node.transactions.read(partial(committed_positions, group=group, topic=topic))
         waiting = sum(offsets_behind(committed.get(index), span) for index, span in spans.items())
         owned = sum(count for (owned_topic, _), count in owners.items() if owned_topic == topic)
-        topics.append(TopicInfo(topic, group, len(spans), max(len(spans) - owned, 0), waiting))
+        in_use = topic == EVENTS or progress.state.mode == "partitioned"
+        unowned = max(len(spans) - owned, 0) if in_use else 0
+        topics.append(TopicInfo(topic, group, in_use, len(spans), unowned, waiting))
     try:
         buffer = await Buffer(node, config).measure()
         words, full = str(buffer), buffer.full

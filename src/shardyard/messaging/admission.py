@@ -133,7 +133,7 @@ class Admission:
         replaced = [each for each in others if each.device == session.device]
         if len(others) - len(replaced) >= self._server.config.connections_per_user:
             most = self._server.config.connections_per_user
-            session.close(CloseCode.TOO_MANY_CONNECTIONS, f"a user has at most {most} clients connected")
+            session.close(CloseCode.TOO_MANY_CONNECTIONS, f"the user has too many clients connected: at most {most}")
             return False
         session.owned = owned
         owned.attach(session)
@@ -151,7 +151,14 @@ class Admission:
         if sent is None and self._server.config.mirror == "local":
             sent = str(id_at(int(self._clock.now() * 1000)))
         welcome = wire.Welcome(
-            session.user, position, self._server.config.mirror, missed.how, sent, self._node.name, owned.epoch
+            session.user,
+            position,
+            self._server.config.mirror,
+            missed.how,
+            sent,
+            self._node.name,
+            owned.epoch,
+            self._server.addresses.current(),
         )
         session.open(welcome, missed.items, missed.gap)
 

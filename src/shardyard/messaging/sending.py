@@ -18,12 +18,22 @@ from shardyard.messaging.inbox import Inbox, record_of
 from shardyard.messaging.outgoing import Outgoing
 from shardyard.messaging.recent import RecentlySent
 from shardyard.messaging.snowflakes import LeasedSnowflakes
-from shardyard.model import Appended, Fence, Fenced, Malformed, OffsetTrimmed, RetryLater, ShardyardError, Stamp
+from shardyard.model import (
+    Appended,
+    Fence,
+    Fenced,
+    InvalidValue,
+    Malformed,
+    OffsetTrimmed,
+    RetryLater,
+    ShardyardError,
+    Stamp,
+)
 from shardyard.runtime.clock import Clock
 from shardyard.runtime.metrics import MESSAGES_SENT
 from shardyard.wire import messaging as wire
 from shardyard.wire.close_codes import CloseCode
-from shardyard.wire.inbox import InboxEntry, decode_entry
+from shardyard.wire.inbox import InboxEntry, Mark, decode_entry
 
 if TYPE_CHECKING:
     from shardyard.messaging.owned import OwnedPartition
@@ -113,6 +123,8 @@ class Sending:
             raise Fenced(f"{session.user} is not served here any more")
         if isinstance(outgoing.content, wire.Post | wire.Join | wire.Leave):
             raise TypeError("this is stored in a channel")
+        if isinstance(outgoing.content, Mark) and not self._ids.may_exist(outgoing.content.upto):
+            raise InvalidValue("upto", str(outgoing.content.upto), "the id of a message, and none is as new as this")
         entry = InboxEntry(
             self._ids.next(),
             session.user,

@@ -30,6 +30,7 @@ from shardyard.messaging.presence import PresenceBoard
 from shardyard.messaging.recent import RecentlySent
 from shardyard.messaging.resume import Resuming
 from shardyard.messaging.sending import Sending
+from shardyard.messaging.server_addresses import ServerAddresses
 from shardyard.messaging.session import Connection, Question, Session, State
 from shardyard.messaging.snowflakes import LeasedSnowflakes
 from shardyard.messaging.tokens import LEEWAY_SECONDS, Tokens
@@ -83,6 +84,7 @@ class MessagingServer:
         self.tokens = tokens
         self.inbox = Inbox(node.log, node.clock)
         self.directory = Directory(node, GROUP)
+        self.addresses = ServerAddresses(self.directory)
         self.presence = PresenceBoard(self, node.clock)
         self.peers = Peers(node.name, tokens)
         self.paused: set[Session] = set()

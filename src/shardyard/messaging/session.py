@@ -72,6 +72,7 @@ class Session:
         "_requests",
         "_sends",
         "_server",
+        "_servers",
         "_tokens",
         "device",
         "expires_at",
@@ -114,6 +115,8 @@ class Session:
         self._owes_caught_up = False
         """It has not got everything yet that it had missed."""
         self._requests = 0
+        self._servers: tuple[str, ...] = ()
+        """The addresses that the client was told."""
         self._tokens = float(server.config.burst)
         self._at = self.seen_at
         """When the rate's tokens were last counted."""
@@ -185,12 +188,13 @@ class Session:
 
     def _pong(self) -> None:
         """Everything before the position was queued before this answer."""
+        position, servers = None, self._server.addresses.current()
         if self.state is State.OPEN and self.owned is not None:
             self.flush()
             if not self._queue:
-                self.answer(wire.Pong(self.owned.position(self.owned.tail.end)))
-                return
-        self.answer(wire.Pong(None))
+                position = self.owned.position(self.owned.tail.end)
+        self.answer(wire.Pong(position, () if servers is self._servers else servers))
+        self._servers = servers
 
     def _count(self, frames: int) -> None:
         """Read more slowly from a client that sends more than its rate, or more than is stored."""
@@ -341,6 +345,7 @@ class Session:
     def open(self, welcome: wire.Welcome, missed: list[Item], gap: str | None) -> None:
         """Welcome the client, and send what it missed before what has come since."""
         self.state = State.OPEN
+        self._servers = welcome.servers
         since, self._queue = self._queue or [], None
         self.answer(welcome)
         if gap is not None:

@@ -7,6 +7,7 @@ from shardyard.model import RetryLater
 from shardyard.registry import TransactionBatcher
 from shardyard.registry.lease import acquire, release
 from shardyard.runtime.clock import Clock
+from shardyard.wire.messaging import CLOCKS_MS
 
 START_MS = 1_735_689_600_000
 """2025-01-01 UTC, from which milliseconds count. They suffice until 2094."""
@@ -107,6 +108,10 @@ class LeasedSnowflakes:
         if self._ids is None or self._clock.monotonic() >= self._until:
             raise RetryLater("this server has lost its number for making ids, and waits for the registry")
         return self._ids.next()
+
+    def may_exist(self, id_: int) -> bool:
+        """Whether any server can have made it by now, as far as their clocks differ."""
+        return id_ < id_at(self._now_ms() + CLOCKS_MS)
 
     async def _acquire(self, generator: int) -> tuple[int | None, float]:
         """The token of the lease, if it is ours now, and the registry's time."""

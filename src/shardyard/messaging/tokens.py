@@ -27,6 +27,8 @@ SETTING = ("messaging", "signing-key")
 MIN_SECRET_BYTES = 32
 """Of a shared secret: signatures with a shorter one could be guessed."""
 
+WITH_USER = f"a token whose sub is a name of 1 to {MAX_USER_LENGTH} characters"
+
 
 class TokenExpired(ShardyardError):
     """Raised for an access token whose time is over."""
@@ -88,6 +90,10 @@ def _decode(token: str, key: str, audience: str | None) -> Mapping[str, Any]:
         raise TokenExpired from None
     except jwt.MissingRequiredClaimError:
         raise WrongToken("this server", "a token with sub and exp") from None
+    except jwt.ImmatureSignatureError:
+        raise WrongToken("this server", "a token whose time (nbf, iat) has come") from None
+    except jwt.exceptions.InvalidSubjectError:
+        raise WrongToken("this server", WITH_USER) from None
     except (jwt.PyJWTError, ValueError, TypeError, OverflowError, RecursionError):
         raise WrongToken("this server", "a token that is signed with its key by HS256") from None
     return claims
@@ -97,7 +103,7 @@ def _subject(claims: Mapping[str, Any]) -> str:
     try:
         return msgspec.convert(claims["sub"], User)
     except msgspec.ValidationError:
-        raise WrongToken("this server") from None
+        raise WrongToken("this server", WITH_USER) from None
 
 
 async def signing_key(transactions: TransactionBatcher) -> str:

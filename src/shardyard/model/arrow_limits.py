@@ -47,7 +47,7 @@ def _conform(data: pa.RecordBatch) -> pa.RecordBatch:
         data.validate(full=True)  # a string that is not UTF-8 would be stored, and fail its readers
         for name in ("id", "value", "timestamp"):
             if data.column(name).null_count:
-                raise InvalidValue(f"column {name!r}", None, "no null")
+                raise InvalidValue(f"a value of column {name!r}", None, "no null")
         if not same:
             data = data.cast(SCHEMA)
             data.validate(full=True)
@@ -94,7 +94,7 @@ def _header_sizes(headers: pa.MapArray) -> Any:
     """The bytes of the headers of each record."""
     offsets = headers.offsets.to_numpy()  # even those of a slice point into the keys and items of the whole array
     if headers.items[offsets[0] : offsets[-1]].null_count:
-        raise InvalidValue("column 'headers'", None, "no null as value of a header")
+        raise InvalidValue("a value of column 'headers'", None, "no null as value of a header")
     lengths = pc.add(pc.binary_length(headers.keys), pc.fill_null(pc.binary_length(headers.items), 0))
     ends = np.concatenate([[0], np.cumsum(lengths.to_numpy(zero_copy_only=False))])
     return ends[offsets[1:]] - ends[offsets[:-1]]

@@ -73,10 +73,16 @@ class InvalidValue(InvalidCall, ValueError):
     """Raised when an argument is not what its place calls for."""
 
     def __init__(self, name: str, value: object, expected: str) -> None:
-        super().__init__(f"{name} is {value!r}: expected {expected}")
+        super().__init__(f"{name} is {_in_words(value)}: expected {expected}")
         self.name = name
         self.value = value
         self.expected = expected
+
+
+def _in_words(value: object) -> str:
+    if value is None:
+        return "missing"
+    return repr(str(value) if hasattr(value, "__fspath__") else value)
 
 
 class MissingExtra(InvalidCall):

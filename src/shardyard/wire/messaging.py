@@ -29,10 +29,12 @@ CLOCKS_MS = 10_000
 long before the last of it on, and drops what it knows."""
 MAX_WATCHED = 200
 """Users whose presence one client watches."""
+MAX_SERVERS = 16
+"""Addresses of servers that a client is told and keeps."""
 
 Number = Annotated[int, Meta(ge=0, le=2**53 - 1)]
 """A client's own number of what it sends or asks; an answer has the number of its call."""
-Id = Annotated[str, Meta(pattern=r"^[0-9]{1,19}$", description="a string of up to 19 digits")]
+Id = Annotated[str, Meta(pattern=r"^[0-9]{1,19}\Z", description="a string of up to 19 digits")]
 _MAX_ID = 2**63 - 1
 PageSize = Annotated[int, Meta(ge=1, le=MAX_PAGE)]
 
@@ -210,6 +212,9 @@ class Welcome(Struct, frozen=True, tag="welcome"):
     """The name of the server in its group."""
     ownership: int = 0
     """The epoch under which it owns the user's partition. No two servers serve a user under the same one."""
+    servers: tuple[str, ...] = ()
+    """Addresses of some servers, up to `MAX_SERVERS`: any of them knows where the user is served when this one is gone.
+    """
 
 
 class Message(Struct, frozen=True, tag="message", omit_defaults=True):
@@ -385,11 +390,13 @@ class Elsewhere(Struct, frozen=True, tag="elsewhere"):
     """Seconds to wait before connecting, so that not all clients arrive at once."""
 
 
-class Pong(Struct, frozen=True, tag="pong"):
+class Pong(Struct, frozen=True, tag="pong", omit_defaults=True):
     """The answer to `Ping`."""
 
     position: Position | None
     """Everything before it was sent to the client before this frame: resume from here. None if that is not known."""
+    servers: tuple[str, ...] = ()
+    """As in `Welcome`, if they have changed since the client was told."""
 
 
 ServerFrame = (

@@ -48,7 +48,8 @@ def _run(log_url: str, work: "Callable[[Channels], Awaitable[T]]") -> T:
 def join(channel: Channel, users: Users, log: LogUrl = DEFAULT_LOG, json: Json = False) -> None:
     """Make users members of a channel. A channel exists as soon as it has a member.
 
-    Prints how many changes were stored. For users who are members already, they have no effect.
+    Prints how many changes were stored: one for each user that is named, also for those who are members already, for
+    whom it has no effect.
 
     Examples:
 
@@ -64,7 +65,8 @@ def join(channel: Channel, users: Users, log: LogUrl = DEFAULT_LOG, json: Json =
 def leave(channel: Channel, users: Users, log: LogUrl = DEFAULT_LOG, json: Json = False) -> None:
     """End the membership of users in a channel.
 
-    Prints how many changes were stored. For users who are not members, they have no effect.
+    Prints how many changes were stored: one for each user that is named, also for those who are not members, for whom
+    it has no effect.
 
     Examples:
 

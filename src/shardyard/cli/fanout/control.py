@@ -200,7 +200,7 @@ def migrate(
     force: Annotated[
         bool, typer.Option("--force", help="Also if no coordinator or worker runs that the mode needs.")
     ] = False,
-    json: Json = False,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a sentence.")] = False,
 ) -> None:
     """Migrate the fan-out to another mode while it works, and return when that is done.
 

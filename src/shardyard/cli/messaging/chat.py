@@ -49,8 +49,8 @@ def chat(
     Shows the last messages of the conversation or channel, then what arrives, who is online and who is typing, and
     when your messages were delivered and seen. Lines that begin with a slash are commands: /with USER talks to another
     user, /channel NAME joins a channel and talks there, /chats and /channels list yours, /history shows older messages,
-    /leave leaves the channel, /who USER shows whether a user is online, /quit ends, and so does Ctrl-D. To send a line
-    that begins with a slash, write two.
+    /leave leaves the channel, /who USER shows whether a user is online, /quit ends, and so do Ctrl-D and Ctrl-C. To
+    send a line that begins with a slash, write two.
 
     If standard input is not a terminal, its lines are sent, and the command ends when all of them are durable.
 

@@ -241,6 +241,8 @@ class Conversation:
         try:
             sent = await place.send(line.text.removeprefix("/"))
             del self._unsent[line]
+            if place is self._place and (self._oldest is None or int(sent.id) < int(self._oldest)):
+                self._oldest = sent.id
             if isinstance(place, WithUser):
                 self._sent[place.peer] = max(self._sent.get(place.peer, 0), int(sent.id))
         except ShardyardError:

@@ -8,6 +8,7 @@ import aiohttp
 
 from shardyard.client.http import reason
 from shardyard.client.websocket import OVERLOADED, PING_SECONDS, WRONG_TOKEN, finish
+from shardyard.client.websocket_messages import WebSocketMessages
 from shardyard.model import InvalidCall, Malformed, TooLarge, WrongToken
 from shardyard.wire import sharding_frames as frames
 from shardyard.wire.close_codes import Advice, advice
@@ -141,16 +142,17 @@ class Connection:
     async def _receive(self) -> None:
         """Hand answers over until the connection ends."""
         ended: Exception = ConnectionError("it closed the connection")
+        received = WebSocketMessages(self._socket)
         try:
-            async for message in self._socket:
+            async for message in received:
                 if message.type is not aiohttp.WSMsgType.BINARY:
                     continue
                 for number, answer in frames.decode_answers(message.data):
                     if (receiver := self._receivers.get(number)) is not None:
                         receiver[0](answer)
-            code = self._socket.close_code or 1006
-            if advice(code) is Advice.GIVE_UP:
-                ended = InvalidCall(f"the node closed the connection with code {code}: see docs/protocol.md")
+            if advice(received.close_code) is Advice.GIVE_UP:
+                how = received.close_reason
+                ended = InvalidCall(f"the node closed the connection with {how}: see docs/protocol.md")
         except (aiohttp.ClientError, OSError) as error:
             ended = ConnectionError(reason(error))
         except Malformed as error:

@@ -33,6 +33,8 @@
  */
 
 const SUBPROTOCOL = "shardyard.messaging.1.json";
+/** At the end of a server's address. */
+const PATH = /\/v1\/messaging$/;
 
 const PING_MS = 20_000;
 /** A connection is lost if nothing is received for this long after a ping. */
@@ -67,8 +69,8 @@ const MAX_WATCHED = 200;
 const KNOWN_IDS = 2_000;
 /** Messages and posts that survive a reload of the page, because the history may not have them yet. */
 const RECENT = { messages: 100, characters: 200_000 };
-/** Other servers that are remembered, to ask them where the user's is. */
-const MAX_LEARNED = 8;
+/** Other servers that are remembered, to ask them where the user's is when those that were given are gone. */
+const MAX_SERVERS = 16;
 
 const CODE = { tokenExpired: 4010, replaced: 4012, wrongToken: 4210 };
 const STANDARD_ADVICE = { 1001: "elsewhere", 1002: "give up", 1003: "give up", 1007: "give up", 1009: "give up", 1012: "elsewhere" };
@@ -165,7 +167,8 @@ export class MessagingClient {
   /**
    * @param {object} options
    * @param {string} options.user
-   * @param {string[]} [options.servers] URLs of some messaging servers; by default the one that this page is from.
+   * @param {string[]} [options.servers] URLs of some messaging servers; by default the one that this page is from. While
+   *   the client is connected, it learns those of the others.
    * @param {string} [options.secret] The shared secret, if the servers have one.
    * @param {string|function(): Promise<string>} [options.token] Instead of it: a token that an application signed with
    *   the secret, or a function that gets a new one.
@@ -430,7 +433,7 @@ export class MessagingClient {
       let isReached = false;
       socket.onopen = () => {
         isReached = true;
-        this.#learn(address);
+        this.#address = address;
         const { token, device, position, last, sent } = this.#resumePoint();
         socket.send(JSON.stringify({ type: "hello", token, device, position, last, sent }));
       };
@@ -451,7 +454,7 @@ export class MessagingClient {
         this.#save();
       };
       // An address that can't be reached is not tried again: the directory will know a better one.
-      socket.onclose = ({ code }) => end(this.#explain(code, isReached ? address : null));
+      socket.onclose = ({ code, reason }) => end(this.#explain(code, reason, isReached ? address : null));
     });
   }
 
@@ -459,8 +462,8 @@ export class MessagingClient {
     return { token: this.#token, device: this.#device, position: this.#position, last: this.#last, sent: this.#sent };
   }
 
-  #explain(code, address) {
-    const message = address === null ? "the server can't be reached" : `the connection was closed with code ${code}`;
+  #explain(code, reason, address) {
+    const message = address === null ? "the server can't be reached" : `the connection was closed with code ${code}${reason && ` (${reason})`}`;
     if (code === CODE.replaced) return new MessagingError("replaced", "this client is in use in another window");
     if (code === CODE.tokenExpired || (code === CODE.wrongToken && !this.#isTokenNew)) {
       this.#token = null;
@@ -472,6 +475,7 @@ export class MessagingClient {
 
   #welcomed(welcome) {
     this.#isTokenNew = false;
+    this.#learn(welcome.servers);
     this.#position = welcome.position;
     this.#sent ??= welcome.sent;
     this.#isOpen = true;
@@ -500,10 +504,13 @@ export class MessagingClient {
     if (this.#isOpen) this.#ping();
   }
 
-  #learn(address) {
-    this.#address = address;
-    const url = new URL(address).origin.replace(/^ws/, "http");
-    this.#learned = [url, ...this.#learned.filter((other) => other !== url)].slice(0, MAX_LEARNED);
+  /** The addresses of servers, in `welcome`, and in `pong` if they have changed. Those who gave addresses with TLS only
+   * do not send their secret without. */
+  #learn(addresses = []) {
+    if (!addresses.length) return;
+    const urls = addresses.slice(0, MAX_SERVERS).map((address) => address.replace(/^ws/, "http").replace(PATH, ""));
+    const isSecure = (url) => url.startsWith("https:");
+    this.#learned = this.#servers.every(isSecure) ? urls.filter(isSecure) : urls;
   }
 
   #end(error) {
@@ -560,7 +567,7 @@ export class MessagingClient {
         return this.#emit("caughtup", {});
       case "pong":
         this.#position = frame.position ?? this.#position;
-        return;
+        return this.#learn(frame.servers);
       case "gap":
       case "typing":
       case "presence":
