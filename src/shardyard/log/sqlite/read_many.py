@@ -154,11 +154,10 @@ def _is_any_fenced(db: sqlite3.Connection, fences: Sequence[Fence]) -> bool:
     each other."""
     if not fences:
         return False
-    epochs: dict[str, int] = {}
-    for fence in fences:
-        epochs[fence.name] = min(fence.epoch, epochs.get(fence.name, fence.epoch))
-    between = min(epochs), max(epochs)
+    names = [fence.name for fence in fences]
+    between = min(names), max(names)
     (highest,) = db.execute(_HIGHEST_FENCE, between).fetchone()
-    if highest is None or highest <= min(epochs.values()):
+    if highest is None or highest <= min([fence.epoch for fence in fences]):
         return False
-    return any(epoch > epochs.get(name, epoch) for name, epoch in db.execute(_FENCES, between))
+    found = dict(db.execute(_FENCES, between).fetchall())
+    return any(found.get(fence.name, fence.epoch) > fence.epoch for fence in fences)
