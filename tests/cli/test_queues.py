@@ -434,17 +434,17 @@ def test_an_interrupted_command_does_not_count_as_failed(shell: Shell, topic: st
 # Topics
 
 
-def test_a_token_is_taken_away_or_replaced_only_by_those_who_know_it(
+def test_a_topic_with_a_token_is_changed_only_by_those_who_know_it(
     shell: Shell, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shell("topics", "set", topic, "token=open-sesame")
-    for change in ("token=none", "token=", "token=another-one", "token=open-sesame"):
-        assert shell.run("topics", "set", topic, change) == (1, "")
+    changes = ("token=none", "token=", "token=another-one", "token=open-sesame", "records_per_second=500")
+    for call in (*(("set", topic, change) for change in changes), ("delete", topic)):
+        assert shell.run("topics", *call) == (1, "")
         assert shell.err == (
-            f"error: changing the token of topic '{topic}' requires its current token, or that of the broker, and the "
+            f"error: changing or deleting topic '{topic}' requires its current token, or that of the broker, and the "
             "call has none or another one: set SHARDYARD_TOKEN\n"
         )
-    assert shell.json("topics", "set", topic, "records_per_second=500")["token"] is True
     monkeypatch.setenv("SHARDYARD_TOKEN", "open-sesame")
     assert shell.json("topics", "set", topic, "token=another-one")["token"] is True
     assert shell.run("topics", "set", topic, "token=none")[0] == 1

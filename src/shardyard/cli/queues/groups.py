@@ -1,7 +1,5 @@
 """`shardyard groups`: owners, positions and lag of groups; settings, pauses, resets."""
 
-# ruff: noqa: PLC0415 commands start quickly: what is slow to import is imported by those that need it
-
 import sys
 from collections.abc import Mapping
 from enum import StrEnum
@@ -18,6 +16,7 @@ from shardyard.cli.queues.settings import format_setting, parse_settings, settin
 from shardyard.cli.queues.topics import print_deleted
 from shardyard.model import InvalidCall, InvalidValue
 from shardyard.model.limits import INTERNAL_PREFIX
+from shardyard.wire.companions import parse_companion
 from shardyard.wire.requests import Pause, Reset
 from shardyard.wire.settings import GroupSettings
 
@@ -259,8 +258,6 @@ def _partition_row(row: dict[str, Any], group: str) -> dict[str, object]:
 
 def _member_row(member: dict[str, Any]) -> dict[str, object]:
     """A member without its retry topics, which every member has."""
-    from shardyard.queues.retry_topics import parse_companion
-
     return {
         "member": member["member"],
         "topics": ",".join(topic for topic in member["topics"] if parse_companion(topic) is None),
