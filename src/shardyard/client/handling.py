@@ -76,6 +76,7 @@ class Slots:
         self._count = count
         self._taken = 0
         self._waiting: deque[asyncio.Future[None]] = deque()
+        self._drained: asyncio.Event | None = None
 
     def set(self, count: int) -> None:
         self._count = count
@@ -95,6 +96,15 @@ class Slots:
     async def __aexit__(self, *_: object) -> None:
         self._taken -= 1
         self._wake()
+        if self._drained is not None and not self._taken:
+            self._drained.set()
+
+    async def drain(self) -> None:
+        """Give out no more slots, and wait until none is taken."""
+        self._count = 0
+        self._drained = asyncio.Event()
+        if self._taken:
+            await self._drained.wait()
 
     def _wake(self) -> None:
         free = self._count - self._taken
