@@ -313,6 +313,27 @@ def test_an_interrupted_consumer_leaves_the_group(shell: Shell, topic: str, grou
     assert sum(row["committed"] or 0 for row in partition_rows(shell, group, topic).values()) == 1
 
 
+@pytest.mark.processes
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("options", [[], ["--exec", "cat"]])
+def test_a_consumer_that_is_interrupted_before_it_is_done_says_so_by_its_exit_code(
+    shell: Shell, topic: str, group: str, options: list[str], number: signal.Signals
+) -> None:
+    shell("publish", topic, "a")
+    with ConsumeProcess(group, topic, "--count", "5", *options) as process:
+        assert process.stdout is not None
+        assert process.stdout.read(1)
+        process.send_signal(number)
+        process.communicate(timeout=20)
+    assert process.returncode == 128 + number
+
+
+def test_a_consumer_that_never_joined_says_so(shell: Shell, topic: str, group: str) -> None:
+    shell("groups", "set", group, "deny=*")
+    assert shell.run("consume", group, topic, "--seconds", "0.2") == (1, "")
+    assert shell.err.splitlines()[-1] == f"stopped before it had joined group '{group}'"
+
+
 def test_with_a_single_broker_the_missing_failover_is_explained_once(capsys: pytest.CaptureFixture[str]) -> None:
     unreachable = Unreachable([NO_BROKER], 4.0, "connection refused")
     logger = logging.getLogger("shardyard.groups")
