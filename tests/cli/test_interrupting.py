@@ -1,9 +1,7 @@
 """Ctrl-C while a command starts: it ends with 130, and prints nothing."""
 
 import sys
-from collections.abc import Sequence
 from importlib.abc import MetaPathFinder
-from types import ModuleType
 from typing import NoReturn
 
 import pytest
@@ -21,7 +19,7 @@ def interrupt(*_: object) -> NoReturn:
 class Interrupted(MetaPathFinder):
     """Ctrl-C comes while this module is imported."""
 
-    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> None:
+    def find_spec(self, name: str, *_: object) -> None:
         if name == "shardyard.cli":
             interrupt()
 

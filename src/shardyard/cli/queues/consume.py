@@ -9,14 +9,15 @@ import os
 import signal
 import sys
 from collections.abc import Coroutine, Iterator, Sequence
+from json import dumps
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import msgspec
 import typer
 
 from shardyard.cli.options import integer_option, value_option
-from shardyard.cli.output import print_message, printable
-from shardyard.cli.queues.options import Brokers, Group, check_name
+from shardyard.cli.output import escape, print_message, printable
+from shardyard.cli.queues.options import Brokers, Group, check_group, check_name
 from shardyard.cli.queues.session import addresses, explain_errors, request, token
 from shardyard.model import Fenced, InvalidCall, InvalidValue, Partition, Record, Unreachable, whole_number
 
@@ -78,8 +79,9 @@ def consume(
 
       shardyard consume mailer reminders --exec 'sendmail ops@example.org' --concurrency 4
     """
-    for given in (group, *topics):
-        check_name(given)
+    check_group(group)
+    for topic in topics:
+        check_name(topic)
     if count is not None:
         whole_number("--count", count, at_least=1)
     if concurrency is not None:
@@ -244,8 +246,11 @@ def _format_json(record: Record, partition: Partition, offset: int) -> bytes:
 def _escaped(line: bytes, *, json: bool) -> bytes:
     """The line for a terminal: what it would obey, or can't show, is escaped, all but the tabs between columns."""
     cells = line.decode(errors="backslashreplace").split("\t")
-    escape = "\\u{:04x}" if json else "\\x{:02x}"
-    return "\t".join(printable(cell, escape) for cell in cells).encode()
+    return "\t".join(printable(cell, _escape_json if json else escape) for cell in cells).encode()
+
+
+def _escape_json(character: str) -> str:
+    return dumps(character)[1:-1]
 
 
 class CommandFailed(Exception):

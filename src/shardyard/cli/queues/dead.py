@@ -7,7 +7,7 @@ import typer
 
 from shardyard.cli.options import Json, integer_option
 from shardyard.cli.output import print_json, print_list, print_table, printable
-from shardyard.cli.queues.options import Brokers, Group, Topic, check_name, format_time
+from shardyard.cli.queues.options import Brokers, Group, Topic, check_group, format_time, text_of
 from shardyard.cli.queues.session import request
 from shardyard.model import InvalidCall, InvalidValue
 from shardyard.wire.requests import Redrive
@@ -98,7 +98,7 @@ def redrive(
     if bool(record_ids) == every:
         raise InvalidCall("expected either ids of dead letters, or --all")
     body = Redrive(topic, None if every else record_ids)
-    response = request(brokers, "POST", f"/v1/groups/{check_name(group)}/dead/redrive", body)
+    response = request(brokers, "POST", f"/v1/groups/{check_group(group)}/dead/redrive", body)
     if json:
         print_json(response)
     else:
@@ -106,7 +106,7 @@ def redrive(
 
 
 def _dead_letters(brokers: list[str] | None, group: str, topic: str, limit: int) -> list[dict[str, Any]]:
-    path = f"/v1/groups/{check_name(group)}/dead"
+    path = f"/v1/groups/{check_group(group)}/dead"
     letters: list[dict[str, Any]] = request(brokers, "GET", path, topic=topic, limit=limit)
     return letters
 
@@ -116,8 +116,8 @@ def _row(letter: dict[str, Any]) -> dict[str, Any]:
     published = letter["published"]
     return {
         "id": record["id"],
-        "key": record.get("key", record.get("key_base64")),
-        "value": _shorten(record.get("value", record.get("value_base64", ""))),
+        "key": text_of(record, "key"),
+        "value": _shorten(text_of(record, "value") or ""),
         "attempts": letter["attempts"],
         "reason": letter["reason"],
         "origin": letter["origin"],

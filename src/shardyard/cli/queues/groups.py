@@ -10,7 +10,7 @@ import typer
 from shardyard.cli.help import Command, Rows
 from shardyard.cli.options import Json, integer_option, value_option
 from shardyard.cli.output import Row, print_json, print_list, print_message, print_table, print_tables
-from shardyard.cli.queues.options import TIME, Brokers, Group, Settings, Topic, check_name, parse_time
+from shardyard.cli.queues.options import TIME, Brokers, Group, Settings, Topic, check_group, parse_time
 from shardyard.cli.queues.session import Session, request
 from shardyard.cli.queues.settings import format_setting, parse_settings, settings_help
 from shardyard.cli.queues.topics import print_deleted
@@ -237,7 +237,7 @@ def delete(
 
 
 def _path(group: str) -> str:
-    return f"/v1/groups/{check_name(group)}"
+    return f"/v1/groups/{check_group(group)}"
 
 
 def _partition_row(row: dict[str, Any], group: str) -> dict[str, object]:
@@ -251,7 +251,7 @@ def _partition_row(row: dict[str, Any], group: str) -> dict[str, object]:
         "committed": row["committed"],
         "end": row["end"],
         "lag": row["lag"],
-        "stuck_for": row["stuck_for"] if row["stuck_for"] >= STUCK_SECONDS else None,
+        "stuck_for": row["stuck_for"] if (row["stuck_for"] or 0.0) >= STUCK_SECONDS else None,
         "dropped_unread": row["dropped_unread"],
     }
 

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from shardyard.cli.options import Json, integer_option, value_option
 from shardyard.cli.output import print_json, print_message, print_table
-from shardyard.cli.queues.options import TIME, Brokers, Topic, check_name, format_time, parse_time
+from shardyard.cli.queues.options import TIME, Brokers, Topic, check_name, format_time, parse_time, text_of
 from shardyard.cli.queues.session import request
 from shardyard.model import InvalidCall, InvalidValue
 
@@ -60,8 +60,8 @@ def search(
                 "offset": record["offset"],
                 "time": format_time(record["timestamp"]),
                 "id": record["id"],
-                "key": record.get("key", record.get("key_base64")),
-                "value": record.get("value", record.get("value_base64", "")),
+                "key": text_of(record, "key"),
+                "value": text_of(record, "value"),
             }
             for record in records
         ]
