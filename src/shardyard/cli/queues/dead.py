@@ -22,6 +22,8 @@ MAX_LETTERS = 10_000
 """The most dead letters that a broker lists at once."""
 VALUE_CHARACTERS = 40
 """How much of a value a list shows."""
+_LEFT_OUT = ("attempts", "origin", "published")
+"""Columns for which a terminal has no room beside an id."""
 
 
 @app.command("list")
@@ -34,12 +36,16 @@ def list_dead(
 ) -> None:
     """List a group's dead letters from a topic, newest first. `dead show` prints one in full, and so does --json.
 
+    On a terminal, the columns attempts, origin and published are left out.
+
     Examples:
 
       shardyard dead list billing orders
     """
     letters = _dead_letters(brokers, group, topic, limit)
-    print_list(letters if json else [_row(letter) for letter in letters], "dead letters", json=json)
+    left_out = _LEFT_OUT if sys.stdout.isatty() else ()
+    rows = [{name: cell for name, cell in _row(letter).items() if name not in left_out} for letter in letters]
+    print_list(letters if json else rows, "dead letters", json=json)
 
 
 @app.command("show")

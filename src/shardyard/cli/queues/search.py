@@ -16,9 +16,9 @@ def search(
     trace: Annotated[str | None, value_option("--trace", metavar="ID", help="The record's trace id.")] = None,
     tag: Annotated[str | None, value_option("--tag", metavar="TAG", help="The record's tag.")] = None,
     since: Annotated[
-        str | None, value_option("--since", metavar="TIME", help=f"Published at this time or later, such as {TIME}.")
+        str | None, value_option("--since", metavar="TIME", help=f"Records of this time or later, such as {TIME}.")
     ] = None,
-    until: Annotated[str | None, value_option("--until", metavar="TIME", help="Published before this time.")] = None,
+    until: Annotated[str | None, value_option("--until", metavar="TIME", help="Records from before this time.")] = None,
     partition: Annotated[int | None, integer_option("--partition", help="Search only this partition.")] = None,
     limit: Annotated[
         int, integer_option("--limit", help="The maximum number of records; if more match, the newest ones.")
