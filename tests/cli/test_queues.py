@@ -259,9 +259,9 @@ def terminal(*arguments: str) -> str:
 
 @pytest.mark.processes
 def test_control_characters_are_escaped_on_a_terminal_and_only_there(shell: Shell, topic: str, group: str) -> None:
-    value = "\x1b[31mred\x07 \x9b1mé\x7f\r"
+    value = "\x1b[31mred\x07 \x9b1mé\x7f\r\u202e\U000e0041👨\u200d👩"
     shell("publish", topic, "--key", "k\x1b]0;title\x07", stdin=value.encode() + b"\n\xff\xfe\n")
-    escaped = "k\\x1b]0;title\\x07\t\\x1b[31mred\\x07 \\x9b1mé\\x7f\\x0d"
+    escaped = "k\\x1b]0;title\\x07\t\\x1b[31mred\\x07 \\x9b1mé\\x7f\\x0d\\u202e\\U000e0041👨\u200d👩"
     printed = terminal("consume", group, topic, "--count", "2")
     assert {line.split("\t", 2)[2] for line in printed.splitlines() if "\t" in line} == {
         escaped,
@@ -271,8 +271,7 @@ def test_control_characters_are_escaped_on_a_terminal_and_only_there(shell: Shel
     lines = [
         line for line in terminal("consume", group, topic, "--count", "2", "--json").splitlines() if line[0] == "{"
     ]
-    assert "\x1b" not in "".join(lines)
-    assert "\x9b" not in "".join(lines)
+    assert not any(character in "".join(lines) for character in "\x1b\x9b\u202e\U000e0041")
     assert value in {json.loads(line).get("value") for line in lines}
     assert "\x1b" not in terminal("search", topic, "--key", "k\x1b]0;title\x07")
     command = [SHARDYARD, "consume", f"{group}-2", topic, "--count", "2"]
@@ -310,7 +309,30 @@ def test_an_interrupted_consumer_leaves_the_group(shell: Shell, topic: str, grou
         out, err = process.communicate(timeout=20)
     assert (process.returncode, out, err) == (0, b"", b"1 printed\n")
     assert member_count(shell, group) == 0
-    assert sum(row["committed"] or 0 for row in partition_rows(shell, group, topic).values()) == 1
+    rows = partition_rows(shell, group, topic).values()
+    assert sum(row["committed"] or 0 for row in rows) == 1
+    assert {row["stuck_for"] for row in rows} == {None}, "there is nothing to do"
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("options", [[], ["--exec", "cat"]])
+def test_a_consumer_that_is_interrupted_before_it_is_done_says_so_by_its_exit_code(
+    shell: Shell, topic: str, group: str, options: list[str], number: signal.Signals
+) -> None:
+    shell("publish", topic, "a")
+    with ConsumeProcess(group, topic, "--count", "5", *options) as process:
+        assert process.stdout is not None
+        assert process.stdout.read(1)
+        process.send_signal(number)
+        process.communicate(timeout=20)
+    assert process.returncode == 128 + number
+
+
+def test_a_consumer_that_never_joined_says_so(shell: Shell, topic: str, group: str) -> None:
+    shell("groups", "set", group, "deny=*")
+    assert shell.run("consume", group, topic, "--seconds", "0.2") == (1, "")
+    assert shell.err.splitlines()[-1] == f"stopped before it had joined group '{group}'"
 
 
 def test_with_a_single_broker_the_missing_failover_is_explained_once(capsys: pytest.CaptureFixture[str]) -> None:
@@ -363,18 +385,20 @@ def test_a_record_on_which_the_command_fails_is_retried_then_dead_then_redriven(
 ) -> None:
     shell("groups", "set", group, "backoff=0.2")
     shell("publish", topic, "bad", "--key", "k")
-    failing = ("consume", group, topic, "--exec", "echo no such customer >&2; exit 3")
+    failing = ("consume", group, topic, "--exec", "printf 'no such \\033[32mcustomer' >&2; exit 3")
     shell(*failing, "--count", "2")
     assert shell.err.endswith("\n0 done, 2 failed\n")
     assert f"{topic}/" in shell.err
-    assert ": exit code 3: no such customer\n" in shell.err
+    assert shell.err.count(": exit code 3: no such \\x1b[32mcustomer\n") == 2
+    assert "traceback" not in shell.err
 
     (letter,) = shell.json("dead", "list", group, topic)
     assert (letter["attempts"], letter["record"]["value"]) == (2, "bad")
-    assert letter["reason"].endswith("exit code 3: no such customer")
+    assert letter["reason"].endswith("exit code 3: no such \x1b[32mcustomer")
     record_id = letter["record"]["id"]
     assert shell.json("dead", "show", group, topic, record_id) == letter
     assert f"\nid\t{record_id}\n" in shell("dead", "show", group, topic, record_id)
+    assert record_id in terminal("dead", "list", group, topic)
     row = dict(zip(*(line.split("\t") for line in shell("dead", "list", group, topic).splitlines()), strict=True))
     assert (row["id"], row["key"], row["value"], row["attempts"]) == (record_id, "k", "bad", "2")
     assert row["published"] < row["died"]
@@ -434,17 +458,17 @@ def test_an_interrupted_command_does_not_count_as_failed(shell: Shell, topic: st
 # Topics
 
 
-def test_a_token_is_taken_away_or_replaced_only_by_those_who_know_it(
+def test_a_topic_with_a_token_is_changed_only_by_those_who_know_it(
     shell: Shell, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shell("topics", "set", topic, "token=open-sesame")
-    for change in ("token=none", "token=", "token=another-one", "token=open-sesame"):
-        assert shell.run("topics", "set", topic, change) == (1, "")
+    changes = ("token=none", "token=", "token=another-one", "token=open-sesame", "records_per_second=500")
+    for call in (*(("set", topic, change) for change in changes), ("delete", topic)):
+        assert shell.run("topics", *call) == (1, "")
         assert shell.err == (
-            f"error: changing the token of topic '{topic}' requires its current token, or that of the broker, and the "
+            f"error: changing or deleting topic '{topic}' requires its current token, or that of the broker, and the "
             "call has none or another one: set SHARDYARD_TOKEN\n"
         )
-    assert shell.json("topics", "set", topic, "records_per_second=500")["token"] is True
     monkeypatch.setenv("SHARDYARD_TOKEN", "open-sesame")
     assert shell.json("topics", "set", topic, "token=another-one")["token"] is True
     assert shell.run("topics", "set", topic, "token=none")[0] == 1
@@ -710,6 +734,12 @@ INVALID = [
     ("groups set nope concurrency=abc", f"concurrency is 'abc': expected {COUNT}"),
     ("groups set nope concurrency=0", f"concurrency is '0': expected {COUNT}"),
     ("groups set nope backoff=1,soon", "backoff is '1,soon': expected a list, each item a number of more than 0"),
+    ("groups set nope backoff=inf", "backoff is 'inf': expected a list, each item a number of more than 0"),
+    ("groups set nope handler_seconds=nan", "handler_seconds is 'nan': expected a number of more than 0, or none"),
+    ("groups set a/b tags=eu", "group is 'a/b': expected letters, digits, '_' and '-'"),
+    ("consume a.b there", "group is 'a.b': expected 1 to 100 letters, digits, '_' and '-', and no '.'"),
+    ("publish x.dead a", "topic name is 'x.dead': expected a name that neither begins with 'shardyard.' nor ends"),
+    ("publish . a", "name is '.': expected letters, digits, '.', '_' and '-', and not only dots"),
     ("groups set nope broadcast=maybe", "broadcast is 'maybe': expected true or false"),
     ("groups set nope webhook=ftp://sesame", "webhook is '***': expected an address that begins with http:// or "),
     ("groups set nope assignor=random", "assignor is 'random': expected one of contiguous, even, least_loaded, "),

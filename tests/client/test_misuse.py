@@ -1,12 +1,13 @@
 """Calls that are wrong, or not quite right: each works, or fails at once with an error that says what to do."""
 
+import asyncio
 import json
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from shardyard.client import BlockingConsumer, BlockingProducer
+from shardyard.client import BlockingConsumer, BlockingProducer, Consumer, Producer
 from shardyard.model import InvalidCall, InvalidValue, Record
 from tests.queues.setup import Cluster, run
 
@@ -63,6 +64,36 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 def test_a_wrong_argument_of_send_is_refused_at_once(options: dict[str, Any], message: str) -> None:
     with BlockingProducer(URL, retry_seconds=60) as producer, pytest.raises(InvalidValue) as refused:
         producer.send("orders", **{"value": "a", **options})
+    assert str(refused.value).startswith(message)
+
+
+CALLS: list[tuple[Callable[[], object], str]] = [
+    (lambda: Producer(cast(Any, None)), "broker is None: expected an address such as http://127.0.0.1:7400"),
+    (lambda: Producer(cast(Any, 8100)), "broker is 8100: expected an address"),
+    (lambda: Producer([]), "brokers is []: expected at least one address"),
+    (lambda: Producer(URL, retry_seconds=cast(Any, "3")), "retry_seconds is '3': expected a number of seconds"),
+    (lambda: Producer(URL, retry_seconds=-1), "retry_seconds is -1: expected a number of seconds, at least 0"),
+    (lambda: Producer(URL, token=cast(Any, 5)), "token is '***': expected a string in one line"),
+    (lambda: Producer(URL, token="secret\n"), "token is '***': expected a string in one line"),
+    (lambda: Consumer(URL, cast(Any, 5), ["orders"]), "group is 5: expected a string"),
+    (lambda: BlockingConsumer(URL, cast(Any, 5), ["orders"]).__enter__(), "group is 5: expected a string"),
+    (lambda: asyncio.run(Producer(URL).send(cast(Any, 5), "x")), "topic is 5: expected a string"),
+    (lambda: asyncio.run(Producer(URL).send(cast(Any, ["a"]), "x", delay=1)), "topic is ['a']: expected a string"),
+    (lambda: asyncio.run(Producer(URL).publish(cast(Any, 5), [Record.new("x")])), "topic is 5: expected a string"),
+    (lambda: asyncio.run(consumer().run(cast(Any, None))), "handler is None: expected a function"),
+    (lambda: asyncio.run(consumer().run(print, concurrency=cast(Any, "3"))), "concurrency is '3': expected a whole"),
+    (lambda: asyncio.run(consumer().run(print, concurrency=0)), "concurrency is 0: expected a whole number"),
+]
+
+
+def consumer() -> Consumer:
+    return Consumer(URL, "billing", ["orders"])
+
+
+@pytest.mark.parametrize(("call", "message"), CALLS, ids=[message for _, message in CALLS])
+def test_wrong_arguments_are_refused_before_a_broker_is_called(call: Callable[[], object], message: str) -> None:
+    with pytest.raises(InvalidValue) as refused:
+        call()
     assert str(refused.value).startswith(message)
 
 

@@ -5,10 +5,12 @@ import contextlib
 import signal
 import sys
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
 from shardyard.client import Consumer
+from shardyard.client.handling import Slots
 from shardyard.client.signals import sigterm_as_interrupt
 from shardyard.model import InvalidCall
 from tests.queues.setup import Cluster, run
@@ -37,6 +39,14 @@ async def main():
 
 asyncio.run(main())
 """
+SLOW_BLOCKING = BLOCKING.replace(
+    "lambda message: print(message.value.decode(), flush=True)",
+    "lambda message: print(message.value.decode(), flush=True) or print('done', sys.stdin.readline())",
+)
+SLOW_ASYNC = ASYNC.replace(
+    "    print(message.value.decode(), flush=True)\n",
+    "    print(message.value.decode(), flush=True)\n    print('done', await asyncio.to_thread(sys.stdin.readline))\n",
+)
 EXIT_IN_THREAD = """
 import sys
 from shardyard.client import BlockingConsumer
@@ -73,7 +83,8 @@ async def publish(cluster: Cluster) -> None:
 async def start(program: str, url: str) -> AsyncIterator[asyncio.subprocess.Process]:
     """Run a Python program with the broker's address as its argument; it is killed at the end of the block."""
     pipe = asyncio.subprocess.PIPE
-    process = await asyncio.create_subprocess_exec(sys.executable, "-c", program, url, stdout=pipe, stderr=pipe)
+    command = (sys.executable, "-c", program, url)
+    process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, stderr=pipe)
     try:
         yield process
     finally:
@@ -102,6 +113,47 @@ def test_a_signal_ends_a_consumer_without_a_traceback_and_it_leaves_its_group(
         assert (await cluster.get("/v1/groups/billing"))["members"] == []
 
     run(scenario)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("program", [SLOW_BLOCKING, SLOW_ASYNC], ids=["blocking", "async"])
+def test_a_handler_that_runs_when_a_signal_comes_may_finish(program: str) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.topic(partitions=1)
+        await cluster.publish("a")
+        async with start(program, cluster.urls[0]) as process:
+            assert process.stdout is not None
+            assert await process.stdout.readline() == b"a\n"
+            process.send_signal(signal.SIGTERM)
+            await cluster.until(lambda: not catches_sigterm(process.pid))
+            async with asyncio.timeout(60):
+                assert await process.communicate(b"now\n") == (b"done now\n\nover\n", b"")
+            assert process.returncode == 0
+        assert (await cluster.rows())[0]["committed"] == 1
+
+    run(scenario)
+
+
+def catches_sigterm(pid: int) -> bool:
+    """Whether a process still handles SIGTERM in its own way: consumers do so only with the first one."""
+    caught = Path(f"/proc/{pid}/status").read_text().partition("SigCgt:")[2].split()[0]
+    return bool(int(caught, 16) >> (signal.SIGTERM - 1) & 1)
+
+
+def test_a_consumer_that_stops_starts_no_more_handlers() -> None:
+    async def scenario() -> None:
+        slots = Slots(1)
+        async with slots:
+            waiting = asyncio.create_task(slots.__aenter__())
+            await asyncio.sleep(0)
+            draining = asyncio.create_task(slots.drain())
+            await asyncio.sleep(0)
+            assert not draining.done()
+        await draining
+        assert not waiting.done()
+        waiting.cancel()
+
+    asyncio.run(scenario())
 
 
 @pytest.mark.processes

@@ -405,7 +405,7 @@ def test_a_topic_is_created_described_expanded_configured_and_deleted(engine: st
             50,
         )
         await cluster.do("PATCH", "/v1/topics/orders", {"token": "of-publishers"})
-        await cluster.do("DELETE", "/v1/topics/orders")
+        await cluster.do("DELETE", "/v1/topics/orders", token="of-publishers")
         assert (await cluster.request("GET", "/v1/topics/orders")).code == "unknown_topic"
         await cluster.topic(partitions=1)
         again = await cluster.get("/v1/topics/orders")

@@ -14,8 +14,9 @@ from shardyard.log.memory import MemoryLog
 from shardyard.model import Partition, Record, Span, TopicKind
 from shardyard.queues.cascade_delete import Companions, KeptTopic, companions_of_group
 from shardyard.queues.delays import UNDELIVERABLE, Delays
-from shardyard.queues.retry_topics import parse_companion
+from shardyard.queues.settings import change_topic
 from shardyard.queues.topic_readers import TopicReaders
+from shardyard.wire.companions import parse_companion
 from shardyard.wire.headers import REASON
 from tests.log.samples import awaited, move
 from tests.queues.engines import BROKERS
@@ -131,15 +132,16 @@ def test_topics_that_a_user_created_or_that_have_another_name_are_kept(path: str
         own = {"billing.orders.dead", "the.orders.dead", "shipping.orders.retry", "billing.walking.dead"}
         for name in own:  # by an earlier version, or through the library: brokers refuse to create them
             await cluster.log.create_topic(name, 1)
-        await cluster.publish("mine", topic="the.orders.dead")
-        await cluster.publish("mine", topic="billing.walking.dead")
+        for name in ("the.orders.dead", "billing.walking.dead"):
+            await cluster.log.append(Partition(name, 0), [Record.new("mine")])
         await trim_all(cluster.log, Partition("the.orders.dead", 0))
         other = {"a.b.orders.retry", "billing-2.orders-2.retry", "billingx.ordersx.retry"}
         for name in other:
             await cluster.log.create_topic(name, 1, kind=TopicKind.RETRY)
         await cluster.topic()
         await visit(cluster, "billing")
-        await cluster.do("PATCH", "/v1/topics/the.orders.dead", {"token": "of-publishers"})
+        token = {"token": "of-publishers"}
+        cluster.registry.run(lambda tx: change_topic(tx, "the.orders.dead", "ann", token))
         assert await delete(cluster, path, force=force) == ([RETRY], [])
         assert await names(cluster) - {"orders"} == own | other
         assert (await cluster.get("/v1/topics/the.orders.dead"))["token"] is True
@@ -153,7 +155,7 @@ def test_a_users_records_among_dead_letters_are_kept_even_by_force(force: bool) 
     async def scenario(cluster: Cluster) -> None:
         await cluster.topic()
         await fail(cluster, "a")
-        await cluster.publish("mine", topic=DEAD)
+        await cluster.log.append(Partition(DEAD, 0), [Record.new("mine")])
         kept = [(DEAD, 2, "it has dead letters and other records")]
         assert await delete(cluster, "topics/orders", force=force) == ([RETRY], kept)
 

@@ -14,6 +14,7 @@ from shardyard.model.batch import from_records
 from shardyard.placement import partitioner_named
 from shardyard.queues.delays import Delays
 from shardyard.queues.publishing import Publisher, Quota
+from shardyard.server.http import error_response
 from shardyard.wire.arrow import encode_arrow
 from shardyard.wire.codec import encode
 from shardyard.wire.media import ARROW, JSON, MSGPACK
@@ -151,6 +152,21 @@ def test_a_delayed_record_is_delivered_when_it_is_due_and_delays_no_other(engine
         assert b"later" in [r.value for r in home]
 
     run(scenario, tmp_path, engine=engine)
+
+
+@pytest.mark.parametrize(("wait", "header"), [(0.02, "1"), (1.0, "1"), (3.05, "4")])
+def test_over_a_quota_retry_after_is_the_wait_rounded_up(wait: float, header: str) -> None:
+    assert error_response(OverQuota("orders", 20, wait)).headers["Retry-After"] == header
+
+
+def test_a_delay_that_is_too_long_is_named_in_seconds() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.topic()
+        refused = await cluster.request("POST", RECORDS, {"value": "x", "delay": 8_640_000})
+        assert refused.json["error"]["message"].startswith("delay is 86")
+        assert refused.json["error"]["message"].endswith(": expected at most 7776000 seconds (90 days)")
+
+    run(scenario)
 
 
 def test_a_quota_refuses_records_for_now_and_takes_them_later() -> None:

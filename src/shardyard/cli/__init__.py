@@ -108,6 +108,8 @@ def main() -> None:
     """The command's entry point: errors that Shardyard raises on purpose become one line and an exit code."""
     try:
         app()
+    except KeyboardInterrupt:  # before the command itself has begun
+        sys.exit(130)
     except ShardyardError as error:
         _say_error(error)
         sys.exit(exit_code_of(error))

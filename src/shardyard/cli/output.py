@@ -1,18 +1,22 @@
 """How commands print: a table on a terminal, tab-separated lines in a pipe, or JSON with --json."""
 
 import json
-import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from unicodedata import category
 
-from rich.console import Console
+from rich.console import Console, JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
 Row = Mapping[str, object]
-_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]")
-"""Characters that a terminal obeys instead of showing them."""
+_OBEYED = ("Cc", "Cf", "Cs", "Zl", "Zp")
+"""The Unicode categories of characters that a terminal obeys instead of showing them, or can't encode."""
+_JOINERS = "\u200c\u200d"
+"""Zero-width (non-)joiners, which emoji and some scripts need: they only change how their neighbours look."""
+ID_CHARACTERS = 36
+"""Ids up to this length, such as UUIDs, are not wrapped: people copy them."""
 dumps = partial(json.dumps, ensure_ascii=False)
 
 
@@ -34,7 +38,9 @@ def print_table(rows: Sequence[Row], title: str | None = None, *, header: bool =
     table = Table(title=title, title_justify="left", title_style="bold")
     for column in columns:
         is_text = any(isinstance(row[column], str) and row[column] for row in rows)
-        table.add_column(column, justify="left" if is_text else "right", overflow="fold")  # wrap, do not truncate
+        is_id = column == "id" and all(len(str(row[column])) <= ID_CHARACTERS for row in rows)
+        justify: JustifyMethod = "left" if is_text else "right"
+        table.add_column(column, justify=justify, overflow="fold", no_wrap=is_id)  # wrap, do not truncate
     for line in cells:
         table.add_row(*map(Text, line))  # not as markup, which a key may look like
     Console().print(table)
@@ -78,14 +84,23 @@ def print_list(rows: Sequence[Row], what: str, hidden: int = 0, *, json: bool) -
         print_message(f"{hidden} internal {what} not shown; --all shows them")
 
 
-def printable(text: str, escape: str = "\\x{:02x}") -> str:
-    """The text with its control characters escaped, for a terminal. `escape`: how one is written."""
-    return _CONTROL.sub(lambda found: escape.format(ord(found[0])), text)
+def escape(character: str) -> str:
+    """The character as Python writes it in a string, such as `\\x1b`."""
+    code = ord(character)
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def printable(text: str, escape: Callable[[str], str] = escape) -> str:
+    """The text for a terminal: control characters, and those that change the direction or are invisible, are escaped.
+    `escape`: how one is written."""
+    if text.isprintable():
+        return text
+    return "".join(escape(c) if category(c) in _OBEYED and c not in _JOINERS else c for c in text)
 
 
 def print_message(text: str) -> None:
-    """Print a message to standard error; standard output is for data."""
-    sys.stderr.write(f"{text}\n")
+    """Print a message to standard error; standard output is for data. It may quote what others wrote."""
+    sys.stderr.write("\n".join(map(printable, text.split("\n"))) + "\n")
 
 
 def _format_cell(value: object) -> str:

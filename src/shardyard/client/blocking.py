@@ -118,8 +118,8 @@ class BlockingConsumer(_Blocking):
 
     def run(self, handler: Handler, *, concurrency: int | None = None) -> None:
         """Handle records until Ctrl-C, SIGTERM (in the main thread, unless the program handles it itself), or an error.
-        After a signal it returns: what is done is committed, and the next owners of the partitions get the rest.
-        (Iterating raises `KeyboardInterrupt` at Ctrl-C instead.)
+        After a signal it returns: handlers that run then have 5 s to finish, what is done is committed, and the next
+        owners of the partitions get the rest. (Iterating raises `KeyboardInterrupt` at Ctrl-C instead.)
 
         If the handler calls `sys.exit`, what is done is committed, too, and the `SystemExit` is raised here. The record
         counts as not handled, and is delivered again.
@@ -127,8 +127,8 @@ class BlockingConsumer(_Blocking):
         loop = self._loop
         try:
             with sigterm_as_interrupt():
-                loop.run(self._consumer.run_until_exit(handler, concurrency))
+                loop.run(self._consumer.run_until_exit(handler, concurrency, finish=True))
         except KeyboardInterrupt:
-            loop.run(self._consumer.stop())
+            loop.run(self._consumer.until_stopped())
         except HandlerExit as exit_:
             raise exit_.error from None

@@ -3,10 +3,10 @@
 import logging
 import random
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, cast
 from urllib.parse import urlsplit
 
 import msgspec
@@ -71,9 +71,14 @@ class Brokers:
     ) -> None:
         """`urls`: such as http://127.0.0.1:7400, or 127.0.0.1:7400. `retry_seconds`: how long a call
         is retried before its last error is raised. `carrier`: see `CarrierName`."""
-        self.urls = [server_address(url) for url in ([urls] if isinstance(urls, str) else urls)]
+        several = isinstance(urls, Iterable) and not isinstance(urls, str | bytes)
+        self.urls = [server_address(url) for url in (urls if several else [cast(str, urls)])]
         if not self.urls:
             raise InvalidValue("brokers", urls, "at least one address such as http://127.0.0.1:7400")
+        if token is not None and not (isinstance(token, str) and token.isprintable()):
+            raise InvalidValue("token", "***", "a string in one line, or None")
+        if not isinstance(retry_seconds, int | float) or not retry_seconds >= 0:
+            raise InvalidValue("retry_seconds", retry_seconds, "a number of seconds, at least 0")
         if carrier not in ("auto", "websocket", "http"):
             raise InvalidValue("carrier", carrier, "one of auto, websocket, http")
         self.clock = clock or SystemClock()

@@ -1,6 +1,7 @@
 """`Consumer`: a member of a group, through brokers."""
 
 import asyncio
+import contextlib
 import logging
 import socket
 import uuid
@@ -16,12 +17,16 @@ from shardyard.client.remote import RemoteHost
 from shardyard.client.signals import stop_signals
 from shardyard.groups import OwnedBatch, Reader
 from shardyard.groups.partition_reader import Start
-from shardyard.model import InvalidCall, Partition, RetryLater
-from shardyard.runtime.clock import Clock
+from shardyard.model import InvalidCall, InvalidValue, Partition, RetryLater, whole_number
+from shardyard.model.checks import check_text
+from shardyard.runtime.clock import Clock, timeout
 from shardyard.wire.requests import Failed
 from shardyard.wire.settings import GroupSettings
 
 _log = logging.getLogger(__name__)
+
+FINISH_SECONDS = 5.0
+"""For handlers that run when a signal comes: as long as a broker takes to finish its calls."""
 
 
 class Consumer:
@@ -52,6 +57,7 @@ class Consumer:
         clock: Clock | None = None,
     ) -> None:
         """As for `Reader`; `token`, `retry_seconds` and `carrier` as for `Brokers`."""
+        check_text("group", group)
         self._owns_brokers = not isinstance(brokers, Brokers)
         if not isinstance(brokers, Brokers):
             brokers = Brokers(brokers, token=token, retry_seconds=retry_seconds, carrier=carrier, clock=clock)
@@ -74,6 +80,7 @@ class Consumer:
         self._session_timeout = session_timeout
         self._stack = AsyncExitStack()
         self._work: set[asyncio.Task[None]] = set()
+        self._running = asyncio.Lock()
 
     @property
     def owned(self) -> set[Partition]:
@@ -115,8 +122,8 @@ class Consumer:
         """Handle records until cancelled. `handler` is a coroutine function, or a plain one, which runs in threads.
 
         `concurrency`: how many records are handled at once; by default the setting of the group. `stop_on_signals`:
-        SIGINT (Ctrl-C) and SIGTERM end it, too, and it returns. That is for programs that do nothing else, in their
-        main thread. In all cases, what is done is committed.
+        SIGINT (Ctrl-C) and SIGTERM end it, too, and it returns; handlers that run then have 5 s to finish. That is for
+        programs that do nothing else, in their main thread. In all cases, what is done is committed.
 
         If the handler calls `sys.exit`, that ends it as well, and the `SystemExit` is raised here. The record counts as
         not handled, and is delivered again.
@@ -131,7 +138,7 @@ class Consumer:
 
     async def _run_until_signal(self, handler: Handler, concurrency: int | None) -> None:
         with stop_signals(lambda: work.cancel()) as stopped:  # noqa: PLW0108 there is no task yet
-            work = asyncio.create_task(self.run_until_exit(handler, concurrency), name="consuming")
+            work = asyncio.create_task(self.run_until_exit(handler, concurrency, finish=True), name="consuming")
             try:
                 await work
             except asyncio.CancelledError:
@@ -139,10 +146,24 @@ class Consumer:
                 if not stopped() or (task is not None and task.cancelling()):
                     raise
 
-    async def run_until_exit(self, handler: Handler, concurrency: int | None = None) -> None:
-        """`run`, but raises `HandlerExit` if the handler calls `sys.exit`."""
-        if self._work:
+    async def run_until_exit(self, handler: Handler, concurrency: int | None = None, *, finish: bool = False) -> None:
+        """`run`, but raises `HandlerExit` if the handler calls `sys.exit`. `finish`: when it is cancelled, it starts no
+        more handlers, and those that run have a while to finish."""
+        if not callable(handler):
+            raise InvalidValue("handler", handler, "a function, or a coroutine function, that takes a message")
+        if concurrency is not None:
+            whole_number("concurrency", concurrency, at_least=1)
+        if self._running.locked():
             raise InvalidCall("the consumer is running already")
+        async with self._running:
+            await self._run(handler, concurrency, finish=finish)
+
+    async def until_stopped(self) -> None:
+        """Wait until `run`, which was cancelled, has ended."""
+        async with self._running:
+            pass
+
+    async def _run(self, handler: Handler, concurrency: int | None, *, finish: bool) -> None:
         slots = Slots(concurrency or self.settings.concurrency)
         if concurrency is None:
             self._host.coordinator.on_settings = lambda settings: slots.set(settings.concurrency)
@@ -156,6 +177,13 @@ class Consumer:
                 task = asyncio.create_task(handling.run(caller, slots), name=f"handling {batch!r}")
                 self._work.add(task)
                 task.add_done_callback(lambda done: self._finished(done, failed))
+        except asyncio.CancelledError:
+            if finish:
+                self._host.coordinator.on_settings = None
+                with contextlib.suppress(TimeoutError):
+                    async with timeout(self._clock, FINISH_SECONDS):
+                        await slots.drain()
+            raise
         finally:
             await self.stop()
             caller.close()

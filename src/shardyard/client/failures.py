@@ -31,7 +31,7 @@ class HandlerFailure:
     exc_info: ExcInfo | None = None
     """The error for the log; None if it is too large to be logged in full, or has text that can't be encoded."""
     kind: int | None = None
-    """The same for errors of one type that were raised at the same place; None if there is no traceback."""
+    """The same for errors of one type that were raised at the same place; None if no line of the handler is known."""
 
     @classmethod
     def of(cls, error: Exception, reason: str | None = None) -> "HandlerFailure":
@@ -43,7 +43,7 @@ class HandlerFailure:
             _reason(error) if reason is None else reason,
             end_of(whole, TRACEBACK_BYTES).decode(),
             exc_info if can_be_logged else None,
-            _kind(error, exc_info[2]),
+            None if exc_info[2] is None else _kind(error, exc_info[2]),
         )
 
     def log(self, where: str, record_id: str, attempt: int, *, last: bool, in_full: bool = True) -> None:
@@ -85,7 +85,7 @@ class LoggedKinds:
         return True
 
 
-def _kind(error: Exception, trace: TracebackType | None) -> int:
+def _kind(error: Exception, trace: TracebackType) -> int:
     frames = tuple((frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(trace))
     return hash((type(error), frames))
 

@@ -15,6 +15,7 @@ from shardyard.groups import InFlight, OwnedBatch
 from shardyard.model import Fenced, Partition, PartitionOutOfRange, Record, RetryLater, ShardyardError, UnknownTopic
 from shardyard.runtime.clock import Clock, timeout
 from shardyard.runtime.retry import Backoff, first_only, retry
+from shardyard.wire.companions import parse_companion
 from shardyard.wire.headers import ATTEMPT, ORIGIN
 from shardyard.wire.requests import Failed
 
@@ -48,14 +49,19 @@ class Message:
     @property
     def origin(self) -> str:
         """Where it was published, such as `orders/3/17`; the same for a retry, which comes from the retry topic."""
-        origin = self.record.header(ORIGIN)
+        origin = self._our_header(ORIGIN)
         return f"{self.partition}/{self.offset}" if origin is None else origin.decode(errors="replace")
 
     @property
     def attempt(self) -> int:
         """1 at first, one more for each retry."""
-        failed = self.record.header(ATTEMPT) or b"0"
+        failed = self._our_header(ATTEMPT) or b"0"
         return int(failed) + 1 if failed.isdigit() else 1
+
+    def _our_header(self, name: str) -> bytes | None:
+        """A header that Shardyard sets on retries and dead letters. On other topics it is a publisher's, or that of a
+        retried record which was published again, and means nothing."""
+        return None if parse_companion(self.partition.topic) is None else self.record.header(name)
 
 
 Handler = Callable[[Message], Awaitable[object] | object]
@@ -70,6 +76,7 @@ class Slots:
         self._count = count
         self._taken = 0
         self._waiting: deque[asyncio.Future[None]] = deque()
+        self._drained: asyncio.Event | None = None
 
     def set(self, count: int) -> None:
         self._count = count
@@ -89,6 +96,15 @@ class Slots:
     async def __aexit__(self, *_: object) -> None:
         self._taken -= 1
         self._wake()
+        if self._drained is not None and not self._taken:
+            self._drained.set()
+
+    async def drain(self) -> None:
+        """Give out no more slots, and wait until none is taken."""
+        self._count = 0
+        self._drained = asyncio.Event()
+        if self._taken:
+            await self._drained.wait()
 
     def _wake(self) -> None:
         free = self._count - self._taken

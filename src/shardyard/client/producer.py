@@ -5,7 +5,6 @@ import contextlib
 import math
 import random
 import uuid
-from collections import defaultdict
 from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -16,7 +15,7 @@ from shardyard.client.carrier import Carrier
 from shardyard.client.paths import path
 from shardyard.log import SequenceWindow
 from shardyard.model import TAG, TRACE, Appended, Closed, InvalidValue, Record, RetryLater
-from shardyard.model.checks import check_int64
+from shardyard.model.checks import check_int64, check_text
 from shardyard.model.given import GivenHeaders, GivenValue, encoded_headers, encoded_text
 from shardyard.model.limits import Limits, check_new_record, check_records, is_arrow
 from shardyard.runtime.clock import Clock
@@ -137,7 +136,7 @@ class Producer:
         self._clock = clock or brokers.clock
         self._name = uuid.uuid4().hex
         self._linger = linger
-        self._lanes: defaultdict[str, _Lane] = defaultdict(lambda: _Lane(self._clock))
+        self._lanes: dict[str, _Lane] = {}
         self._closed = False
 
     async def __aenter__(self) -> Self:
@@ -183,10 +182,10 @@ class Producer:
         else:
             record = Record(id, record.key, record.value, record.headers)
             check_records([record], _LIMITS)
+        lane = self._lane(topic)
         if delay is not None or deliver_at is not None:
             await self._delay(topic, record, delay, deliver_at)
             return record.id
-        lane = self._lanes[topic]
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         lane.waiting.append((record, done))
         if lane.draining is None or lane.draining.done():
@@ -201,11 +200,19 @@ class Producer:
         if self._closed:
             raise Closed("the producer")
         rows = records if is_arrow(records) else check_records(records, _LIMITS)[0]
-        lane = self._lanes[topic]
+        lane = self._lane(topic)
         async with lane.capacity, lane.window.sequence() as sequence:
             call = self._call(topic, rows, sequence, partition=partition)
             published = await self._brokers.publish(call, is_stamped=True)
         return [part.appended() for part in published.stored]
+
+    def _lane(self, topic: str) -> _Lane:
+        try:
+            return self._lanes[topic]
+        except (KeyError, TypeError):  # its first record, or not the name of a topic
+            check_text("topic", topic)
+        lane = self._lanes[topic] = _Lane(self._clock)
+        return lane
 
     def _call(
         self,

@@ -129,9 +129,10 @@ class RemoteCoordinator(GroupCoordinator):
         call = frames.Heartbeat(identity.group, identity.member, body, self._settings_version)
         try:
             answer = await self._brokers.heartbeat(call, self._heartbeat_timeout)
-        except NotAllowed as error:
+        except NotAllowed:
             self._heartbeat_at = -math.inf  # it was not evicted because it hangs: it may join as soon as it is let in
-            raise Fenced(str(error)) from None  # so it stops working, and joins again
+            left = f"member {identity.member!r} had to leave group {identity.group!r}"
+            raise Fenced(left) from None  # so it stops working, and joins again
         self._heartbeat_at = self._clock.monotonic()
         self._settings_version = answer.version
         if answer.settings is not None:

@@ -193,7 +193,8 @@ class WrongEpoch(Conflict):
 
     def __init__(self, partition: Partition, epoch: int, current: int) -> None:
         super().__init__(
-            f"epoch {epoch} of {partition} is over, the current one is {current}: start from its first offset"
+            f"epoch {epoch} of {partition} is over, the current one is {current}: its topic was deleted and created "
+            "again, start from its first offset"
         )
         self.partition = partition
         self.epoch = epoch
@@ -299,7 +300,7 @@ class MemberExists(Conflict):
     """Raised when the group has a live member of that name."""
 
     def __init__(self, group: str, member: str) -> None:
-        super().__init__(f"group {group!r} has a member {member!r} already: take another name, or join as static")
+        super().__init__(f"group {group!r} has a member {member!r} already: stop that one, or take another name")
         self.group = group
         self.member = member
 

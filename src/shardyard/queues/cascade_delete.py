@@ -18,8 +18,9 @@ from shardyard.model import Partition, PartitionOutOfRange, Span, Topic, TopicKi
 from shardyard.queues import delays
 from shardyard.queues.dead_letters import count_dead_letters
 from shardyard.queues.partition_spans import spans
-from shardyard.queues.retry_topics import RETRY, Companion, parse_companion, retry_topic
+from shardyard.queues.retry_topics import retry_topic
 from shardyard.queues.topic_readers import TopicReaders
+from shardyard.wire.companions import RETRY, Companion, parse_companion
 from shardyard.wire.headers import TARGET
 
 

@@ -7,16 +7,13 @@ dead-letter topic, `billing.orders.dead`.
 import contextlib
 import re
 from collections.abc import Iterable
-from typing import NamedTuple
 
 from msgspec import structs
 
 from shardyard.log import Log
-from shardyard.model import InvalidValue, Record, Topic, TopicExists, TopicKind, UnknownTopic
-from shardyard.model.limits import INTERNAL_PREFIX
-from shardyard.wire.channels import EVENTS, FANOUT, MEMBERS, PRESENCE
+from shardyard.model import Record, Topic, TopicExists, TopicKind, UnknownTopic
+from shardyard.wire.companions import DEAD, RETRY
 from shardyard.wire.headers import ATTEMPT, DIED, ERROR, ORIGIN, PUBLISHED, REDRIVEN, RESERVED, TRACEBACK
-from shardyard.wire.inbox import TOPIC as INBOX
 
 _OUR_HEADERS = frozenset({ATTEMPT, ORIGIN, PUBLISHED, ERROR, TRACEBACK, DIED, REDRIVEN}) | RESERVED
 """If a publisher set one of these, it is dropped when the record fails."""
@@ -26,19 +23,6 @@ MAX_PARTITIONS = 4
 _NUMBER = re.compile(rb"[0-9]{1,15}")
 _TIME = re.compile(rb"[0-9]{1,19}")
 _RECORD_POSITION = re.compile(rb"[A-Za-z0-9._-]+/[0-9]{1,15}/[0-9]{1,15}")
-RETRY, DEAD = ".retry", ".dead"
-SYSTEM_TOPICS = (EVENTS, FANOUT, INBOX, MEMBERS, PRESENCE)
-"""Topics that messaging servers, coordinators and workers create themselves, as they need them."""
-
-
-def check_not_reserved(name: str) -> None:
-    """Refuse a name that Shardyard needs for topics of its own: of groups, of messaging and of channels."""
-    if name in SYSTEM_TOPICS:
-        names = ", ".join(SYSTEM_TOPICS)
-        raise InvalidValue("topic name", name, f"another name: {names} are the topics of messaging and channels")
-    if name.startswith(INTERNAL_PREFIX) or name.endswith((RETRY, DEAD)):
-        expected = f"a name that neither begins with {INTERNAL_PREFIX!r} nor ends with {RETRY!r} or {DEAD!r}"
-        raise InvalidValue("topic name", name, f"{expected}: those are reserved for Shardyard's own topics")
 
 
 def retry_topic(group: str, topic: str) -> str:
@@ -64,24 +48,6 @@ def original_topic(group: str, topic: str) -> str:
 def _infix(group: str, topic: str, suffix: str) -> str | None:
     if topic.startswith(f"{group}.") and topic.endswith(suffix):
         return topic[len(group) + 1 : -len(suffix)] or None
-    return None
-
-
-class Companion(NamedTuple):
-    """What the name of a retry or dead-letter topic says."""
-
-    group: str
-    topic: str
-    suffix: str
-
-
-def parse_companion(name: str) -> Companion | None:
-    """The group and topic whose retry or dead-letter topic has this name; None if it is not such a name. The answer is
-    unambiguous, because names of groups have no dots."""
-    group, _, rest = name.partition(".")
-    for suffix in (RETRY, DEAD):
-        if group and (topic := rest.removesuffix(suffix)) and topic != rest:
-            return Companion(group, topic, suffix)
     return None
 
 

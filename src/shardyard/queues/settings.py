@@ -108,11 +108,11 @@ def check_topic(changes: Mapping[str, Any]) -> dict[str, Any]:
     return checked
 
 
-def check_token_change(tx: Snapshot, topic: str, changes: Mapping[str, Any], shown: str | None) -> None:
-    """`WrongToken` if the topic has a token, and these changes take it away or replace it although the caller has not
-    shown it. `shown`: the token of the call."""
-    if "token" in changes and not topic_settings(tx, topic).admits(shown):
-        raise WrongToken(f"changing the token of topic {topic!r}", "its current token, or that of the broker")
+def check_topic_token(tx: Snapshot, topic: str, shown: str | None) -> None:
+    """`WrongToken` if the topic has a token, and the caller who wants to change or delete the topic has not shown it.
+    `shown`: the token of the call."""
+    if not topic_settings(tx, topic).admits(shown):
+        raise WrongToken(f"changing or deleting topic {topic!r}", "its current token, or that of the broker")
 
 
 def change_topic(

@@ -1,5 +1,6 @@
 """HTTP requests and responses: bodies, queries and errors, with their limits and status codes."""
 
+import math
 import re
 from collections.abc import Awaitable, Callable
 from typing import Annotated, Any, TypeVar
@@ -11,7 +12,16 @@ from msgspec import Struct
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, HTTPConnection
 
-from shardyard.model import BodyStalled, InvalidValue, Malformed, RetryLater, ShardyardError, TooLarge, WrongToken
+from shardyard.model import (
+    BodyStalled,
+    InvalidValue,
+    Malformed,
+    OverQuota,
+    RetryLater,
+    ShardyardError,
+    TooLarge,
+    WrongToken,
+)
 from shardyard.runtime.metrics import ERRORS
 from shardyard.wire import frames
 from shardyard.wire.codec import decode, encode
@@ -91,7 +101,10 @@ def respond(content: object, status: int = 200) -> Response:
 
 def error_response(error: ShardyardError) -> Response:
     """The response to an error of Shardyard's own: its status, code and message."""
-    headers = {"Retry-After": "1"} if isinstance(error, RetryLater) else {}
+    headers = {}
+    if isinstance(error, RetryLater):
+        seconds = error.wait if isinstance(error, OverQuota) else 1.0
+        headers["Retry-After"] = str(max(math.ceil(seconds), 1))
     if isinstance(error, WrongToken):
         headers["WWW-Authenticate"] = "Bearer"
     if isinstance(error, BodyStalled):

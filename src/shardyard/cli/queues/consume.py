@@ -9,14 +9,15 @@ import os
 import signal
 import sys
 from collections.abc import Coroutine, Iterator, Sequence
+from json import dumps
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import msgspec
 import typer
 
 from shardyard.cli.options import integer_option, value_option
-from shardyard.cli.output import print_message, printable
-from shardyard.cli.queues.options import Brokers, Group, check_name
+from shardyard.cli.output import escape, print_message, printable
+from shardyard.cli.queues.options import Brokers, Group, check_group, check_name
 from shardyard.cli.queues.session import addresses, explain_errors, request, token
 from shardyard.model import Fenced, InvalidCall, InvalidValue, Partition, Record, Unreachable, whole_number
 
@@ -60,7 +61,8 @@ def consume(
     brokers: Brokers = None,
     json: Annotated[bool, typer.Option("--json", help="Print each record as one line of JSON.")] = False,
 ) -> None:
-    """Join a group and print its records as they arrive. Printed records are committed. Ctrl-C leaves the group.
+    """Join a group and print its records as they arrive. Printed records are committed. Ctrl-C leaves the group; before
+    --count records it exits with 130.
 
     Prints partition, offset, key and value, separated by tabs, and finally, on standard error, the number of records.
     On a terminal, control characters are escaped; a pipe gets keys and values as they are, except tabs and newlines.
@@ -77,8 +79,9 @@ def consume(
 
       shardyard consume mailer reminders --exec 'sendmail ops@example.org' --concurrency 4
     """
-    for given in (group, *topics):
-        check_name(given)
+    check_group(group)
+    for topic in topics:
+        check_name(topic)
     if count is not None:
         whole_number("--count", count, at_least=1)
     if concurrency is not None:
@@ -93,9 +96,14 @@ def consume(
     urls = addresses(brokers)
     try:
         with explain_errors(), print_warnings(single_broker=len(urls) == 1):
-            asyncio.run(_consume(urls, group, topics, options, stop, command, concurrency, json=json))
+            joined = asyncio.run(_consume(urls, group, topics, options, stop, command, concurrency, json=json))
     except BrokenPipeError:  # the reader of our output has exited, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return
+    if not joined:
+        print_message(f"stopped before it had joined group {group!r}")
+    if not joined or (stop.signal is not None and stop.left):
+        raise typer.Exit(1 if stop.signal is None else 128 + stop.signal)
 
 
 @contextlib.contextmanager
@@ -129,18 +137,24 @@ class _Stop:
     def __init__(self, count: int | None, seconds: float | None) -> None:
         self.left = count
         self._seconds = seconds
+        self.signal: int | None = None
+        """The number of the signal that has come."""
 
     def start(self) -> None:
         """Start the timer, and handle signals from now on."""
         loop = asyncio.get_running_loop()
         self._stopped = asyncio.Event()
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._stopped.set)
+            loop.add_signal_handler(number, self._interrupt, number)
         if self._seconds is not None:
             loop.call_later(self._seconds, self._stopped.set)
 
     def now(self) -> None:
         self._stopped.set()
+
+    def _interrupt(self, number: int) -> None:
+        self.signal = number
+        self.now()
 
     async def run(self, work: Coroutine[Any, Any, T]) -> T | None:
         """Return what `work` returns. If it is time to stop before that, cancel the work and return None."""
@@ -165,14 +179,15 @@ async def _consume(
     concurrency: int | None,
     *,
     json: bool,
-) -> None:
+) -> bool:
+    """Returns whether it has joined the group."""
     from shardyard.client import Consumer
 
     stop.start()
     max_records = min(BATCH_RECORDS, stop.left or BATCH_RECORDS)
     consumer = Consumer(urls, group, topics, token=token(), max_records=max_records, **options)
     if await stop.run(consumer.__aenter__()) is None:  # joining may have to wait, for a broker or to be allowed
-        return
+        return False
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_exit(consumer)
         if sys.stderr.isatty():
@@ -184,6 +199,9 @@ async def _consume(
             runner = _CommandRunner(command, stop)
             await stop.run(consumer.run(runner.handle, concurrency=concurrency))
             print_message(f"{runner.done} done, {runner.failed} failed")
+            if stop.left is not None:
+                stop.left -= runner.done + runner.failed
+    return True
 
 
 async def _print_records(consumer: "Consumer", stop: _Stop, *, json: bool) -> int:
@@ -228,8 +246,11 @@ def _format_json(record: Record, partition: Partition, offset: int) -> bytes:
 def _escaped(line: bytes, *, json: bool) -> bytes:
     """The line for a terminal: what it would obey, or can't show, is escaped, all but the tabs between columns."""
     cells = line.decode(errors="backslashreplace").split("\t")
-    escape = "\\u{:04x}" if json else "\\x{:02x}"
-    return "\t".join(printable(cell, escape) for cell in cells).encode()
+    return "\t".join(printable(cell, _escape_json if json else escape) for cell in cells).encode()
+
+
+def _escape_json(character: str) -> str:
+    return dumps(character)[1:-1]
 
 
 class CommandFailed(Exception):

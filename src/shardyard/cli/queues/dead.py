@@ -7,7 +7,7 @@ import typer
 
 from shardyard.cli.options import Json, integer_option
 from shardyard.cli.output import print_json, print_list, print_table, printable
-from shardyard.cli.queues.options import Brokers, Group, Topic, check_name, format_time
+from shardyard.cli.queues.options import Brokers, Group, Topic, check_group, format_time, text_of
 from shardyard.cli.queues.session import request
 from shardyard.model import InvalidCall, InvalidValue
 from shardyard.wire.requests import Redrive
@@ -22,6 +22,8 @@ MAX_LETTERS = 10_000
 """The most dead letters that a broker lists at once."""
 VALUE_CHARACTERS = 40
 """How much of a value a list shows."""
+_LEFT_OUT = ("attempts", "origin", "published")
+"""Columns for which a terminal has no room beside an id."""
 
 
 @app.command("list")
@@ -34,12 +36,16 @@ def list_dead(
 ) -> None:
     """List a group's dead letters from a topic, newest first. `dead show` prints one in full, and so does --json.
 
+    On a terminal, the columns attempts, origin and published are left out.
+
     Examples:
 
       shardyard dead list billing orders
     """
     letters = _dead_letters(brokers, group, topic, limit)
-    print_list(letters if json else [_row(letter) for letter in letters], "dead letters", json=json)
+    left_out = _LEFT_OUT if sys.stdout.isatty() else ()
+    rows = [{name: cell for name, cell in _row(letter).items() if name not in left_out} for letter in letters]
+    print_list(letters if json else rows, "dead letters", json=json)
 
 
 @app.command("show")
@@ -98,7 +104,7 @@ def redrive(
     if bool(record_ids) == every:
         raise InvalidCall("expected either ids of dead letters, or --all")
     body = Redrive(topic, None if every else record_ids)
-    response = request(brokers, "POST", f"/v1/groups/{check_name(group)}/dead/redrive", body)
+    response = request(brokers, "POST", f"/v1/groups/{check_group(group)}/dead/redrive", body)
     if json:
         print_json(response)
     else:
@@ -106,7 +112,7 @@ def redrive(
 
 
 def _dead_letters(brokers: list[str] | None, group: str, topic: str, limit: int) -> list[dict[str, Any]]:
-    path = f"/v1/groups/{check_name(group)}/dead"
+    path = f"/v1/groups/{check_group(group)}/dead"
     letters: list[dict[str, Any]] = request(brokers, "GET", path, topic=topic, limit=limit)
     return letters
 
@@ -116,8 +122,8 @@ def _row(letter: dict[str, Any]) -> dict[str, Any]:
     published = letter["published"]
     return {
         "id": record["id"],
-        "key": record.get("key", record.get("key_base64")),
-        "value": _shorten(record.get("value", record.get("value_base64", ""))),
+        "key": text_of(record, "key"),
+        "value": _shorten(text_of(record, "value") or ""),
         "attempts": letter["attempts"],
         "reason": letter["reason"],
         "origin": letter["origin"],

@@ -1,7 +1,5 @@
 """`shardyard groups`: owners, positions and lag of groups; settings, pauses, resets."""
 
-# ruff: noqa: PLC0415 commands start quickly: what is slow to import is imported by those that need it
-
 import sys
 from collections.abc import Mapping
 from enum import StrEnum
@@ -12,12 +10,13 @@ import typer
 from shardyard.cli.help import Command, Rows
 from shardyard.cli.options import Json, integer_option, value_option
 from shardyard.cli.output import Row, print_json, print_list, print_message, print_table, print_tables
-from shardyard.cli.queues.options import TIME, Brokers, Group, Settings, Topic, check_name, parse_time
+from shardyard.cli.queues.options import TIME, Brokers, Group, Settings, Topic, check_group, parse_time
 from shardyard.cli.queues.session import Session, request
 from shardyard.cli.queues.settings import format_setting, parse_settings, settings_help
 from shardyard.cli.queues.topics import print_deleted
 from shardyard.model import InvalidCall, InvalidValue
 from shardyard.model.limits import INTERNAL_PREFIX
+from shardyard.wire.companions import parse_companion
 from shardyard.wire.requests import Pause, Reset
 from shardyard.wire.settings import GroupSettings
 
@@ -238,7 +237,7 @@ def delete(
 
 
 def _path(group: str) -> str:
-    return f"/v1/groups/{check_name(group)}"
+    return f"/v1/groups/{check_group(group)}"
 
 
 def _partition_row(row: dict[str, Any], group: str) -> dict[str, object]:
@@ -252,15 +251,13 @@ def _partition_row(row: dict[str, Any], group: str) -> dict[str, object]:
         "committed": row["committed"],
         "end": row["end"],
         "lag": row["lag"],
-        "stuck_for": row["stuck_for"] if row["stuck_for"] >= STUCK_SECONDS else None,
+        "stuck_for": row["stuck_for"] if (row["stuck_for"] or 0.0) >= STUCK_SECONDS else None,
         "dropped_unread": row["dropped_unread"],
     }
 
 
 def _member_row(member: dict[str, Any]) -> dict[str, object]:
     """A member without its retry topics, which every member has."""
-    from shardyard.queues.retry_topics import parse_companion
-
     return {
         "member": member["member"],
         "topics": ",".join(topic for topic in member["topics"] if parse_companion(topic) is None),

@@ -1,8 +1,9 @@
 """Arguments and options that the commands for queues share, and how names and times are read and written."""
 
 import re
+from base64 import b64decode
 from datetime import UTC, datetime
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -37,9 +38,16 @@ TIME = "2026-01-31T12:00:00Z (without a zone: local time), or ms since 1970"
 
 
 def check_name(name: str) -> str:
-    """The name of a topic or a group, once it is known to be safe in a URL's path."""
+    """The name of a topic, once it is known to be safe in a URL's path."""
     if _NAME.fullmatch(name) is None:
-        raise InvalidValue("name", name, "letters, digits, '.', '_' and '-'")
+        raise InvalidValue("name", name, "letters, digits, '.', '_' and '-', and not only dots")
+    return name
+
+
+def check_group(name: str) -> str:
+    """The same for the name of a group. Those of Shardyard's own groups have dots, which others may not have."""
+    if _NAME.fullmatch(name) is None:
+        raise InvalidValue("group", name, "letters, digits, '_' and '-'")
     return name
 
 
@@ -56,6 +64,15 @@ def parse_time(option: str, text: str | None) -> int | None:
         time = time.astimezone()
         print_message(f"{option} has no zone, and is taken as local time: {time.isoformat()}")
     return int(time.timestamp() * 1000)
+
+
+def text_of(record: dict[str, Any], name: str) -> str | None:
+    """The `value` or `key` of a record in JSON; what is not UTF-8 in it is escaped, as `consume` does."""
+    encoded: str | None = record.get(f"{name}_base64")
+    if encoded is not None:
+        return b64decode(encoded).decode(errors="backslashreplace")
+    text: str | None = record.get(name)
+    return text
 
 
 def format_time(ms: float) -> str:

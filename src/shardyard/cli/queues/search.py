@@ -4,7 +4,7 @@ from typing import Annotated
 
 from shardyard.cli.options import Json, integer_option, value_option
 from shardyard.cli.output import print_json, print_message, print_table
-from shardyard.cli.queues.options import TIME, Brokers, Topic, check_name, format_time, parse_time
+from shardyard.cli.queues.options import TIME, Brokers, Topic, check_name, format_time, parse_time, text_of
 from shardyard.cli.queues.session import request
 from shardyard.model import InvalidCall, InvalidValue
 
@@ -16,9 +16,9 @@ def search(
     trace: Annotated[str | None, value_option("--trace", metavar="ID", help="The record's trace id.")] = None,
     tag: Annotated[str | None, value_option("--tag", metavar="TAG", help="The record's tag.")] = None,
     since: Annotated[
-        str | None, value_option("--since", metavar="TIME", help=f"Published at this time or later, such as {TIME}.")
+        str | None, value_option("--since", metavar="TIME", help=f"Records of this time or later, such as {TIME}.")
     ] = None,
-    until: Annotated[str | None, value_option("--until", metavar="TIME", help="Published before this time.")] = None,
+    until: Annotated[str | None, value_option("--until", metavar="TIME", help="Records from before this time.")] = None,
     partition: Annotated[int | None, integer_option("--partition", help="Search only this partition.")] = None,
     limit: Annotated[
         int, integer_option("--limit", help="The maximum number of records; if more match, the newest ones.")
@@ -60,8 +60,8 @@ def search(
                 "offset": record["offset"],
                 "time": format_time(record["timestamp"]),
                 "id": record["id"],
-                "key": record.get("key", record.get("key_base64")),
-                "value": record.get("value", record.get("value_base64", "")),
+                "key": text_of(record, "key"),
+                "value": text_of(record, "value"),
             }
             for record in records
         ]

@@ -63,7 +63,11 @@ class Session:
         self._runner = asyncio.Runner()
 
     def __enter__(self) -> Self:
-        self.run(self.brokers.__aenter__())
+        try:
+            self.run(self.brokers.__aenter__())
+        except BaseException:  # such as Ctrl-C, which comes when it is open already
+            self.__exit__(None, None, None)
+            raise
         return self
 
     def __exit__(

@@ -2,6 +2,7 @@
 all, take a setting away."""
 
 from collections.abc import Sequence
+from json import dumps
 from typing import Any
 
 import msgspec
@@ -30,7 +31,8 @@ def parse_settings(kind: type[msgspec.Struct], pairs: Sequence[str]) -> dict[str
         value = without_null_lists(kind, {name: value})[name]
         try:
             settings[name] = msgspec.to_builtins(msgspec.convert(value, fields[name].type, strict=False))
-        except msgspec.ValidationError:
+            dumps(settings[name], allow_nan=False)  # JSON has neither inf nor nan
+        except ValueError:  # also that of msgspec
             raise InvalidValue(name, masked(name, text), in_words(fields[name].type, "none")) from None
     return settings
 

@@ -1,7 +1,5 @@
 """`shardyard topics`: create, show, resize, configure and delete topics."""
 
-# ruff: noqa: PLC0415 commands start quickly: what is slow to import is imported by those that need it
-
 import sys
 from collections.abc import Mapping
 from typing import Annotated, Any
@@ -16,6 +14,7 @@ from shardyard.cli.queues.session import request
 from shardyard.cli.queues.settings import format_setting, parse_settings, settings_help
 from shardyard.model import InvalidValue, TopicInUse, whole_number
 from shardyard.model.limits import INTERNAL_PREFIX
+from shardyard.wire.companions import parse_companion
 from shardyard.wire.requests import NewTopic, Resize, TopicChanges
 
 app = typer.Typer(name="topics", help="Create, show, resize, configure and delete topics.", no_args_is_help=True)
@@ -206,8 +205,6 @@ def _path(topic: str) -> str:
 
 
 def _is_internal(name: str) -> bool:
-    from shardyard.queues.retry_topics import parse_companion
-
     return name.startswith(INTERNAL_PREFIX) or parse_companion(name) is not None
 
 

@@ -35,7 +35,7 @@ class Ladder:
 
 def check_delay(delay_ms: int) -> int:
     if delay_ms > MAX_DELAY_MS:
-        raise InvalidValue("delay", delay_ms, f"at most {MAX_DELAY_MS} ms (90 days)")
+        raise InvalidValue("delay", delay_ms / 1000, f"at most {MAX_DELAY_MS // 1000} seconds (90 days)")
     return delay_ms
 
 

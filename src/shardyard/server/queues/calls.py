@@ -24,6 +24,7 @@ from shardyard.model.batch import Batch
 from shardyard.queues.broker import Broker
 from shardyard.queues.dropped_unread import count_dropped_unread
 from shardyard.queues.filtering import only_tagged, without_header
+from shardyard.queues.reserved_topics import check_not_reserved
 from shardyard.queues.retry_topics import original_topic
 from shardyard.queues.settings_cache import MAX_AGE_SECONDS
 from shardyard.registry import Heartbeat
@@ -58,7 +59,9 @@ MAX_BATCH_BYTES = 8 * 1024 * 1024
 async def publish(
     broker: Broker, topic: str, records: "pa.RecordBatch | Sequence[Posted]", options: requests.Publish, size: int
 ) -> responses.Published:
-    """Publish records. They are durable when it returns. `size`: bytes of the call, for the metrics."""
+    """Publish records to a topic that is not Shardyard's own. They are durable when it returns. `size`: bytes of the
+    call, for the metrics."""
+    check_not_reserved(topic)
     stamp = _stamp(options)
     broker.take_quota(topic, len(records), await broker.settings.topic(topic))
     stored = await broker.publisher.publish(

@@ -75,7 +75,7 @@ async def join(group: str, request: Request, broker: Authorised) -> Response:
 
 def check_group_name(group: str) -> None:
     if _NAME.fullmatch(group) is None:
-        raise InvalidValue("group", group, "1 to 100 letters, digits, '_' and '-'")
+        raise InvalidValue("group", group, "1 to 100 letters, digits, '_' and '-', and no '.'")
 
 
 async def _check_exist(broker: Broker, topics: list[str], manual: Iterable[Partition]) -> None:

@@ -1,7 +1,7 @@
 """Topics over HTTP: create, describe, resize, configure, delete."""
 
 import contextlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -12,8 +12,8 @@ from shardyard.queues import cascade_delete
 from shardyard.queues.broker import Broker
 from shardyard.queues.draining import draining_partitions
 from shardyard.queues.partition_spans import spans
-from shardyard.queues.retry_topics import check_not_reserved
-from shardyard.queues.settings import change_topic, check_token_change, check_topic, delete_settings, topic_scope
+from shardyard.queues.reserved_topics import check_can_be_deleted, check_can_be_set, check_not_reserved
+from shardyard.queues.settings import change_topic, check_topic, check_topic_token, delete_settings, topic_scope
 from shardyard.queues.topic_readers import topic_readers, with_predecessors
 from shardyard.registry import Snapshot, Transaction
 from shardyard.server.auth import Authorised, token_of
@@ -90,6 +90,8 @@ async def describe_partition(name: str, index: Index, broker: Authorised) -> Res
 @router.post("/{name}/expand", openapi_extra=request_body(requests.Resize))
 async def expand_topic(name: str, request: Request, broker: Authorised) -> Response:
     """Raise the number of partitions."""
+    check_not_reserved(name)
+    await _check_token(broker, name, request)
     topic = await broker.log.expand_topic(name, (await read_body(request, requests.Resize)).partitions)
     await _audit(broker, caller_of(request), "topic expanded", name, {"partitions": topic.receiving})
     return await _resized(broker, topic)
@@ -100,6 +102,8 @@ async def contract_topic(name: str, request: Request, broker: Authorised) -> Res
     """Lower the number of partitions. The others are drained: they take no more records, and are dropped once every
     group that reads the topic has read them. `draining` in the response lists them, each with the groups that have not.
     """
+    check_not_reserved(name)
+    await _check_token(broker, name, request)
     topic = await broker.log.contract_topic(name, (await read_body(request, requests.Resize)).partitions)
     await _audit(broker, caller_of(request), "topic contracted", name, {"partitions": topic.receiving})
     return await _resized(broker, topic)
@@ -109,11 +113,12 @@ async def contract_topic(name: str, request: Request, broker: Authorised) -> Res
 async def set_topic(name: str, request: Request, broker: Authorised) -> Response:
     """Change settings. Those that are not named stay as they are; null removes one.
 
-    Taking the topic's token away, or replacing it, takes this token, or that of the broker.
+    If the topic has a token, this takes that token, or the broker's.
     """
     topic = await broker.log.topic(name)
     body = structs.asdict(await read_body(request, requests.TopicChanges))
     changes = {setting: value for setting, value in body.items() if value is not UNSET}
+    check_can_be_set(name, changes)
     current = topic.retention
     limits: dict[str, Any] = {of: changes.pop(of) for of in ("retention_ms", "retention_bytes") if of in changes}
     retention = Retention(
@@ -121,9 +126,7 @@ async def set_topic(name: str, request: Request, broker: Authorised) -> Response
     )
     check_topic(changes)  # before anything is changed
 
-    def check_token(tx: Snapshot) -> None:
-        if not broker.has_token:  # otherwise the caller has shown that one
-            check_token_change(tx, name, changes, token_of(request.headers))
+    check_token = _token_check(broker, name, request)
 
     def change(tx: Transaction) -> None:
         check_token(tx)
@@ -140,14 +143,17 @@ async def set_topic(name: str, request: Request, broker: Authorised) -> Response
 
 @router.delete("/{name}")
 async def delete_topic(name: str, request: Request, broker: Authorised, force: bool = False) -> Response:
-    """Delete a topic with its records. While it has subscribers, this takes `force`.
+    """Delete a topic with its records. While it has subscribers, this takes `force`. If it has a token, this takes that
+    token, or the broker's.
 
     Its companion topics, where groups keep retries and dead letters, are deleted too. Those with dead letters are kept,
     unless by `force`. A deletion that a crash interrupted can be repeated.
     """
+    check_can_be_deleted(name)
     who = caller_of(request)
     if await _finish_deletion(broker, name, who):
         return respond(responses.TopicDeleted(name, [], []))
+    await _check_token(broker, name, request)
     topic = await broker.log.topic(name)
     names = with_predecessors(name, await broker.log.topics())
     readers = await broker.node.transactions.read(topic_readers)
@@ -159,6 +165,20 @@ async def delete_topic(name: str, request: Request, broker: Authorised, force: b
     await broker.log.delete_topic(name)
     await _forget(broker, name, who, {"force": force})
     return respond(responses.TopicDeleted(name, list(companions.deleted), kept_topics(companions.kept)))
+
+
+def _token_check(broker: Broker, name: str, request: Request) -> Callable[[Snapshot], None]:
+    """`WrongToken` if the topic has a token, and the caller has shown neither that one nor the broker's."""
+
+    def check(tx: Snapshot) -> None:
+        if not broker.has_token:  # otherwise the caller has shown that one
+            check_topic_token(tx, name, token_of(request.headers))
+
+    return check
+
+
+async def _check_token(broker: Broker, name: str, request: Request) -> None:
+    await broker.node.transactions.read(_token_check(broker, name, request))
 
 
 async def delete_topics(broker: Broker, names: Sequence[str], who: str, detail: object) -> None:
