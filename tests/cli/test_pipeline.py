@@ -174,6 +174,7 @@ INVALID = [
         ["plan", "--assume-records", "5"],
         "expected either --assume-records with --assume-bytes, or something to measure",
     ),
+    (["plan", "--members", "2"], "expected either --assume-records with --assume-bytes, or something to measure"),
     (["plan", "--assume-records", "5", "--assume-bytes", "5", "-p", "0"], "--partitions is '0'"),
     (["plan", "--assume-records", "5", "--assume-bytes", "5", "--report", "no/p.html"], "--report is 'no/p.html'"),
     (["plan", "--assume-records", "-5", "--assume-bytes", "5"], "records is -5"),

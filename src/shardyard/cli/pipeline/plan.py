@@ -110,7 +110,7 @@ def plan(
     assignor_names = parse_assignors(assignors)
     topics = [topic] if topic is not None else None
     load: Load
-    if records is not None or total_bytes is not None:
+    if records is not None or total_bytes is not None or (log is None and topic is None and parquet is None):
         if log is not None or topic is not None or parquet is not None or records is None or total_bytes is None:
             raise InvalidCall(
                 "expected either --assume-records with --assume-bytes, or something to measure: --log with --topic, "

@@ -27,7 +27,7 @@ def verdict(found: TopicBalance) -> str:
     if not found.records:
         return "no records"
     if not found.schemes:
-        return f"{_number(found.records)} records, but neither partitions nor a scheme to judge them by"
+        return f"{found.records:,} records, but neither partitions nor a scheme to judge them by"
     load = found.schemes[0]
     return (
         _few_keys(found, load)
@@ -44,7 +44,7 @@ def _few_keys(found: TopicBalance, load: SchemeLoad) -> str | None:
     keys, partitions = found.key_check.distinct, load.partitions
     if found.keyless or not found.key_check.exact or keys >= partitions:
         return None
-    have = "1 key fills" if keys == 1 else f"{_number(keys)} keys fill"
+    have = "1 key fills" if keys == 1 else f"{keys:,} keys fill"
     rest = partitions - keys
     stay = "1 stays" if rest == 1 else f"{rest} stay"
     return f"{have} at most {keys} of {partitions} partitions, at least {stay} empty: more partitions do not help"
@@ -134,7 +134,7 @@ def _uneven(found: TopicBalance, load: SchemeLoad) -> str | None:
     if most and part >= 0.1:
         cause = f"{_percent(part)} of it the key `{shortened(most.key)}`, which is not too large for a partition"
     elif found.key_check.distinct < FEW_KEYS * load.partitions:
-        cause = f"by chance, since {_number(found.key_check.distinct)} keys are few for {load.partitions} partitions"
+        cause = f"by chance, since {found.key_check.distinct:,} keys are few for {load.partitions} partitions"
     else:
         cause = "and neither a single key nor the hash is the cause"
     best = min(found.schemes, key=lambda other: _measure(other)[1].over_mean)
@@ -177,7 +177,3 @@ def _percent(share: float) -> str:
 
 def _times(ratio: float) -> str:
     return f"{ratio:.0f} times" if ratio >= 10 else f"{ratio:.1f} times"
-
-
-def _number(count: int) -> str:
-    return f"{count:,}".replace(",", " ")
