@@ -1,6 +1,8 @@
 """`shardyard exchanges move`, from a real RabbitMQ to a real broker."""
 
 import asyncio
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +13,7 @@ from shardyard.client.sharding import OutgoingMessage
 from tests.cli.invocation import Shell
 from tests.queues.brokers import BrokerProcess
 from tests.rabbitmq import RabbitMQ
+from tests.servers import free_port
 
 COUNT = 100
 
@@ -44,6 +47,43 @@ def test_the_messages_of_an_exchange_are_moved(rabbitmq: RabbitMQ, shell: Shell)
     assert [row["moved"] for row in moved] == [24, 27, 20, 29]
     shards = shell.json("exchanges", "show", "images")["shards"]
     assert [shard["ready"] for shard in shards] == [24, 27, 20, 29]
+
+
+def test_the_exchanges_at_both_ends_must_exist_also_if_there_is_nothing_to_move(
+    rabbitmq: RabbitMQ, shell: Shell
+) -> None:
+    rabbitmq.set_policy("empty", "^nothing-in-it$", '{"shards-per-node": 2}')
+
+    async def declare() -> None:
+        async with RabbitMQClient(rabbitmq.url) as client:
+            await client.declare_exchange("nothing-in-it")
+
+    asyncio.run(declare())
+    code, _ = shell.run("exchanges", "move", "nothing-in-it", "--from", rabbitmq.url)
+    assert code == 2
+    assert "'nothing-in-it' does not exist: `shardyard exchanges list`" in shell.err.replace("\n", " ")
+    shell("exchanges", "declare", "nope")
+    code, _ = shell.run("exchanges", "move", "nope", "--from", rabbitmq.url)
+    assert code == 2
+    assert "RabbitMQ has none of that name" in shell.err.replace("\n", " ")
+
+
+def test_a_rabbitmq_that_does_not_run_or_refuses_the_password(rabbitmq: RabbitMQ, shell: Shell) -> None:
+    shell("exchanges", "declare", "images")
+    where = f"amqp://guest:secret@127.0.0.1:{free_port()}/"
+    result = subprocess.run(
+        [sys.executable, "-m", "shardyard.cli", "exchanges", "move", "images", "--from", where],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 1
+    assert "RabbitMQ could not be reached" in result.stderr
+    assert "error when creating transport" not in result.stderr
+    code, _ = shell.run("exchanges", "move", "images", "--from", rabbitmq.url.replace("guest:guest", "guest:secret"))
+    assert code == 1
+    assert "refused the user or the password" in shell.err.replace("\n", " ")
+    assert "secret" not in shell.err
 
 
 def test_an_address_that_is_wrong_is_explained_without_its_password(shell: Shell) -> None:

@@ -20,6 +20,7 @@ from shardyard.registry import Transaction, open_registry
 from shardyard.wire.inbox import InboxEntry, encode_entry
 from tests.cli.invocation import invoke
 from tests.pipeline.logs import append, contents, create, fill, url
+from tests.servers import free_port
 
 LOG = "sqlite:///log"
 pytestmark = pytest.mark.spark
@@ -151,6 +152,14 @@ INVALID = [
     (["ingest", "orders", "--log", LOG, "--lake", "lake", "--max-restarts", "-1"], "--max-restarts is -1"),
     (["ingest", "orders", "--log", LOG, "--lake", "lake", "--port", "70000"], "--port is 70000: expected 0 to 65535"),
     (["ingest", "orders", "--log", "kafka://x", "--lake", "lake"], "log URL is 'kafka://x': expected sqlite:///a/path"),
+    (["ingest", "orders", "--log", LOG, "--lake", "lake", "--every", "3"], "expected --every only with --continuous"),
+    (["ingest", "orders", "--log", LOG, "--lake", "lake", "--memory", "5x"], "memory is '5x': expected a whole number"),
+    (["ingest", "orders", "--log", LOG, "--lake", "lake", "--memory", "10m"], "memory is '10m': expected a whole"),
+    (["ingest", "orders", "--log", LOG, "--lake", "lake", "--master", "foo"], "master is 'foo': expected local[*],"),
+    (["balance", "--log", LOG, "--topic", "orders", "--assignor", "foo"], "assignor is 'foo': expected one of"),
+    (["plan", "--log", LOG, "--topic", "orders", "--members", "2", "--assignor", "x"], "assignor is 'x': expected one"),
+    (["balance", "--parquet", "registry.txt"], "--parquet is 'registry.txt': expected Parquet files, and registry.txt"),
+    (["balance", "--parquet", "."], "--parquet is '.': expected Parquet files, and"),
     (["balance", "--log", LOG, "--topic", "refunds"], "topic 'refunds' does not exist"),
     (["balance", "--log", LOG], "expected either --log and --topic, or --parquet"),
     (["balance", "--parquet", "none"], "--parquet is 'none': expected a file or folder that exists"),
@@ -165,6 +174,7 @@ INVALID = [
         ["plan", "--assume-records", "5"],
         "expected either --assume-records with --assume-bytes, or something to measure",
     ),
+    (["plan", "--members", "2"], "expected either --assume-records with --assume-bytes, or something to measure"),
     (["plan", "--assume-records", "5", "--assume-bytes", "5", "-p", "0"], "--partitions is '0'"),
     (["plan", "--assume-records", "5", "--assume-bytes", "5", "--report", "no/p.html"], "--report is 'no/p.html'"),
     (["plan", "--assume-records", "-5", "--assume-bytes", "5"], "records is -5"),
@@ -179,7 +189,7 @@ INVALID = [
     (["reshard", "refunds", "--log", LOG, "--no-groups", "-p", "5"], "topic 'refunds' does not exist"),
     (
         ["history", "--lake", "lake", "--out", "tables"],
-        "--topic is 'inbox': expected one that is ingested into the lake",
+        "--lake is 'lake': expected a lake that exists; give --log to create it",
     ),
     (["history", "--lake", "lake", "--out", "tables", "--log", LOG], "topic 'inbox' does not exist"),
     (["history", "--lake", "lake", "--out", "tables", "--buckets", "0"], "buckets is 0"),
@@ -207,6 +217,7 @@ def test_an_invalid_call_prints_one_line_and_writes_nothing(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     create(url(tmp_path), "orders", 3)
+    (tmp_path / "registry.txt").write_text("no Parquet\n")
     before = sorted(tmp_path.rglob("*"))
     monkeypatch.chdir(tmp_path)
     code = invoke(monkeypatch, "pipeline", *arguments)
@@ -217,3 +228,28 @@ def test_an_invalid_call_prints_one_line_and_writes_nothing(
     assert [path for path in sorted(tmp_path.rglob("*")) if path not in before] == []
     with blocking(url(tmp_path)) as opened:
         assert [topic.name for topic in opened.wait(opened.log.topics())] == ["orders"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--lake", "/proc/lake"], "/proc/lake can't be written (No such file or directory): check its permissions"),
+        (
+            ["--lake", "lake", "--remote", f"sc://127.0.0.1:{free_port()}"],
+            "the Spark Connect server at 127.0.0.1:PORT can't be reached",
+        ),
+    ],
+)
+def test_what_can_not_be_written_or_reached_is_said_before_spark_starts(
+    tmp_path: Path,
+    arguments: list[str],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    create(url(tmp_path), "orders", 3)
+    monkeypatch.chdir(tmp_path)
+    assert invoke(monkeypatch, "pipeline", "ingest", "orders", "--log", LOG, *arguments) == 1
+    printed = capsys.readouterr().err
+    assert re.sub(r"1:\d+", "1:PORT", printed).startswith(f"error: {message}")
+    assert len(printed.splitlines()) == 1

@@ -13,7 +13,19 @@ from shardyard.client.rabbitmq.consuming import RabbitMQConsumer
 from shardyard.client.rabbitmq.shards import NoShards
 from shardyard.client.sharding import OutgoingMessage, ShardingClient
 from shardyard.log import open_log
-from shardyard.model import InvalidValue, RetryLater, Unroutable
+from shardyard.model import (
+    Closed,
+    Denied,
+    ExchangeExists,
+    InvalidCall,
+    InvalidValue,
+    PseudoQueue,
+    RetryLater,
+    UnknownDeliveryTag,
+    UnknownExchange,
+    UnknownQueue,
+    Unroutable,
+)
 from shardyard.registry import open_registry
 from shardyard.server import running
 from tests.rabbitmq import RabbitMQ
@@ -122,7 +134,7 @@ def test_the_consumers_of_a_process_that_died_are_replaced(sharded: RabbitMQ, mo
                 lost = await dying.enter_async_context(consumers([dead], "sharded.dead", 3))
                 await settled([survivor, *lost], [1] * SHARDS)
                 assert len(survivor.queues) < SHARDS
-                await dead.connection.close()  # nothing was said to the others
+                await (await dead.connection()).close()  # nothing was said to the others
                 with pytest.raises(RetryLater, match="was lost"):
                     await anext(lost[0])
                 await settled([survivor], [1] * SHARDS)
@@ -185,6 +197,162 @@ def test_an_exchange_without_shards(sharded: RabbitMQ) -> None:
         assert await client.exchange("plain").publish("dropped", routing_key="a", mandatory=False) == 0
 
     run(sharded, "plain", scenario)
+
+
+def test_names_that_do_not_exist_are_refused_and_change_nothing_for_others(sharded: RabbitMQ) -> None:
+    async def scenario(client: RabbitMQClient) -> None:
+        exchange = client.exchange("sharded.calm")
+        await exchange.publish("first")
+        got = await client.get("sharded.calm")
+        assert got is not None
+        for _ in range(3):
+            with pytest.raises(UnknownExchange, match="'nope' does not exist: RabbitMQ has none"):
+                await client.exchange("nope").publish("x")
+            for call in (client.get, client.purge):
+                with pytest.raises(UnknownQueue, match="'nope' does not exist"):
+                    await call("nope")
+            async with client.channel() as channel:
+                with pytest.raises(UnknownQueue):
+                    await anext(channel.consume("nope"))
+            with pytest.raises(UnknownExchange):
+                await client.shards("nope")
+        await got.ack()
+        assert await exchange.publish("second") == 1
+        assert await client.purge("sharded.calm") == 1
+
+    run(sharded, "sharded.calm", scenario)
+
+
+def test_an_exchange_that_was_deleted_is_unknown_until_it_is_declared_again(sharded: RabbitMQ) -> None:
+    async def scenario(client: RabbitMQClient) -> None:
+        exchange = client.exchange("sharded.again")
+        await exchange.publish("x")
+        async with RabbitMQClient(sharded.url) as other:
+            await other.exchange("sharded.again").delete()
+        for _ in range(2):
+            with pytest.raises(UnknownExchange):
+                await exchange.publish("x")
+        await client.declare_exchange("sharded.again")
+        assert await exchange.publish("x") == 1
+        await client.purge("sharded.again")
+
+    run(sharded, "sharded.again", scenario)
+
+
+def test_lost_connections_are_opened_again(sharded: RabbitMQ) -> None:
+    async def scenario(client: RabbitMQClient) -> None:
+        exchange = client.exchange("sharded.lost")
+        async with client.channel() as channel:
+            consumer = channel.consume("sharded.lost")
+            await exchange.publish("x")
+            taken = await anext(consumer)
+            await asyncio.to_thread(sharded.control, "close_all_connections", "a test")
+            with pytest.raises(RetryLater, match="iterate again"):
+                await anext(consumer)
+            with pytest.raises(UnknownDeliveryTag, match="went back to its queue"):
+                await taken.ack()
+            again = await anext(consumer)
+            assert (again.body, again.redelivered) == (b"x", True)
+            await again.ack()
+        assert await exchange.publish("y") == 1
+        message = await client.get("sharded.lost")
+        assert message is not None
+        await message.ack()
+
+    run(sharded, "sharded.lost", scenario)
+
+
+def test_the_name_of_a_sharded_exchange_is_no_queue(sharded: RabbitMQ) -> None:
+    async def scenario(client: RabbitMQClient) -> None:
+        name = "sharded.pseudo"
+        for refused in (
+            client.declare_queue(name),
+            client.delete_queue(name),
+            client.bind(name, name),
+            client.unbind(name, name),
+        ):
+            with pytest.raises(PseudoQueue, match="stands for all of its shards"):
+                await refused
+        assert len(await client.shards(name)) == SHARDS
+        assert await client.exchange(name).publish_batch([OutgoingMessage(b"x", str(n)) for n in range(50)]) == [1] * 50
+        await client.purge(name)
+
+    run(sharded, "sharded.pseudo", scenario)
+
+
+def test_a_queue_of_its_own_is_bound_read_and_deleted(sharded: RabbitMQ) -> None:
+    async def scenario(client: RabbitMQClient) -> None:
+        await client.declare_queue("own")
+        with pytest.raises(UnknownExchange):
+            await client.bind("nope", "own")
+        with pytest.raises(UnknownQueue):
+            await client.bind("plain.own", "nope")
+        await client.bind("plain.own", "own")
+        await client.exchange("plain.own").publish_batch([OutgoingMessage(b"x")] * 2)
+        for _ in range(2):
+            message = await client.get("own", no_ack=True)
+            assert message is not None
+        await client.delete_queue("own")
+        with pytest.raises(UnknownQueue):
+            await client.get("own")
+
+    run(sharded, "plain.own", scenario)
+
+
+def test_a_delivery_is_settled_once(sharded: RabbitMQ) -> None:
+    async def scenario(client: RabbitMQClient) -> None:
+        await client.exchange("sharded.once").publish_batch([OutgoingMessage(b"x")] * 4)
+        async with client.channel() as channel:
+            first = await anext(channel.consume("sharded.once"))
+            await first.ack()
+            with pytest.raises(UnknownDeliveryTag, match="settled already"):
+                await first.ack()
+        got = [await client.get("sharded.once") for _ in range(3)]
+        one, two, three = (message for message in got if message is not None)
+        await two.ack(multiple=True)
+        for settled in (one, two):
+            with pytest.raises(UnknownDeliveryTag, match="settled already"):
+                await settled.nack()
+        await three.ack()
+        assert await client.get("sharded.once") is None
+        await client.exchange("sharded.once").publish("x")
+        free = await client.get("sharded.once", no_ack=True)
+        assert free is not None
+        with pytest.raises(UnknownDeliveryTag, match="no_ack"):
+            await free.ack()
+
+    run(sharded, "sharded.once", scenario)
+
+
+def test_what_rabbitmq_refuses_is_explained(sharded: RabbitMQ) -> None:
+    async def scenario(client: RabbitMQClient) -> None:
+        with pytest.raises(ExchangeExists, match="declared with type 'x-modulus-hash': declare it so"):
+            await client.declare_exchange("plain.refused", "fanout")
+        with pytest.raises(InvalidValue, match="type is 'foo': expected a type that this RabbitMQ has"):
+            await client.declare_exchange("other", "foo")
+        with pytest.raises(Denied, match="reserved prefix"):
+            await client.declare_exchange("amq.mine", "fanout")
+        for wrong in (sharded.url.replace("guest:guest", "guest:wrong"), f"{sharded.url}nope"):
+            with pytest.raises(Denied, match="refused the"):
+                async with RabbitMQClient(wrong):
+                    pass
+        assert await client.exchange("plain.refused").publish("x", mandatory=False) == 0
+
+    run(sharded, "plain.refused", scenario)
+
+
+def test_a_client_that_is_not_open(sharded: RabbitMQ) -> None:
+    async def scenario(_: RabbitMQClient) -> None:
+        client = RabbitMQClient(sharded.url)
+        exchange = client.exchange("plain.closed")
+        with pytest.raises(InvalidCall, match="async with"):
+            await exchange.publish("x")
+        async with client:
+            assert await exchange.publish("x", mandatory=False) == 0
+        with pytest.raises(Closed):
+            await exchange.publish("x")
+
+    run(sharded, "plain.closed", scenario)
 
 
 def test_a_server_that_is_not_there_and_an_address_that_is_none() -> None:

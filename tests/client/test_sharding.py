@@ -11,6 +11,7 @@ from shardyard.client.brokers import BACKOFF
 from shardyard.client.sharding import OutgoingMessage, ShardingClient
 from shardyard.client.sharding.channel import ShardingChannel
 from shardyard.client.sharding.feed import Feed
+from shardyard.client.sharding.publishing import checked
 from shardyard.model import (
     Busy,
     Closed,
@@ -269,6 +270,12 @@ def test_a_wrong_message_is_refused_without_a_call(arguments: dict[str, Any], ex
         assert not node.tokens
 
     run(scenario)
+
+
+def test_the_body_of_a_message_of_a_batch_may_be_a_string() -> None:
+    assert checked(OutgoingMessage("text", "key")) == OutgoingMessage(b"text", "key")  # type: ignore[arg-type]
+    with pytest.raises(InvalidValue, match="expected bytes, a string"):
+        checked(OutgoingMessage(5))  # type: ignore[arg-type]
 
 
 def test_what_waits_is_published_before_the_client_is_closed_and_nothing_after() -> None:

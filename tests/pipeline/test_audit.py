@@ -200,26 +200,26 @@ OK = AuditReport(False, 1_000_000, 1_000_012, 0, 12, 0, 0, 900_000, None, {})
 @pytest.mark.parametrize(
     ("report", "broken", "sentence"),
     [
-        (OK, [], "1 000 000 sent, 1 000 012 delivered: 0 lost, 12 twice, 0 out of order: at least once holds"),
+        (OK, [], "1,000,000 sent, 1,000,012 delivered: 0 lost, 12 twice, 0 out of order: at least once holds"),
         (
             replace(OK, exactly_once=True),
             ["duplicated"],
-            "1 000 000 sent, 1 000 012 delivered: 0 lost, 12 twice, 0 out of order: broken (duplicated)",
+            "1,000,000 sent, 1,000,012 delivered: 0 lost, 12 twice, 0 out of order: broken (duplicated)",
         ),
         (
             replace(OK, exactly_once=True, duplicated=0, delivered=1_000_000),
             [],
-            "1 000 000 sent, 1 000 000 delivered: 0 lost, 0 twice, 0 out of order: exactly once holds",
+            "1,000,000 sent, 1,000,000 delivered: 0 lost, 0 twice, 0 out of order: exactly once holds",
         ),
         (
             replace(OK, lost=1234, out_of_order=5),
             ["lost", "out of order"],
-            "1 000 000 sent, 1 000 012 delivered: 1 234 lost, 12 twice, 5 out of order: broken (lost, out of order)",
+            "1,000,000 sent, 1,000,012 delivered: 1,234 lost, 12 twice, 5 out of order: broken (lost, out of order)",
         ),
         (
             replace(OK, unexpected=3, ordered=0),
             [],
-            "1 000 000 sent, 1 000 012 delivered: 0 lost, 12 twice, no order known, 3 never sent: at least once holds",
+            "1,000,000 sent, 1,000,012 delivered: 0 lost, 12 twice, no order known, 3 never sent: at least once holds",
         ),
     ],
 )

@@ -58,6 +58,12 @@ def test_a_load_has_records_bytes_rate_and_keys(spark: SparkSession) -> None:
     assert report.partition_counts[0].bytes_max == 70
 
 
+def test_the_largest_key_is_known_if_all_keys_are_in_the_sample(spark: SparkSession) -> None:
+    loads = frame(spark, [("t", 0, b"hot", 900, None), ("t", 1, b"a", 50, None), ("t", 1, b"b", 50, None)])
+    assert load_of(loads, 10).largest_key == ("hot", 0.9)
+    assert load_of(loads, 1).largest_key is None
+
+
 def test_the_sample_is_scaled_to_all_bytes_with_a_key(spark: SparkSession) -> None:
     rows: list[Row] = [("t", 0, b"key-%d" % i, 7, None) for i in range(5000)] + [("t", 0, None, 1000, None)]
     load = load_of(frame(spark, rows), sample=500)

@@ -3,17 +3,19 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
+import pyarrow as pa
 import pytest
 
-from shardyard.pipeline.plan.load import Load
+from shardyard.pipeline.plan.load import KeySample, Load
 from shardyard.pipeline.plan.recommendation import PartitionCount, format_bytes, ordinal, recommend, recommendation
 from shardyard.pipeline.plan.report import make_plan
 
 TWENTY_GB = Load(10_000_000, 20 * 10**9)
 USE_256 = (
     "256 partitions for 16 members: 16 each, 78.1 MB per partition; the smallest of the given counts that stays within"
-    " 10 % of even with any number of members from 16 to 32 (at worst 9.4 % above the mean, with 28). Adding a 17th"
-    " moves 15 partitions (5.9 %, 1.2 GB) with sticky, "
+    " 10 % of even, by number of partitions, with any number of members from 16 to 32 (at worst 9.4 % more partitions"
+    " than the mean, with 28). Adding a 17th moves 15 partitions (5.9 %, 1.2 GB) with sticky, "
 )
 
 
@@ -42,8 +44,9 @@ USE_256 = (
             ["sticky"],
             (
                 "12 partitions for 16 members: 4 of them idle, 100 bytes per partition; the closest of the given"
-                " counts, none of which stays within 10 % of even with any number of members from 16 to 32 (at worst"
-                " 166.7 % above the mean, with 32). Adding a 17th moves none with sticky."
+                " counts, none of which stays within 10 % of even, by number of partitions, with any number of members"
+                " from 16 to 32 (at worst 166.7 % more partitions than the mean, with 32). Adding a 17th moves none"
+                " with sticky."
             ),
         ),
         (
@@ -53,9 +56,9 @@ USE_256 = (
             ["sticky", "even"],
             (
                 "2 partitions for 1 member: 2 each, 1.0 kB per partition (the fullest has 1.50 times that); the"
-                " smallest of the given counts that stays within 10 % of even with any number of members from 1 to 2."
-                " Adding a 2nd moves 1 partition (50.0 %, 1.5 kB) with sticky, 1 (50.0 %, 1.5 kB) with even: use"
-                " sticky."
+                " smallest of the given counts that stays within 10 % of even, by number of partitions, with any number"
+                " of members from 1 to 2. Adding a 2nd moves 1 partition (50.0 %, 1.5 kB) with sticky, 1 (50.0 %, 1.5"
+                " kB) with even: use sticky."
             ),
         ),
         (
@@ -65,8 +68,9 @@ USE_256 = (
             ["even"],
             (  # i % 3 == i % 4 for 27 of 100 partitions
                 "100 partitions for 3 members: 33 or 34 each, 0 bytes per partition; the smallest of the given counts"
-                " that stays within 10 % of even with any number of members from 3 to 6 (at worst 2.0 % above the mean,"
-                " with 3). Adding a 4th moves 73 partitions (73.0 %, 0 bytes) with even."
+                " that stays within 10 % of even, by number of partitions, with any number of members from 3 to 6 (at"
+                " worst 2.0 % more partitions than the mean, with 3). Adding a 4th moves 73 partitions (73.0 %, 0"
+                " bytes) with even."
             ),
         ),
     ],
@@ -93,8 +97,9 @@ def test_no_more_partitions_are_recommended_than_the_keys_can_fill() -> None:
     assert report.recommended_partitions == 8
     assert report.recommendation == (
         "8 partitions for 16 members: 8 of them idle, 1.0 kB per partition (the fullest has 1.00 times that); the"
-        " closest of the given counts that the keys can fill, none of which stays within 10 % of even with any number"
-        " of members from 16 to 32 (at worst 300.0 % above the mean, with 32). Adding a 17th moves none with sticky."
+        " closest of the given counts that the keys can fill, none of which stays within 10 % of even, by number of"
+        " partitions, with any number of members from 16 to 32 (at worst 300.0 % more partitions than the mean, with"
+        " 32). Adding a 17th moves none with sticky."
         " The load has 11 different keys, which fill at most 11 partitions: more would stay empty."
     )
     assert make_plan(load, partitions=[8, 16, 256], members=[16]).recommended_partitions == 256
@@ -106,6 +111,22 @@ def test_no_more_partitions_are_recommended_than_the_keys_can_fill() -> None:
     assert one.recommendation.endswith(
         "The load has 1 different key, which fills at most 1 partition: more would stay empty."
     )
+
+
+def test_a_key_that_is_more_than_the_share_of_a_member_is_named_first() -> None:
+    sizes = np.array([350.0, *[65.0] * 10])
+    keys = KeySample(pa.array([b"hot", *(b"%d" % n for n in range(10))]), sizes, is_complete=True)
+    load = Load(11, 1000, keys=keys)
+    four = make_plan(load, partitions=[8], members=[4], assignors=["sticky"]).recommendation
+    assert four.startswith(
+        "The key `hot` alone has 35.0 % of the bytes, all on one partition: with 4 members, the fullest has at least"
+        " 1.4 times the mean, however many partitions there are; only splitting the key helps. 8 partitions for 4"
+    )
+    two = make_plan(load, partitions=[8], members=[2], assignors=["sticky"]).recommendation
+    assert "with 4 members, the fullest has at least 1.4 times" in two  # as many as it is planned for
+    assert make_plan(load, partitions=[8], members=[1], assignors=["sticky"]).recommendation.startswith("8 partitions")
+    sample = replace(load, keys=replace(keys, is_complete=False))
+    assert make_plan(sample, partitions=[8], members=[4], assignors=["sticky"]).recommendation.startswith("8 part")
 
 
 def test_numbers_are_formatted_for_people() -> None:

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pyspark
 import pytest
 from py4j.protocol import Py4JNetworkError
@@ -74,6 +76,7 @@ def test_a_collector_is_only_chosen_if_the_environment_chooses_none(monkeypatch:
 
 @pytest.mark.processes
 def test_a_command_without_java_fails_with_one_line(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"key": ["a"]}), tmp_path / "keys.parquet")
     command = [str(Path(sys.executable).with_name("shardyard")), "pipeline", "balance", "--parquet", str(tmp_path)]
     environment = {"PATH": str(tmp_path), "HOME": str(tmp_path)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)

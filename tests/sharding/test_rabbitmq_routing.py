@@ -8,7 +8,7 @@ import aio_pika
 from aio_pika.abc import AbstractConnection, AbstractIncomingMessage
 
 from shardyard.client.rabbitmq.messages import to_amqp
-from shardyard.client.rabbitmq.shards import shards_of
+from shardyard.client.rabbitmq.shards import queues_of
 from shardyard.model.sharding import Exchange, ExchangeType, OutgoingMessage, Policy, shard_name
 from shardyard.sharding.routing import distribute
 from shardyard.sharding.shards import with_shards
@@ -57,7 +57,7 @@ async def their_shards(url: str, connection: AbstractConnection, messages: list[
         await asyncio.gather(*(exchange.publish(to_amqp(message), message.routing_key) for message in part))
     found: dict[bytes, int] = {}
     all_found = asyncio.Event()
-    for name in await shards_of([url], EXCHANGE):
+    for name in await queues_of([url], EXCHANGE):
         index = int(name.rpartition(" - ")[2])
 
         async def note(message: AbstractIncomingMessage, index: int = index) -> None:

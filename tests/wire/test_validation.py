@@ -7,7 +7,7 @@ from msgspec import Struct, json, structs
 
 from shardyard.model import Malformed
 from shardyard.queues.settings import TopicSettings
-from shardyard.wire import requests
+from shardyard.wire import requests, sharding
 from shardyard.wire.codec import decode
 from shardyard.wire.settings import GroupSettings
 from shardyard.wire.validation import in_words, validation_error
@@ -47,6 +47,18 @@ def test_every_field_of_requests_and_settings_can_be_described(kind: type[Struct
             requests.Failures,
             {"failures": [1]},
             "failures is [1]: expected a list, each item an object with partition, epoch, offset, reason, traceback",
+        ),
+        (
+            sharding.PublishMessages,
+            {"messages": [{"body": "a"}, {"body": 5}]},
+            "messages[1].body is 5: expected a string, or null",
+        ),
+        (
+            sharding.PublishMessages,
+            {"messages": [{"bdy": "a"}]},
+            "messages[0].field is 'bdy': expected one of "
+            + ", ".join(structs.asdict(sharding.JsonMessage()))
+            + " (did you mean body?)",
         ),
         (dict[str, Any], [1], "body is [1]: expected an object of names, each with any value"),
     ],

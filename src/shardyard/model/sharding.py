@@ -154,6 +154,7 @@ class OutgoingMessage(Struct, frozen=True, gc=False):
     """A message to publish."""
 
     body: bytes
+    """A client also takes what `publish` takes, such as a string."""
     routing_key: str = ""
     headers: Headers = ()
     cc: tuple[str, ...] = ()
@@ -168,7 +169,8 @@ class OutgoingMessage(Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class RemainingQueue:
-    """A queue that takes no more messages, and is not empty yet. It can be consumed by its name."""
+    """A queue that is not empty: a shard that takes no more messages, or dead letters. It can be consumed by its
+    name."""
 
     queue: str
     messages: int
@@ -179,9 +181,12 @@ class RemainingQueue:
 
 @dataclass(frozen=True, slots=True)
 class Remaining:
-    """What is left of the queues that a change has closed. Those that were empty are gone."""
+    """What is left of the queues that a change has closed, and dead letters. Those that were empty are gone."""
 
     queues: tuple[RemainingQueue, ...] = ()
+
+    def __add__(self, other: "Remaining") -> "Remaining":
+        return Remaining(self.queues + other.queues)
 
     @property
     def messages(self) -> int:

@@ -9,19 +9,26 @@ from shardyard.model.sharding import OutgoingMessage
 class UnknownExchange(InvalidCall):
     """Raised when an exchange does not exist."""
 
-    def __init__(self, exchange: str) -> None:
-        super().__init__(
-            f"exchange {exchange!r} does not exist: `shardyard exchanges list` shows those that do, and "
-            "`shardyard exchanges declare NAME` creates one"
-        )
+    def __init__(
+        self,
+        exchange: str,
+        advice: str = "`shardyard exchanges list` shows those that do, and `shardyard exchanges declare NAME` creates "
+        "one",
+    ) -> None:
+        super().__init__(f"exchange {exchange!r} does not exist: {advice}")
         self.exchange = exchange
 
 
 class UnknownQueue(InvalidCall):
     """Raised when there is neither a queue nor a sharded exchange of that name."""
 
-    def __init__(self, queue: str) -> None:
-        super().__init__(f"queue {queue!r} does not exist: declare it, or set a policy for an exchange of that name")
+    def __init__(
+        self,
+        queue: str,
+        advice: str = "`shardyard exchanges bind EXCHANGE QUEUE` declares one, and `shardyard policies set` gives an "
+        "exchange of that name shards",
+    ) -> None:
+        super().__init__(f"queue {queue!r} does not exist: {advice}")
         self.queue = queue
 
 

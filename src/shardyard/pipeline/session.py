@@ -17,6 +17,7 @@ from shardyard.model import InvalidCall
 from shardyard.model.extras import require
 from shardyard.pipeline.delta_jars import delta_settings
 from shardyard.pipeline.jvm.class_archive import ClassArchive
+from shardyard.pipeline.session_checks import CONNECT, check_connect_server, check_master, check_memory
 from shardyard.pipeline.source.source import Shardyard
 from shardyard.pipeline.spark_errors import is_from_lost_jvm
 
@@ -26,8 +27,6 @@ MASTER = "local[*]"
 MEMORY = "2g"
 """Memory of the driver, which does all the work in local mode; enough for every job here on 2 cores."""
 MIN_JAVA = 17
-CONNECT = "sc://"
-"""How the address of a Spark Connect server begins."""
 
 _SETTINGS = {
     "spark.ui.enabled": "false",
@@ -79,6 +78,10 @@ def session(
     """
     quiet_py4j()
     settings = settings or {}
+    if master is not None:
+        check_master(master)
+    if memory is not None:
+        check_memory(memory)
     if master is not None and master.startswith(CONNECT):
         return _connect(master, memory, settings)
     _set_interpreter(settings.get("spark.pyspark.python"))
@@ -118,6 +121,7 @@ def _connect(remote: str, memory: str | None, settings: Mapping[str, str]) -> Sp
     if memory is not None:
         raise InvalidCall(f"{remote} has its own memory: set it where the server is started (spark.driver.memory)")
     require("pipeline", "Spark Connect", "grpc", "grpc_status", "zstandard")
+    check_connect_server(remote)
     config = {key: value for key, value in (_SETTINGS | dict(settings)).items() if key.startswith("spark.sql.")}
     return _create(SparkSession.builder.remote(remote), config)
 

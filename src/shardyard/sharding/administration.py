@@ -10,7 +10,7 @@ queue that was removed:
 A process that dies in between leaves a draining queue, and its owner does the rest.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 import msgspec
@@ -74,7 +74,8 @@ class Administration:
         """Delete an exchange. Its shards receive no more messages: empty ones are removed at once, the others are
         returned, with those that were draining before, can be consumed by their names, and go when they are empty.
         `discard`: remove these, too, and what is in them; only those are returned that take messages again, because the
-        exchange was declared again meanwhile."""
+        exchange was declared again meanwhile. The queue with its dead letters, if there are some, stays and is returned
+        in any case."""
         after, _ = await self.change(
             lambda topology: changes.delete_exchange(topology, name),
             who,
@@ -85,8 +86,14 @@ class Administration:
         closed = [queue for queue in _draining_shards(after) if queue.exchange == name]
         if discard:
             _, remaining = await self._removal.discard(closed, who)
-            return remaining
-        return await self._removal.close(closed, who)
+        else:
+            remaining = await self._removal.close(closed, who)
+        return remaining + await self._dead_letters(after, [name])
+
+    async def _dead_letters(self, topology: Topology, exchanges: Iterable[str]) -> Remaining:
+        """The queues with dead letters of these exchanges. They stay."""
+        names = map(dead_letter_queue_name, exchanges)
+        return await self._removal.count(topology.queues[name] for name in names if name in topology.queues)
 
     async def declare_queue(self, name: str, who: str, limits: QueueLimits = NO_LIMITS) -> Queue:
         """Declare a queue. Nothing changes if it exists; `QueueExists` if it does with other limits. `PseudoQueue` if
@@ -144,7 +151,8 @@ class Administration:
         )
 
     async def clear_policy(self, name: str, who: str) -> Remaining:
-        """Remove a policy. The shards of exchanges to which none applies now drain, as with `delete_exchange`."""
+        """Remove a policy. The shards of exchanges to which none applies now drain, as with `delete_exchange`. Their
+        dead letters are returned, too."""
         return await self._change_policy(
             lambda topology: changes.clear_policy(topology, name), who, "policy cleared", name
         )
@@ -163,7 +171,7 @@ class Administration:
 
         after, _ = await self.change(noting, who, action, name, policy)
         patterns = {each.pattern for each in (earlier, policy) if each is not None}
-        return await self._removal.close(
+        remaining = await self._removal.close(
             (
                 queue
                 for queue in _draining_shards(after)
@@ -171,6 +179,10 @@ class Administration:
             ),
             who,
         )
+        if policy is not None:
+            return remaining
+        matched = (name for name in sorted(after.exchanges) if any(matches(pattern, name) for pattern in patterns))
+        return remaining + await self._dead_letters(after, matched)
 
     # Nodes
 

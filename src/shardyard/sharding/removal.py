@@ -45,6 +45,12 @@ class Removal:
 
         return await self._retry(close)
 
+    async def count(self, queues: Iterable[Queue]) -> Remaining:
+        """Those of these queues that are not empty. They stay as they are."""
+        queues = list(queues)
+        counts = await self._retry(lambda: asyncio.gather(*map(self._count_unread, queues)))
+        return Remaining(tuple(RemainingQueue(q.name, n) for q, n in zip(queues, counts, strict=True) if n))
+
     async def discard(self, queues: Iterable[Queue], who: str) -> tuple[int, Remaining]:
         """Remove these draining queues with what is in them. Returns how many messages that were at most, and the
         queues that are still there with messages, because they take messages again by a change of another caller."""

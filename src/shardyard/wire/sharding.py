@@ -285,7 +285,8 @@ class ExchangeDescription(Struct):
 
 
 class RemainingShard(Struct):
-    """A queue that takes no more messages, can be consumed by its name, and is removed once it is empty."""
+    """A shard that takes no more messages, can be consumed by its name, and is removed once it is empty; or a queue of
+    dead letters, which stays."""
 
     queue: str
     messages: int

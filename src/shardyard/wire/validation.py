@@ -32,8 +32,27 @@ def validation_error(kind: Any, value: object, part: str = "field", *, strict: b
             try:
                 msgspec.convert(value[name], field.type, strict=strict)
             except (KeyError, msgspec.ValidationError):
+                if (item := _wrong_item(name, field.type, value.get(name), part)) is not None:
+                    return item
                 return InvalidValue(name, masked(name, _short(value.get(name))), in_words(field.type))
     return InvalidValue("body", _short(", ".join(value)), f"{in_words(kind)}, each once")
+
+
+def _wrong_item(name: str, kind: Any, value: object, part: str) -> InvalidValue | None:
+    """What is wrong with the first wrong object of a list of them; None if it is something else that is wrong."""
+    info = inspect.type_info(kind)
+    if not (isinstance(info, inspect.ListType) and isinstance(info.item_type, inspect.StructType)):
+        return None
+    item_kind = info.item_type.cls
+    for place, item in enumerate(value) if isinstance(value, list) else ():
+        try:
+            msgspec.convert(item, item_kind)
+        except msgspec.ValidationError:
+            if not isinstance(item, Mapping):
+                return None
+            error = validation_error(item_kind, item, part)
+            return InvalidValue(f"{name}[{place}].{error.name}", error.value, error.expected)
+    return None
 
 
 def unknown(part: str, name: str, known: Iterable[str]) -> InvalidValue:

@@ -9,7 +9,15 @@ import typer
 
 from shardyard.cli.options import Json, integer_option
 from shardyard.cli.output import Row, print_json, print_message, print_tables
-from shardyard.cli.pipeline.options import LogUrl, Master, Memory, Parquet, partition_counts, spark_session
+from shardyard.cli.pipeline.options import (
+    LogUrl,
+    Master,
+    Memory,
+    Parquet,
+    check_parquet,
+    partition_counts,
+    spark_session,
+)
 from shardyard.model import InvalidCall, InvalidValue
 from shardyard.wire.channels import EVENTS, FANOUT
 from shardyard.wire.inbox import TOPIC
@@ -92,8 +100,8 @@ def audit(
         raise InvalidCall("expected --sent, or --channels (with --replicated)")
     if (delivered is None) == (parquet is None):
         raise InvalidCall("expected either --delivered or --parquet")
-    if parquet is not None and not parquet.exists():
-        raise InvalidValue("--parquet", str(parquet), "a file or folder that exists")
+    if parquet is not None:
+        check_parquet(parquet)
     deadline = _parse_time(until) if until is not None else None
     partition_counts(log, [sent, *([delivered] if delivered is not None else [])])
     with spark_session("audit", master, memory) as spark:

@@ -19,6 +19,7 @@ from shardyard.cli.pipeline.options import (
     TimeColumn,
     Topics,
     check_source,
+    parse_assignors,
     parse_counts,
     parse_names,
     partition_counts,
@@ -71,7 +72,9 @@ def balance(
     window: Annotated[
         str | None, typer.Option("--window", metavar="DURATION", help="Also measure each window, such as '1 hour'.")
     ] = None,
-    hot: Annotated[int, integer_option("--hot", help="How many hot keys to list.")] = 10,
+    hot: Annotated[
+        int, integer_option("--hot", help="How many hot keys to list by records, and as many by bytes.")
+    ] = 10,
     master: Master = None,
     memory: Memory = None,
     json: Json = False,
@@ -97,6 +100,7 @@ def balance(
 
     own = partition_counts(log, topic or []) if log is not None else None
     counts = counts or sorted(set((own or {"": 12}).values()))
+    assignor_names = parse_assignors(assignors)
     schemes = every_scheme(parse_names(partitioners), parse_names(hashes) or None, counts)
     if window is not None:
         window_us(window)
@@ -105,7 +109,7 @@ def balance(
             read_loads(spark, log, topic, parquet, key, size, timestamp, partition, topic_column),
             schemes,
             window=window,
-            assignors=parse_names(assignors),
+            assignors=assignor_names,
             members=member_counts,
             hot=hot,
             partitions=own,

@@ -64,6 +64,8 @@ def history(
     HistoryFiles(out).check(buckets)
     if log is not None:
         partition_counts(log, [topic])
+    elif source.format is None:
+        raise InvalidValue("--lake", str(lake), "a lake that exists; give --log to create it")
     elif topic not in source.topics():
         raise InvalidValue("--topic", topic, f"one that is ingested into the lake {lake}; give --log to ingest it")
     console = Console(stderr=True, highlight=False, soft_wrap=True)

@@ -19,11 +19,13 @@ from shardyard.cli.options import Json, integer_option, value_option
 from shardyard.cli.output import print_json, print_message, print_table
 from shardyard.cli.pipeline.options import LogUrl, Master, Memory, partition_counts, spark_session, successors
 from shardyard.cli.serving import listening_socket
-from shardyard.model import InvalidValue, whole_number
+from shardyard.model import InvalidCall, InvalidValue, whole_number
 
 if TYPE_CHECKING:
     from shardyard.pipeline.lake.progress import Progress as IngestProgress
     from shardyard.pipeline.lake.restarts import Restart
+
+EVERY_SECONDS = 5.0
 
 
 def ingest(
@@ -45,9 +47,11 @@ def ingest(
         bool, typer.Option("--continuous", help="Run until stopped (Ctrl-C, SIGTERM), not just until caught up.")
     ] = False,
     every: Annotated[
-        float,
-        typer.Option("--every", metavar="SECONDS", help="With --continuous: how long to wait after catching up."),
-    ] = 5.0,
+        float | None,
+        value_option(
+            "--every", metavar="SECONDS", help="With --continuous: how long to wait after catching up. Default: 5."
+        ),
+    ] = None,
     max_restarts: Annotated[
         int,
         integer_option(
@@ -91,8 +95,10 @@ def ingest(
       shardyard pipeline ingest orders --log sqlite:///data/log --lake data/lake --continuous --port 9090
     """
     whole_number("--records-per-batch", records_per_batch, at_least=1)
-    if not every >= 0:
+    if every is not None and not every >= 0:
         raise InvalidValue("--every", every, "seconds, at least 0")
+    if every is not None and not continuous:
+        raise InvalidCall("expected --every only with --continuous")
     whole_number("--max-restarts", max_restarts, at_least=0)
     if port is not None and not 0 <= port < 65536:
         raise InvalidValue("--port", port, "0 to 65535")
@@ -103,6 +109,7 @@ def ingest(
 
     Lake(lake).check()
     check_format(Lake(lake), format)
+    Lake(lake).check_writable()
     stop = threading.Event()
     with _metrics(host, port), spark_session("ingest", master, memory, own_progress=True) as spark:
         if continuous:
@@ -116,7 +123,7 @@ def ingest(
                 lake,
                 format=format,
                 continuous=continuous,
-                every=every,
+                every=EVERY_SECONDS if every is None else every,
                 max_restarts=max_restarts,
                 records_per_batch=records_per_batch,
                 fail_on_data_loss=fail_on_data_loss,

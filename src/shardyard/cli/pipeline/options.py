@@ -53,6 +53,9 @@ PartitionColumn = Annotated[
     str | None, typer.Option("--partition", metavar="COLUMN", help="With --parquet: the column with the partition.")
 ]
 
+_PARQUET = b"PAR1"
+"""How a Parquet file begins."""
+
 
 def require_spark() -> None:
     """Fail with instructions if PySpark, an optional dependency, is not installed."""
@@ -75,8 +78,8 @@ def spark_session(
     active = SparkSession.getActiveSession()
     settings = {"spark.ui.showConsoleProgress": "false"} if own_progress else {}
     archive = ClassArchive()
-    spark = session(name, master=master, memory=memory, settings=settings, java_options=archive.use_or_make())
     with translate_spark_errors():  # also those of stop(), if the JVM is gone
+        spark = session(name, master=master, memory=memory, settings=settings, java_options=archive.use_or_make())
         try:
             yield spark
         finally:
@@ -101,14 +104,44 @@ def parse_names(text: str | None) -> list[str]:
     return [part.strip() for part in (text or "").split(",") if part.strip()]
 
 
+def parse_assignors(text: str) -> list[str]:
+    """Names of assignors, separated by commas."""
+    from shardyard.placement.assignors import assignor_named
+
+    names = parse_names(text)
+    for name in names:
+        assignor_named(name)
+    return names
+
+
 def check_source(log: str | None, topics: list[str] | None, parquet: Path | None) -> None:
     """Fail, before Spark is started, if there is no such topic, file or folder to measure."""
     if (log is None) != (not topics) or (parquet is None) == (log is None):
         raise InvalidCall("expected either --log and --topic, or --parquet")
-    if parquet is not None and not parquet.exists():
-        raise InvalidValue("--parquet", str(parquet), "a file or folder that exists")
+    if parquet is not None:
+        check_parquet(parquet)
     if log is not None:
         partition_counts(log, topics or [])
+
+
+def check_parquet(path: Path) -> None:
+    """Fail, before Spark is started, if this is no Parquet file, nor a folder of such files, nor a Delta table."""
+    if not path.exists():
+        raise InvalidValue("--parquet", str(path), "a file or folder that exists")
+    if (path / "_delta_log").is_dir():
+        return
+    files = [path] if path.is_file() else (file for file in path.rglob("*") if file.is_file() and _has_rows(file, path))
+    first = next(iter(files), None)
+    if first is None:
+        raise InvalidValue("--parquet", str(path), "a folder with Parquet files")
+    with first.open("rb") as opened:
+        if opened.read(len(_PARQUET)) != _PARQUET:
+            raise InvalidValue("--parquet", str(path), f"Parquet files, and {first.name} is none")
+
+
+def _has_rows(file: Path, folder: Path) -> bool:
+    """Whether Spark takes a file in a folder for a part of the table."""
+    return not any(part.startswith(("_", ".")) for part in file.relative_to(folder).parts)
 
 
 def partition_counts(log: str, topics: list[str]) -> dict[str, int]:

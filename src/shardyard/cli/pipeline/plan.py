@@ -19,8 +19,8 @@ from shardyard.cli.pipeline.options import (
     Parquet,
     PartitionColumn,
     check_source,
+    parse_assignors,
     parse_counts,
-    parse_names,
     partition_counts,
     read_loads,
     require_spark,
@@ -107,9 +107,10 @@ def plan(
     from shardyard.pipeline.plan.load import Load, load_of
     from shardyard.pipeline.plan.report import make_plan
 
+    assignor_names = parse_assignors(assignors)
     topics = [topic] if topic is not None else None
     load: Load
-    if records is not None or total_bytes is not None:
+    if records is not None or total_bytes is not None or (log is None and topic is None and parquet is None):
         if log is not None or topic is not None or parquet is not None or records is None or total_bytes is None:
             raise InvalidCall(
                 "expected either --assume-records with --assume-bytes, or something to measure: --log with --topic, "
@@ -136,7 +137,7 @@ def plan(
         load,
         partitions=counts,
         members=member_counts,
-        assignors=parse_names(assignors),
+        assignors=assignor_names,
         fan_out_memory=fan_out_memory,
     )
     if report is not None:

@@ -192,7 +192,8 @@ def delete(
     brokers: Brokers = None,
     json: Json = False,
 ) -> None:
-    """Delete an exchange and its empty shards. Shards with unread messages are kept until they are read, and listed.
+    """Delete an exchange and its empty shards. Shards with unread messages are kept until they are read, and listed, as
+    are dead letters.
 
     Examples:
 
@@ -201,4 +202,4 @@ def delete(
       shardyard exchanges delete images --discard
     """
     removed = request(brokers, "DELETE", path("exchanges", exchange), discard=str(discard).lower())
-    print_removed(f"exchange {exchange!r}", removed, json=json)
+    print_removed(f"exchange {exchange!r} was deleted", removed, json=json)

@@ -7,7 +7,7 @@ import typer
 
 from shardyard.cli.output import print_json, print_message, print_table
 from shardyard.model import InvalidValue
-from shardyard.model.sharding import SHARD_PREFIX
+from shardyard.model.sharding import DEAD_PREFIX, SHARD_PREFIX
 
 Exchange = Annotated[str, typer.Argument(metavar="EXCHANGE", help="The exchange's name.", show_default=False)]
 Queue = Annotated[
@@ -59,13 +59,19 @@ def print_removed(what: str, removed: dict[str, Any], *, json: bool) -> None:
 
 
 def print_remaining(remaining: list[dict[str, Any]]) -> None:
-    """Print which shards are left because they have unread messages, and what can be done with them."""
-    print_table(remaining)
-    if remaining:
-        first = remaining[0]["queue"]
+    """Print which shards and dead letters are left, and what can be done with them."""
+    print_table(columns_of(remaining, ("queue", "messages")))
+    names = [left["queue"] for left in remaining]
+    if shards := [name for name in names if not name.startswith(DEAD_PREFIX)]:
+        first = shards[0]
         exchange = first.removeprefix(SHARD_PREFIX).rsplit(" - ", 2)[0]
         print_message(
             "these shards take no more messages, and are removed once they are empty: "
             f"`shardyard exchanges consume '{exchange}'` reads all of that exchange, and "
             f"`shardyard exchanges consume '{first}'` this one; `shardyard shards delete` drops one with its messages"
+        )
+    if dead := [name for name in names if name.startswith(DEAD_PREFIX)]:
+        print_message(
+            f"dead letters stay until they are read: `shardyard exchanges consume '{dead[0]}'`, or `shardyard shards "
+            f"delete '{dead[0]}'`"
         )

@@ -10,8 +10,8 @@ from shardyard.cli.output import print_json, print_list, print_table
 from shardyard.cli.queues.options import Brokers
 from shardyard.cli.queues.session import request
 from shardyard.cli.sharding.options import columns_of, path, policy_columns, print_remaining, print_removed, print_row
-from shardyard.model import InvalidValue
-from shardyard.model.sharding import Overflow
+from shardyard.model import InvalidValue, whole_number
+from shardyard.model.sharding import MAX_SHARDS_PER_NODE, Overflow
 from shardyard.wire.sharding import NewPolicy
 
 app = typer.Typer(
@@ -29,7 +29,8 @@ def set_policy(
         typer.Argument(metavar="PATTERN", help="A regular expression for the names of exchanges.", show_default=False),
     ],
     shards_per_node: Annotated[
-        int, integer_option("--shards-per-node", "-s", help="How many shards each node gets, at least 1.")
+        int,
+        integer_option("--shards-per-node", "-s", help=f"How many shards each node gets, 1 to {MAX_SHARDS_PER_NODE}."),
     ],
     routing_key: Annotated[
         str,
@@ -82,8 +83,17 @@ def set_policy(
 
       shardyard policies set orders '^orders' -s 4 --delivery-limit 5 --message-ttl 86400000
     """
-    if shards_per_node < 1:
-        raise InvalidValue("--shards-per-node", shards_per_node, "a whole number of at least 1")
+    if not 1 <= shards_per_node <= MAX_SHARDS_PER_NODE:
+        raise InvalidValue("--shards-per-node", shards_per_node, f"a whole number from 1 to {MAX_SHARDS_PER_NODE}")
+    for option, limit in (
+        ("--message-ttl", message_ttl),
+        ("--max-length", max_length),
+        ("--delivery-limit", delivery_limit),
+    ):
+        if limit is not None:
+            whole_number(option, limit, at_least=1)
+    if overflow not in tuple(Overflow):
+        raise InvalidValue("--overflow", overflow, "one of " + ", ".join(Overflow))
     body = NewPolicy(
         pattern,
         shards_per_node,
@@ -132,10 +142,10 @@ def show(name: Name, brokers: Brokers = None, json: Json = False) -> None:
 @app.command("clear")
 def clear(name: Name, brokers: Brokers = None, json: Json = False) -> None:
     """Clear a policy, and remove the shards that it created. Shards with unread messages are kept until they are read,
-    and listed.
+    and listed, as are dead letters.
 
     Examples:
 
       shardyard policies clear images-shard
     """
-    print_removed(f"policy {name!r} was deleted", request(brokers, "DELETE", path("policies", name)), json=json)
+    print_removed(f"policy {name!r} was cleared", request(brokers, "DELETE", path("policies", name)), json=json)

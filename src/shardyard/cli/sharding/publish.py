@@ -55,7 +55,8 @@ def publish(
     brokers: Brokers = None,
     json: Json = False,
 ) -> None:
-    """Publish messages, and return when they are durable. Prints how many queues took them.
+    """Publish messages, and return when they are durable. Prints the number of messages, in how many queues they were
+    stored in total, and how many no queue took (`unroutable`).
 
     Lines of standard input are published as they come.
 

@@ -23,8 +23,8 @@ from typing import Self
 import msgspec
 from aio_pika import DeliveryMode, ExchangeType, Message
 from aio_pika.abc import AbstractChannel, AbstractConnection, AbstractIncomingMessage
-from aio_pika.exceptions import AMQPError
 
+from shardyard.client.rabbitmq.errors import LOST
 from shardyard.client.rabbitmq.questions import is_taken, locked
 from shardyard.model import ShardyardError
 from shardyard.placement.spread import Spread, spread
@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 CHECK_SECONDS = 5.0
 """How often a consumer checks whether the next one is alive, and whether there are other shards."""
-_LOST = (AMQPError, OSError, RuntimeError, TimeoutError, ShardyardError)
+_LOST = (*LOST, ShardyardError)
 """What is raised when a connection or a channel is lost, or was before."""
 
 

@@ -6,28 +6,35 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Self
 
-from aio_pika.abc import AbstractChannel, AbstractIncomingMessage, AbstractQueue
+from aio_pika.abc import AbstractChannel, AbstractConnection, AbstractIncomingMessage, AbstractQueue
 
 from shardyard.client.rabbitmq.attachments import Attachments
+from shardyard.client.rabbitmq.errors import LOST, translated
 from shardyard.client.rabbitmq.messages import headers_of, properties_of
-from shardyard.client.rabbitmq.shards import NoShards
+from shardyard.client.rabbitmq.settling import Unsettled
 from shardyard.client.sharding.api import Channel, Consumer, Message
-from shardyard.model import Headers, InvalidCall, InvalidValue, RetryLater
+from shardyard.model import Headers, InvalidCall, InvalidValue, RetryLater, UnknownDeliveryTag
 
 if TYPE_CHECKING:
     from types import TracebackType
 
     from shardyard.client.rabbitmq.client import RabbitMQClient
 
+_COMES_AGAIN = "the message is delivered again"
+
 
 class RabbitMQMessage(Message):
     """A delivery of RabbitMQ."""
 
-    __slots__ = ("_message", "queue")
+    __slots__ = ("_message", "_unsettled", "queue")
 
-    def __init__(self, message: AbstractIncomingMessage, queue: str) -> None:
+    def __init__(self, message: AbstractIncomingMessage, queue: str, unsettled: Unsettled | None) -> None:
+        """`unsettled`: the deliveries of its channel, which it is added to; None if it needs no acknowledgement."""
         self._message = message
+        self._unsettled = unsettled
         self.queue = queue
+        if unsettled is not None:
+            unsettled.add(self.delivery_tag)
 
     @property
     def body(self) -> bytes:  # type: ignore[override]
@@ -65,10 +72,19 @@ class RabbitMQMessage(Message):
         return properties_of(self._message)
 
     async def ack(self, *, multiple: bool = False) -> None:
-        await self._message.ack(multiple=multiple)
+        self._settle(multiple=multiple)
+        with translated(_COMES_AGAIN):
+            await self._message.ack(multiple=multiple)
 
     async def nack(self, *, requeue: bool = True, multiple: bool = False) -> None:
-        await self._message.nack(requeue=requeue, multiple=multiple)
+        self._settle(multiple=multiple)
+        with translated(_COMES_AGAIN):
+            await self._message.nack(requeue=requeue, multiple=multiple)
+
+    def _settle(self, *, multiple: bool) -> None:
+        if self._unsettled is None:
+            raise UnknownDeliveryTag(self.delivery_tag, "it was consumed with no_ack, and needs none")
+        self._unsettled.settle(self.delivery_tag, multiple=multiple)
 
 
 class RabbitMQChannel(Channel):
@@ -111,6 +127,7 @@ class RabbitMQConsumer(Consumer):
         self._client = client
         self._prefetch = prefetch
         self._channel: AbstractChannel | None = None
+        self._unsettled: Unsettled | None = None
         self._name = name
         self._local = local
         self._no_ack = no_ack
@@ -118,6 +135,8 @@ class RabbitMQConsumer(Consumer):
         self._subscribed: dict[str, tuple[AbstractQueue, str]] = {}
         """By the name of a shard: its queue, and the consumer tag."""
         self._stack: contextlib.AsyncExitStack | None = None
+        """None before it is attached to shards, and after the connection was lost."""
+        self._is_closed = False
 
     @property
     def queues(self) -> Sequence[str]:
@@ -126,46 +145,69 @@ class RabbitMQConsumer(Consumer):
 
     async def start(self) -> None:
         """Attach to shards. Iterating does this, too."""
-        if self._stack is not None:
+        if self._stack is not None or self._is_closed:
             return
         self._stack = contextlib.AsyncExitStack()
-        self._channel = await self._client.connection.channel()
-        await self._channel.set_qos(prefetch_count=self._prefetch)
-        self._client.connection.close_callbacks.add(self._end)
+        self._delivered = asyncio.Queue()  # one that the end of an earlier channel does not reach
         try:
-            await self._client.shards(self._name, local=self._local)
-        except NoShards:  # it may be a queue
-            await self._subscribe([self._name])
+            with translated():
+                await self._attach(self._stack, await self._client.connection())
+        except BaseException:
+            await self._detach()
+            raise
+
+    async def _attach(self, stack: contextlib.AsyncExitStack, connection: AbstractConnection) -> None:
+        find = partial(self._client.queues, self._name, local=self._local)
+        queues = await find()
+        self._channel = await connection.channel()
+        self._unsettled = None if self._no_ack else Unsettled(self._channel)
+        await self._channel.set_qos(prefetch_count=self._prefetch)
+        delivered = self._delivered
+        self._channel.close_callbacks.add(lambda *_: delivered.put_nowait(None))
+        if queues == [self._name]:
+            await self._subscribe(queues)
             return
-        find = partial(self._client.shards, self._name, local=self._local)
-        client = self._client
-        attachments = Attachments(client.url, client.connection, self._name, find, self._subscribe)
-        await self._stack.enter_async_context(attachments)
+        attachments = Attachments(self._client.url, connection, self._name, find, self._subscribe)
+        await stack.enter_async_context(attachments)
 
     async def __anext__(self) -> RabbitMQMessage:
         await self.start()
         message = await self._delivered.get()
-        if message is None:
-            if self._client.connection.is_closed:
-                raise RetryLater("the connection to RabbitMQ was lost: open a client again, and consume with that one")
+        if message is not None:
+            return message
+        if self._is_closed:
+            self._end()
             raise StopAsyncIteration
-        return message
+        await self._detach()
+        raise RetryLater(
+            "the connection to RabbitMQ was lost: iterate again; what was not acknowledged is delivered again"
+        )
 
     async def close(self) -> None:
-        stack, self._stack = self._stack, contextlib.AsyncExitStack()
-        if stack is not None:
-            self._client.connection.close_callbacks.discard(self._end)
-            await stack.aclose()
-            if self._channel is not None and not self._channel.is_closed:
-                await self._subscribe([])
-                await self._give_back()
+        self._is_closed = True
+        await self._detach(give_back=True)
         self._end()
+
+    async def _detach(self, *, give_back: bool = False) -> None:
+        """Read no more shards. What was not taken by the program goes back to its queue: by itself if the channel is
+        lost, or else if it is to be given back."""
+        stack, self._stack = self._stack, None
+        if stack is None:
+            return
+        with contextlib.suppress(*LOST):
+            await stack.aclose()
+        if self._channel is not None and not self._channel.is_closed:
+            with contextlib.suppress(*LOST):
+                await self._subscribe([])
+                await (self._give_back() if give_back else self._channel.close())
+        self._subscribed = {}
 
     async def end(self) -> None:
         """Close it with its channel of AMQP: what was delivered and not acknowledged goes back."""
         await self.close()
         if self._channel is not None and not self._channel.is_closed:
-            await self._channel.close()
+            with contextlib.suppress(*LOST):
+                await self._channel.close()
 
     async def _give_back(self) -> None:
         """What was delivered and not taken by the program goes back to its queue."""
@@ -174,7 +216,7 @@ class RabbitMQConsumer(Consumer):
             if message is not None and not self._no_ack:
                 await message.nack()
 
-    def _end(self, *_: object) -> None:
+    def _end(self) -> None:
         """There will be no more messages."""
         self._delivered.put_nowait(None)
 
@@ -192,4 +234,4 @@ class RabbitMQConsumer(Consumer):
                 self._subscribed[name] = (queue, tag)
 
     async def _receive(self, queue: str, message: AbstractIncomingMessage) -> None:
-        self._delivered.put_nowait(RabbitMQMessage(message, queue))
+        self._delivered.put_nowait(RabbitMQMessage(message, queue, self._unsettled))

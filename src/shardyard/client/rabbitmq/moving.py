@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from shardyard.client.rabbitmq.client import RabbitMQClient
+from shardyard.client.rabbitmq.errors import translated
 from shardyard.client.rabbitmq.mover import BATCH_MESSAGES, QueueMover
 from shardyard.client.sharding import ShardingClient
 from shardyard.model import Stamp
@@ -35,10 +36,13 @@ async def move_exchange(
         await target.exchange(name).publish_batch(messages, stamp=stamp)
 
     async def move(queue: str) -> int:
-        mover = QueueMover(source.connection, queue, publish, batch_messages=batch_messages)
-        return await mover.run(lambda count: moved(queue, count))
+        mover = QueueMover(connection, queue, publish, batch_messages=batch_messages)
+        with translated("move the messages again to continue"):
+            return await mover.run(lambda count: moved(queue, count))
 
+    await target.administration.describe(name)  # it exists
     shards = await source.shards(exchange)
+    connection = await source.connection()
     try:
         async with asyncio.TaskGroup() as tasks:
             running = {shard: tasks.create_task(move(shard)) for shard in shards}

@@ -11,10 +11,18 @@ from collections.abc import AsyncIterator
 
 import aio_pika
 from aio_pika.abc import AbstractChannel, AbstractConnection
-from aio_pika.exceptions import AMQPConnectionError, ChannelNotFoundEntity
+from aio_pika.exceptions import (
+    AMQPConnectionError,
+    AuthenticationError,
+    ChannelNotFoundEntity,
+    InvalidFrameError,
+    ProbableAuthenticationError,
+)
 from aiormq.exceptions import ChannelLockedResource
 
-from shardyard.model import RetryLater
+from shardyard.client.rabbitmq.errors import translated
+from shardyard.model import Denied, RetryLater
+from shardyard.model.url import without_password
 
 HEARTBEAT_SECONDS = 10
 """After twice this time without a sign of life, RabbitMQ takes a client for dead, and its consumers are replaced."""
@@ -24,22 +32,34 @@ LOCK_SECONDS = (0.005, 0.05)
 
 
 async def connect(url: str) -> AbstractConnection:
-    """A connection; `RetryLater` if there is no RabbitMQ, or it refuses it."""
+    """A connection; `RetryLater` if RabbitMQ can't be reached, `Denied` if it does not let this user in."""
     try:
-        return await aio_pika.connect(url, heartbeat=HEARTBEAT_SECONDS)
+        async with asyncio.timeout(ANSWER_SECONDS):
+            return await aio_pika.connect(url, heartbeat=HEARTBEAT_SECONDS)
+    except (AuthenticationError, ProbableAuthenticationError) as error:
+        where = without_password(url)
+        raise Denied(f"RabbitMQ at {where} refused the user or the password: correct them in the address") from error
+    except InvalidFrameError as error:
+        where = without_password(url)
+        raise Denied(
+            f"RabbitMQ at {where} refused the virtual host, which is the path of the address: check that it exists, "
+            "and that the user may use it"
+        ) from error
     except (OSError, AMQPConnectionError) as error:
-        raise RetryLater(f"RabbitMQ could not be reached: {error}; check the address, and that it runs") from error
+        why = str(error) or f"no answer within {ANSWER_SECONDS:g} s"
+        raise RetryLater(f"RabbitMQ could not be reached: {why}; check the address, and that it runs") from error
 
 
 @contextlib.asynccontextmanager
 async def asking(url: str) -> AsyncIterator[AbstractChannel]:
-    """A channel, for some questions up to the first no."""
-    async with asyncio.timeout(ANSWER_SECONDS):
-        connection = await connect(url)
-        try:
-            yield await connection.channel(publisher_confirms=False)
-        finally:
-            await connection.close()
+    """A channel, for some questions up to the first no, which is raised as the error of the API that it means."""
+    with translated():
+        async with asyncio.timeout(ANSWER_SECONDS):
+            connection = await connect(url)
+            try:
+                yield await connection.channel(publisher_confirms=False)
+            finally:
+                await connection.close()
 
 
 async def name_of(channel: AbstractChannel, queue: str) -> str | None:

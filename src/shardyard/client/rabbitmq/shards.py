@@ -24,23 +24,28 @@ class NoShards(Conflict):
         self.exchange = exchange
 
 
-async def shards_of(urls: Sequence[str], exchange: str) -> list[str]:
-    """The names of the shards on the nodes at these addresses, in order. `NoShards` if there are none."""
+async def queues_of(urls: Sequence[str], name: str) -> list[str]:
+    """The names of the shards that an exchange has on the nodes at these addresses, in order, or that of the queue
+    itself; none if there is neither."""
     found: set[str] = set()
     for url in urls:
         async with asking(url) as channel:
-            found.update(await _shards_of_node(channel, exchange))
-    if not found:
-        raise NoShards(exchange)
+            found.update(await _queues_of_node(channel, name))
     return sorted(found)
 
 
-async def _shards_of_node(channel: AbstractChannel, exchange: str) -> list[str]:
-    first = await name_of(channel, exchange)
-    node = (first or "").removeprefix(f"sharding: {exchange} - ").rpartition(" - ")[0]
-    if first != shard_name(exchange, node, 0):
-        return []  # there is no queue of that name, or it is no shard
+async def is_pseudo_queue(url: str, name: str) -> bool:
+    """Whether it is the name of a sharded exchange, which stands for its shards."""
+    async with asking(url) as channel:
+        return await name_of(channel, name) not in (None, name)
+
+
+async def _queues_of_node(channel: AbstractChannel, name: str) -> list[str]:
+    first = await name_of(channel, name)
+    node = (first or "").removeprefix(f"sharding: {name} - ").rpartition(" - ")[0]
+    if first != shard_name(name, node, 0):
+        return [] if first is None else [first]  # there is no queue of that name, or it is no shard
     found = [first]
-    while await name_of(channel, shard_name(exchange, node, len(found))) is not None:
-        found.append(shard_name(exchange, node, len(found)))
+    while await name_of(channel, shard_name(name, node, len(found))) is not None:
+        found.append(shard_name(name, node, len(found)))
     return found

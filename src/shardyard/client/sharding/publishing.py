@@ -5,6 +5,8 @@ import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from msgspec import structs
+
 from shardyard.client.sharding.connection import Connection
 from shardyard.client.sharding.nodes import Nodes
 from shardyard.model import Closed, InvalidValue, Malformed, ShardyardError, Stamp, TooLarge
@@ -184,8 +186,9 @@ def checked(message: object) -> OutgoingMessage:
     """The message. `InvalidValue` or `TooLarge` says what is wrong with it."""
     if not isinstance(message, OutgoingMessage):
         raise InvalidValue("message", message, "an OutgoingMessage")
-    if not isinstance(message.body, bytes):
-        raise InvalidValue("body", message.body, "bytes")
+    body: object = message.body
+    if not isinstance(body, bytes):
+        message = structs.replace(message, body=encoded_value(body))
     check_routing_key("routing_key", message.routing_key)
     size = len(message.body)
     for name, value in encoded_headers(message.headers) if message.headers != () else ():

@@ -63,17 +63,13 @@ class AuditReport:
 
     def sentence(self) -> str:
         """The result in one sentence: the counts, and whether the guarantee holds."""
-        order = f"{_spaced(self.out_of_order)} out of order" if self.ordered else "no order known"
-        found = [f"{_spaced(self.lost)} lost", f"{_spaced(self.duplicated)} twice", order]
+        order = f"{self.out_of_order:,} out of order" if self.ordered else "no order known"
+        found = [f"{self.lost:,} lost", f"{self.duplicated:,} twice", order]
         if self.unexpected:
-            found.append(f"{_spaced(self.unexpected)} never sent")
+            found.append(f"{self.unexpected:,} never sent")
         guarantee = "exactly once" if self.exactly_once else "at least once"
         verdict = f"{guarantee} holds" if self.ok else f"broken ({', '.join(self.broken)})"
-        return f"{_spaced(self.sent)} sent, {_spaced(self.delivered)} delivered: {', '.join(found)}: {verdict}"
-
-
-def _spaced(number: int) -> str:
-    return f"{number:,}".replace(",", " ")
+        return f"{self.sent:,} sent, {self.delivered:,} delivered: {', '.join(found)}: {verdict}"
 
 
 def _plain(example: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from shardyard.placement import Balance, balance
 
+MAX_KEY_CHARACTERS = 60
 ACTUAL_NAME = "actual"
 """The name under which the partitions that the records are in are reported, next to the schemes."""
 
@@ -188,3 +189,9 @@ def shown(key: bytes) -> str:
     except UnicodeDecodeError:
         return f"0x{key.hex()}"
     return text if text.isprintable() else f"0x{key.hex()}"
+
+
+def shortened(key: bytes) -> str:
+    """The same in a sentence."""
+    text = shown(key)
+    return text if len(text) <= MAX_KEY_CHARACTERS else text[: MAX_KEY_CHARACTERS - 1] + "…"

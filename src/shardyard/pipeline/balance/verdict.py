@@ -7,7 +7,7 @@ from shardyard.pipeline.balance.figures import (
     SchemeLoad,
     Spread,
     TopicBalance,
-    shown,
+    shortened,
 )
 
 UNEVEN = 1.25
@@ -20,7 +20,6 @@ BAD_KEYS = 1.05
 """The fullest partition has more than this many times its share of the keys."""
 FEW_KEYS = 200
 """With fewer keys per partition, and many partitions, chance alone makes partitions uneven by a quarter."""
-MAX_KEY_CHARACTERS = 60
 
 
 def verdict(found: TopicBalance) -> str:
@@ -28,7 +27,7 @@ def verdict(found: TopicBalance) -> str:
     if not found.records:
         return "no records"
     if not found.schemes:
-        return f"{_number(found.records)} records, but neither partitions nor a scheme to judge them by"
+        return f"{found.records:,} records, but neither partitions nor a scheme to judge them by"
     load = found.schemes[0]
     return (
         _few_keys(found, load)
@@ -45,7 +44,7 @@ def _few_keys(found: TopicBalance, load: SchemeLoad) -> str | None:
     keys, partitions = found.key_check.distinct, load.partitions
     if found.keyless or not found.key_check.exact or keys >= partitions:
         return None
-    have = "1 key fills" if keys == 1 else f"{_number(keys)} keys fill"
+    have = "1 key fills" if keys == 1 else f"{keys:,} keys fill"
     rest = partitions - keys
     stay = "1 stays" if rest == 1 else f"{rest} stay"
     return f"{have} at most {keys} of {partitions} partitions, at least {stay} empty: more partitions do not help"
@@ -74,8 +73,8 @@ def _hot_key(found: TopicBalance, load: SchemeLoad) -> str | None:
     )
     return (
         f"{_fullest(load, unit, spread)}, {_percent(_of(worst, unit) / spread.counts[spread.fullest])} of it "
-        f"the key `{_short(worst)}`: splitting {also} helps (without {'it' if len(heavy) == 1 else 'them'} the fullest "
-        f"partition would carry {_percent(share)}), more partitions do not "
+        f"the key `{shortened(worst.key)}`: splitting {also} helps (without {'it' if len(heavy) == 1 else 'them'} the "
+        f"fullest partition would carry {_percent(share)}), more partitions do not "
         f"(the key alone is {_percent(_of(worst, unit) / spread.total)})"
     )
 
@@ -133,9 +132,9 @@ def _uneven(found: TopicBalance, load: SchemeLoad) -> str | None:
     most = max(_on(found.hot_keys.keys, load.scheme, spread.fullest), key=lambda key: _of(key, unit), default=None)
     part = _of(most, unit) / spread.counts[spread.fullest] if most else 0.0
     if most and part >= 0.1:
-        cause = f"{_percent(part)} of it the key `{_short(most)}`, which is not too large for a partition"
+        cause = f"{_percent(part)} of it the key `{shortened(most.key)}`, which is not too large for a partition"
     elif found.key_check.distinct < FEW_KEYS * load.partitions:
-        cause = f"by chance, since {_number(found.key_check.distinct)} keys are few for {load.partitions} partitions"
+        cause = f"by chance, since {found.key_check.distinct:,} keys are few for {load.partitions} partitions"
     else:
         cause = "and neither a single key nor the hash is the cause"
     best = min(found.schemes, key=lambda other: _measure(other)[1].over_mean)
@@ -172,18 +171,9 @@ def _fullest(load: SchemeLoad, unit: str, spread: Spread) -> str:
     return f"{where}partition {spread.fullest} carries {_percent(spread.fullest_share)} of the {unit}"
 
 
-def _short(key: HotKey) -> str:
-    text = shown(key.key)
-    return text if len(text) <= MAX_KEY_CHARACTERS else text[: MAX_KEY_CHARACTERS - 1] + "…"
-
-
 def _percent(share: float) -> str:
     return f"{share:.0%}"[:-1] + " %" if share >= 0.1 else f"{share * 100:.2g} %"
 
 
 def _times(ratio: float) -> str:
     return f"{ratio:.0f} times" if ratio >= 10 else f"{ratio:.1f} times"
-
-
-def _number(count: int) -> str:
-    return f"{count:,}".replace(",", " ")

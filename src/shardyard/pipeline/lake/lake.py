@@ -10,13 +10,14 @@ A lake has one of two formats. With `delta`, the folder `records` is a Delta tab
 
 import contextlib
 import json
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from pyspark.sql import DataFrame, SparkSession
 
-from shardyard.model import Damaged, NotOurs, WrongSchemaVersion
+from shardyard.model import Damaged, NotOurs, NotWritable, WrongSchemaVersion
 from shardyard.pipeline.atomic_files import exclusive_lock, write_json
 
 SCHEMA_VERSIONS = {"parquet": 1, "delta": 2}
@@ -57,6 +58,14 @@ class Lake:
                 str(self.checkpoint),
                 "it is not the checkpoint that this lake was filled with, so it is unknown which records the lake has",
             )
+
+    def check_writable(self) -> None:
+        """`NotWritable` if it can't be created, or nothing can be written to it. Changes nothing."""
+        folder = next(path for path in (self.root, *self.root.parents) if path.exists())
+        try:
+            tempfile.TemporaryDirectory(prefix=".shardyard-", dir=folder).cleanup()
+        except OSError as error:
+            raise NotWritable(str(self.root), error.strerror or str(error)) from None
 
     @contextlib.contextmanager
     def exclusive(self, format_: str) -> Iterator[None]:

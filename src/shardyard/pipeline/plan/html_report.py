@@ -35,9 +35,11 @@ WIDTH = 7.6
 Row = TypeVar("Row")
 
 # Placeholder colours. They are replaced by variables of the page, whose values depend on its light or dark scheme.
-_INK, _FAINT, _MEAN = "#010101", "#010102", "#010103"
+_INK, _FAINT, _MEAN, _PAGE = "#010101", "#010102", "#010103", "#010104"
 _SERIES = ("#010111", "#010112", "#010113", "#010114")
-_VARIABLES = {_INK: "ink", _FAINT: "faint", _MEAN: "mean"} | {c: f"series-{i}" for i, c in enumerate(_SERIES)}
+_VARIABLES = {_INK: "ink", _FAINT: "faint", _MEAN: "mean", _PAGE: "page"} | {
+    c: f"series-{i}" for i, c in enumerate(_SERIES)
+}
 _STYLE: Any = {  # matplotlib has a type with every possible key
     "svg.fonttype": "none",
     "font.family": "sans-serif",
@@ -131,7 +133,8 @@ def _bars(axes: Axes, groups: Sequence[str], series: dict[str, list[float]], ide
     for i, (name, values) in enumerate(series.items()):
         left = np.arange(len(groups)) - 0.4 + width * (i + 0.5)
         bars = axes.bar(left, np.multiply(values, 100), width * 0.92, color=_SERIES[i % len(_SERIES)], label=name)
-        axes.bar_label(bars, fmt=_label, fontsize=7, padding=1)
+        box = {"facecolor": _PAGE, "edgecolor": "none", "pad": 0.6}  # the line for the ideal may be behind it
+        axes.bar_label(bars, fmt=_label, fontsize=7, padding=3, bbox=box)
     at = np.arange(len(groups))
     axes.hlines(np.multiply(ideal, 100), at - 0.44, at + 0.44, color=_MEAN, linewidth=1.2, label="the new ones' share")
     axes.set_xticks(at, groups)

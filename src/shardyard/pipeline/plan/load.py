@@ -13,6 +13,7 @@ from pyspark.sql import functions as F  # noqa: N812 as everybody calls it
 
 from shardyard.model import InvalidValue, whole_number
 from shardyard.model.checks import settle_whole_number
+from shardyard.pipeline.balance.figures import shortened
 from shardyard.pipeline.balance.loads import LOADS
 from shardyard.placement import partitioner_named
 
@@ -28,6 +29,8 @@ class KeySample:
 
     keys: pa.Array
     bytes: Bytes
+    is_complete: bool = False
+    """All keys are in it, each with its own bytes."""
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.keys) <= MAX_SAMPLED_KEYS:
@@ -38,10 +41,10 @@ class KeySample:
             raise InvalidValue("bytes in the sample", float(self.bytes.min()), "numbers of at least 0")
 
     @classmethod
-    def scaled(cls, keys: pa.Array, sizes: npt.ArrayLike, total: int) -> Self:
+    def scaled(cls, keys: pa.Array, sizes: npt.ArrayLike, total: int, *, is_complete: bool = False) -> Self:
         """A sample of keys with their own sizes, scaled so that it represents `total` bytes."""
         own = np.asarray(sizes, np.float64)
-        return cls(keys, own * (total / own.sum() if own.sum() else 0.0))
+        return cls(keys, own * (total / own.sum() if own.sum() else 0.0), is_complete)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,6 +85,14 @@ class Load:
         if not len(records):
             raise InvalidValue("records", list(records), "a number for each of at least one partition")
         return cls(sum(records), sum(sizes), tuple(records), tuple(sizes), rate, keys)
+
+    @property
+    def largest_key(self) -> tuple[str, float] | None:
+        """The key with the most bytes, and its share of all of them; None if not all keys are known."""
+        if self.keys is None or not self.keys.is_complete or not self.bytes:
+            return None
+        at = int(self.keys.bytes.argmax())
+        return shortened(self.keys.keys[at].as_py()), float(self.keys.bytes[at]) / self.bytes
 
     def bytes_on(self, partitions: int, partitioner: str, hash_: str) -> tuple[Bytes, str]:
         """The bytes of each of this many partitions, and where they come from: `measured`, `sample` or `even`."""
@@ -149,7 +160,8 @@ def load_of(loads: DataFrame, sample: int, *, partitions: int | None = None) -> 
         distinct = len(sampled) if one_in == 1 else distinct  # all of them, whereas Spark's count is approximate
         if len(sampled):
             arrays = sampled.combine_chunks()
-            keys = KeySample.scaled(arrays["key"].chunk(0), arrays["bytes"].to_numpy(), total["keyed_bytes"])
+            sizes = arrays["bytes"].to_numpy()
+            keys = KeySample.scaled(arrays["key"].chunk(0), sizes, total["keyed_bytes"], is_complete=one_in == 1)
     rate = total["records"] / total["seconds"] if total["seconds"] else None
     distinct = distinct if total["keyed_bytes"] == total["bytes"] else None
     return Load(total["records"], total["bytes"], per["records"], per["bytes"], rate, keys, distinct)

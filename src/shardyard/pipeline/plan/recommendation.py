@@ -47,17 +47,22 @@ def _supported(counts: Sequence[PartitionCount], keys: int | None) -> list[Parti
 
 
 def recommendation(
-    counts: Sequence[PartitionCount], members: Sequence[int], steps: Sequence[MemberStep], keys: int | None = None
+    counts: Sequence[PartitionCount],
+    members: Sequence[int],
+    steps: Sequence[MemberStep],
+    keys: int | None = None,
+    largest_key: tuple[str, float] | None = None,
 ) -> str:
-    """The recommendation in two or three sentences, with the numbers that it is based on, and what the load supports.
+    """The recommendation in some sentences, with the numbers that it is based on, and what the load supports: first, if
+    the largest key, with its share of the load, is more than a member's.
 
     The recommended assignor is the one that moves the fewest partitions among those that spread them most evenly.
     """
     now, chosen = members[0], recommend(counts, members, keys)
     above, at = _worst(chosen.partitions, members)
     any_number = f"any number of members from {min(members)} to {2 * max(members)}"
-    within = f"within {100 * MAX_EXCESS:.0f} % of even with {any_number}"
-    at_worst = f" (at worst {format_percent(above)} above the mean, with {at})" if above else ""
+    within = f"within {100 * MAX_EXCESS:.0f} % of even, by number of partitions, with {any_number}"
+    at_worst = f" (at worst {format_percent(above)} more partitions than the mean, with {at})" if above else ""
     given = "given counts" if len(_supported(counts, keys)) == len(counts) else "given counts that the keys can fill"
     why = f"the smallest of the {given} that stays "
     if above > MAX_EXCESS:
@@ -75,7 +80,20 @@ def recommendation(
     if keys is not None and keys < max(count.partitions for count in counts):
         fill = f"{_plural(keys, 'different key')}, which {'fills' if keys == 1 else 'fill'}"
         few_keys = f" The load has {fill} at most {_plural(keys, 'partition')}: more would stay empty."
-    return f"{first} Adding a {ordinal(now + 1)} moves {moves}{use}.{few_keys}"
+    return f"{_limit(largest_key, members)}{first} Adding a {ordinal(now + 1)} moves {moves}{use}.{few_keys}"
+
+
+def _limit(largest_key: tuple[str, float] | None, members: Sequence[int]) -> str:
+    """What a single key makes of any number of partitions: of today's number of members, or of the most."""
+    key, share = largest_key or ("", 0.0)
+    for count in (members[0], 2 * max(members)):
+        if share * count > 1 + MAX_EXCESS:
+            return (
+                f"The key `{key}` alone has {format_percent(share)} of the bytes, all on one partition: with "
+                f"{_plural(count, 'member')}, the fullest has at least {share * count:.1f} times the mean, however "
+                "many partitions there are; only splitting the key helps. "
+            )
+    return ""
 
 
 def _worst(partitions: int, members: Sequence[int]) -> tuple[float, int]:

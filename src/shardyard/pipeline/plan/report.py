@@ -91,7 +91,7 @@ def make_plan(
     tables = tuple(map(table_size, ADR_009)) if fan_out_memory else ()
     return PlanReport(
         recommended_partitions=recommend(counts, members, load.distinct_keys).partitions,
-        recommendation=recommendation(counts, members, steps, load.distinct_keys),
+        recommendation=recommendation(counts, members, steps, load.distinct_keys, load.largest_key),
         load=load,
         partition_counts=tuple(counts),
         shares=tuple(_share(count, n) for count in partitions for n in members),
