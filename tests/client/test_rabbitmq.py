@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import os
+import signal
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
@@ -10,6 +12,7 @@ import pytest
 
 from shardyard.client.rabbitmq import RabbitMQClient, move_exchange
 from shardyard.client.rabbitmq.consuming import RabbitMQConsumer
+from shardyard.client.rabbitmq.errors import translated
 from shardyard.client.rabbitmq.shards import NoShards
 from shardyard.client.sharding import OutgoingMessage, ShardingClient
 from shardyard.log import open_log
@@ -143,6 +146,29 @@ def test_the_consumers_of_a_process_that_died_are_replaced(sharded: RabbitMQ, mo
     run(sharded, "sharded.dead", scenario)
 
 
+def test_a_consumer_whose_connection_was_closed_attaches_no_more(
+    sharded: RabbitMQ, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It does not iterate, and so does not know that it is lost."""
+    monkeypatch.setattr("shardyard.client.rabbitmq.attachments.CHECK_SECONDS", 0.2)
+
+    async def scenario(client: RabbitMQClient) -> None:
+        def is_following() -> bool:
+            return any(task.get_name() == "attachment to sharded.closed" for task in asyncio.all_tasks())
+
+        async with consumers([client], "sharded.closed", 1) as lost:
+            await settled(lost, [1] * SHARDS)
+            assert is_following()
+            await asyncio.to_thread(sharded.control, "close_all_connections", "a test")
+            async with asyncio.timeout(SECONDS):
+                while is_following():  # noqa: ASYNC110 it has no event for it
+                    await asyncio.sleep(0.02)
+            async with RabbitMQClient(sharded.url) as other, consumers([other], "sharded.closed", 1) as successor:
+                await settled(successor, [1] * SHARDS)
+
+    run(sharded, "sharded.closed", scenario)
+
+
 def test_messages_are_published_got_and_purged(sharded: RabbitMQ) -> None:
     async def scenario(client: RabbitMQClient) -> None:
         exchange = client.exchange("sharded.basics")
@@ -237,6 +263,82 @@ def test_an_exchange_that_was_deleted_is_unknown_until_it_is_declared_again(shar
         await client.purge("sharded.again")
 
     run(sharded, "sharded.again", scenario)
+
+
+def test_an_exchange_that_was_deleted_is_not_taken_for_another_one(sharded: RabbitMQ) -> None:
+    """RabbitMQ closes the channel that all publishes go through."""
+
+    async def scenario(client: RabbitMQClient) -> None:
+        good, gone = client.exchange("sharded.good"), await client.declare_exchange("sharded.gone")
+        for exchange in (good, gone):
+            await exchange.publish("x")  # both are known to exist
+        async with RabbitMQClient(sharded.url) as other:
+            await other.exchange("sharded.gone").delete()
+        publishes = [good.publish("x", routing_key=str(n)) for n in range(100)]
+        publishes.insert(50, gone.publish("x"))
+        outcomes = await asyncio.gather(*publishes, return_exceptions=True)
+        assert isinstance(outcomes.pop(50), UnknownExchange)
+        refused = [outcome for outcome in outcomes if outcome != 1]
+        assert refused  # otherwise this shows nothing
+        for outcome in refused:
+            assert isinstance(outcome, RetryLater)
+            assert "publish again; what was published may be stored" in str(outcome)
+        assert await good.publish("y") == 1
+        await client.purge("sharded.good")
+
+    run(sharded, "sharded.good", scenario)
+
+
+def test_a_rabbitmq_that_stops_answering_does_not_cancel_its_callers(
+    sharded: RabbitMQ, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shardyard.client.rabbitmq.questions.HEARTBEAT_SECONDS", 1)
+    monkeypatch.setattr("aiormq.connection.Connection.HEARTBEAT_GRACE_MULTIPLIER", 1)  # it waits 2 s
+    process = int(sharded.control("eval", "list_to_integer(os:getpid())."))
+
+    async def scenario(client: RabbitMQClient) -> None:
+        exchange = client.exchange("sharded.hangs")
+        await exchange.publish("x")
+        assert await client.get("sharded.hangs", no_ack=True)
+        shard, *_ = await client.shards("sharded.hangs")
+        async with consumers([client], shard, 1) as (consumer,):
+            os.kill(process, signal.SIGSTOP)
+            try:
+                async with asyncio.timeout(SECONDS):
+                    calls = exchange.publish("y"), client.get("sharded.hangs"), consumer.close()
+                    published, got, closed = await asyncio.gather(*calls, return_exceptions=True)
+            finally:
+                os.kill(process, signal.SIGCONT)
+        assert isinstance(published, RetryLater)
+        assert "publish again; what was published may be stored" in str(published)
+        assert isinstance(got, RetryLater)
+        assert closed is None
+        assert await exchange.publish("z") == 1
+        await client.purge("sharded.hangs")
+
+    run(sharded, "sharded.hangs", scenario)
+
+
+def test_a_caller_that_is_cancelled_stays_cancelled() -> None:
+    async def call(begun: asyncio.Event) -> None:
+        with translated():
+            begun.set()
+            await asyncio.Event().wait()
+
+    async def scenario() -> None:
+        with pytest.raises(RetryLater, match="it is not known what it has done: try again"), translated():
+            raise asyncio.CancelledError  # as RabbitMQ's library does
+        begun = asyncio.Event()
+        task = asyncio.create_task(call(begun))
+        await begun.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0):
+                await call(begun)
+
+    asyncio.run(scenario())
 
 
 def test_lost_connections_are_opened_again(sharded: RabbitMQ) -> None:

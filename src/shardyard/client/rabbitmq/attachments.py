@@ -24,7 +24,7 @@ import msgspec
 from aio_pika import DeliveryMode, ExchangeType, Message
 from aio_pika.abc import AbstractChannel, AbstractConnection, AbstractIncomingMessage
 
-from shardyard.client.rabbitmq.errors import LOST
+from shardyard.client.rabbitmq.errors import LOST, loss_ignored
 from shardyard.client.rabbitmq.questions import is_taken, locked
 from shardyard.model import ShardyardError
 from shardyard.placement.spread import Spread, spread
@@ -88,10 +88,11 @@ class Attachments:
         self._known = _Stored()
         self._mine: list[str] = []
         self._changed = asyncio.Event()
+        self._channel: AbstractChannel | None = None
         self._stack = contextlib.AsyncExitStack()
 
     async def __aenter__(self) -> Self:
-        channel = await self._connection.channel()
+        self._channel = channel = await self._connection.channel()
         self._stack.push_async_callback(channel.close)
         queue = await channel.declare_queue(_alive(self._name), exclusive=True)
         changes = await channel.declare_exchange(self._changes, ExchangeType.FANOUT, auto_delete=True)
@@ -105,12 +106,18 @@ class Attachments:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        lost = self._connection.is_closed
-        with contextlib.suppress(*_LOST):
+        lost = self._is_lost
+        with loss_ignored():
             await self._stack.aclose()
         if not lost:  # otherwise the others notice by themselves, somewhat later
-            with contextlib.suppress(*_LOST):
+            with loss_ignored():
                 await self._leave()
+
+    @property
+    def _is_lost(self) -> bool:
+        """Whether the queue is gone that shows that this consumer is alive. The connection itself does not notice that
+        RabbitMQ has closed it."""
+        return self._channel is None or self._channel.is_closed
 
     @property
     def _changes(self) -> str:
@@ -131,7 +138,7 @@ class Attachments:
     async def _follow(self) -> None:
         """Attach to other shards when the attachment changes; look after the next consumer, and for other shards, now
         and then."""
-        while not self._connection.is_closed:
+        while True:
             try:
                 async with asyncio.timeout(CHECK_SECONDS * random.uniform(0.8, 1.2)):
                     await self._changed.wait()
@@ -140,10 +147,12 @@ class Attachments:
             else:
                 self._changed.clear()
                 is_known = self._name in self._known.consumers
+            if self._is_lost:  # it must not add itself again: nobody reads its shards
+                return
             try:
                 await (self._attach() if is_known else self._update())
             except _LOST as error:
-                if not self._connection.is_closed:
+                if not self._is_lost:
                     _log.warning("the attachment to %s will be checked again: %s", self._exchange, error)
 
     async def _update(self) -> None:

@@ -26,6 +26,7 @@ from shardyard.model.url import without_password
 
 SHARDS_SECONDS = 2.0
 """For how long the shards of an exchange are remembered."""
+_MAY_BE_STORED = "publish again; what was published may be stored"
 
 
 class RabbitMQClient(Client):
@@ -199,11 +200,15 @@ class RabbitMQExchange(Exchange):
         batch = [checked(message) for message in messages]
         exchange = await self._client.amqp_exchange(self.name)
         try:
-            with translated("publish again; what was published may be stored"):
+            with translated(_MAY_BE_STORED):
                 routed = await asyncio.gather(*(self._publish(exchange, message) for message in batch))
-        except UnknownExchange:
-            self._client.forget_exchange(self.name)
-            raise
+        except UnknownExchange as error:
+            self._client.forget_exchange(error.exchange)
+            if error.exchange == self.name:
+                raise
+            raise RetryLater(  # RabbitMQ has closed the channel, which is that of all exchanges
+                f"a publish to {error.exchange!r}, which does not exist, ended that to {self.name!r}: {_MAY_BE_STORED}"
+            ) from error
         if mandatory and not all(routed):
             places = [place for place, count in enumerate(routed) if not count]
             raise Unroutable(self.name, batch[places[0]].routing_key, len(places)).in_batch(places, len(batch))

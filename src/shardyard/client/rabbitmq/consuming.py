@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Self
 from aio_pika.abc import AbstractChannel, AbstractConnection, AbstractIncomingMessage, AbstractQueue
 
 from shardyard.client.rabbitmq.attachments import Attachments
-from shardyard.client.rabbitmq.errors import LOST, translated
+from shardyard.client.rabbitmq.errors import loss_ignored, translated
 from shardyard.client.rabbitmq.messages import headers_of, properties_of
 from shardyard.client.rabbitmq.settling import Unsettled
 from shardyard.client.sharding.api import Channel, Consumer, Message
@@ -194,10 +194,10 @@ class RabbitMQConsumer(Consumer):
         stack, self._stack = self._stack, None
         if stack is None:
             return
-        with contextlib.suppress(*LOST):
+        with loss_ignored():
             await stack.aclose()
         if self._channel is not None and not self._channel.is_closed:
-            with contextlib.suppress(*LOST):
+            with loss_ignored():
                 await self._subscribe([])
                 await (self._give_back() if give_back else self._channel.close())
         self._subscribed = {}
@@ -206,7 +206,7 @@ class RabbitMQConsumer(Consumer):
         """Close it with its channel of AMQP: what was delivered and not acknowledged goes back."""
         await self.close()
         if self._channel is not None and not self._channel.is_closed:
-            with contextlib.suppress(*LOST):
+            with loss_ignored():
                 await self._channel.close()
 
     async def _give_back(self) -> None:

@@ -1,5 +1,6 @@
 """What RabbitMQ answers, and what its library raises, as the errors of the API."""
 
+import asyncio
 import contextlib
 import re
 from collections.abc import Iterator
@@ -34,6 +35,21 @@ def translated(advice: str = "try again") -> Iterator[None]:
         yield
     except LOST as error:
         raise _translation(error, advice) from error
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        # The library cancels those that wait for an answer when RabbitMQ has given no sign of life for too long.
+        raise RetryLater(
+            f"the connection to RabbitMQ was lost before it answered, and it is not known what it has done: {advice}"
+        ) from error
+
+
+@contextlib.contextmanager
+def loss_ignored() -> Iterator[None]:
+    """For closing what may be lost already: nothing else needs to be done then."""
+    with contextlib.suppress(ShardyardError), translated():
+        yield
 
 
 def unknown_exchange(name: str) -> UnknownExchange:

@@ -1,11 +1,10 @@
 """A connection to RabbitMQ that is opened again when it was lost."""
 
 import asyncio
-import contextlib
 
 from aio_pika.abc import AbstractChannel, AbstractConnection
 
-from shardyard.client.rabbitmq.errors import LOST, translated
+from shardyard.client.rabbitmq.errors import loss_ignored, translated
 from shardyard.client.rabbitmq.questions import connect
 from shardyard.model import Closed, InvalidCall
 
@@ -55,5 +54,5 @@ class Link:
 
     async def _disconnect(self) -> None:
         if self._connection is not None:
-            with contextlib.suppress(*LOST):
+            with loss_ignored():
                 await self._connection.close()
