@@ -16,6 +16,7 @@ from shardyard.groups import protocol
 from shardyard.messaging.history.tables import HistoryTables
 from shardyard.model import Record
 from shardyard.pipeline.blocking import blocking
+from shardyard.pipeline.session_checks import PROXIES
 from shardyard.registry import Transaction, open_registry
 from shardyard.wire.inbox import InboxEntry, encode_entry
 from tests.cli.invocation import invoke
@@ -247,6 +248,8 @@ def test_what_can_not_be_written_or_reached_is_said_before_spark_starts(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    for name in PROXIES:
+        monkeypatch.delenv(name, raising=False)
     create(url(tmp_path), "orders", 3)
     monkeypatch.chdir(tmp_path)
     assert invoke(monkeypatch, "pipeline", "ingest", "orders", "--log", LOG, *arguments) == 1

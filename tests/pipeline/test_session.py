@@ -15,9 +15,12 @@ import pytest
 from py4j.protocol import Py4JNetworkError
 from pyspark.sql import SparkSession
 
+from shardyard.model import InvalidCall, RetryLater
 from shardyard.pipeline.session import MissingJava, check_java, collector, quiet_py4j, session
+from shardyard.pipeline.session_checks import PROXIES, check_connect_server
 from shardyard.pipeline.spark_errors import SparkEnded
 from tests.pipeline.logs import create, fill, url
+from tests.servers import free_port
 
 JOB = """
 import json
@@ -42,6 +45,28 @@ def java(folder: Path, version: str) -> Path:
     """A program that reports this version of Java. Returns its JAVA_HOME."""
     executable(folder / "bin" / "java", f"echo '{version}' >&2")
     return folder
+
+
+@pytest.mark.parametrize(
+    ("master", "memory"),
+    [("sc:/host/;token=SECRET", None), ("sc://host:x/;token=SECRET", None), ("sc://host/;token=SECRET", "4g")],
+)
+def test_errors_do_not_show_the_token_of_a_spark_connect_server(master: str, memory: str | None) -> None:
+    with pytest.raises(InvalidCall, match="host") as raised:
+        session("job", master=master, memory=memory)
+    assert "SECRET" not in str(raised.value)
+
+
+def test_a_spark_connect_server_behind_a_proxy_is_left_to_spark(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in PROXIES:
+        monkeypatch.delenv(name, raising=False)
+    remote = f"sc://127.0.0.1:{free_port()}"
+    with pytest.raises(RetryLater, match="can't be reached"):
+        check_connect_server(remote)
+    for name in ("grpc_proxy", "https_proxy", "HTTP_PROXY"):
+        with monkeypatch.context() as environment:
+            environment.setenv(name, "http://proxy:3128")
+            check_connect_server(remote)
 
 
 def test_the_error_for_missing_or_old_java_says_what_to_install(

@@ -17,7 +17,13 @@ from shardyard.model import InvalidCall
 from shardyard.model.extras import require
 from shardyard.pipeline.delta_jars import delta_settings
 from shardyard.pipeline.jvm.class_archive import ClassArchive
-from shardyard.pipeline.session_checks import CONNECT, check_connect_server, check_master, check_memory
+from shardyard.pipeline.session_checks import (
+    CONNECT,
+    check_connect_server,
+    check_master,
+    check_memory,
+    without_options,
+)
 from shardyard.pipeline.source.source import Shardyard
 from shardyard.pipeline.spark_errors import is_from_lost_jvm
 
@@ -119,7 +125,8 @@ def collector(*options: str) -> str:
 def _connect(remote: str, memory: str | None, settings: Mapping[str, str]) -> SparkSession:
     """A session of a Spark Connect server. Only settings of SQL are a session's own there; others are the server's."""
     if memory is not None:
-        raise InvalidCall(f"{remote} has its own memory: set it where the server is started (spark.driver.memory)")
+        server = without_options(remote)
+        raise InvalidCall(f"{server} has its own memory: set it where the server is started (spark.driver.memory)")
     require("pipeline", "Spark Connect", "grpc", "grpc_status", "zstandard")
     check_connect_server(remote)
     config = {key: value for key, value in (_SETTINGS | dict(settings)).items() if key.startswith("spark.sql.")}
