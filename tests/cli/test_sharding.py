@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
@@ -15,6 +16,7 @@ from tests.cli.invocation import Shell
 from tests.queues.brokers import BrokerProcess
 
 pytestmark = pytest.mark.xdist_group("cli sharding")  # the broker takes long to start
+TIMEOUT_SECONDS = 30.0
 NO_BROKER = "http://127.0.0.1:1"
 _numbers = count()
 
@@ -219,8 +221,9 @@ def test_dead_letters_are_listed_with_what_remains(shell: Shell, images: str) ->
     dead = f"dead letters: {images}"
     shell("policies", "set", images, f"^{images}$", "-s", "1", "--dead-letter-exchange", "none", "--max-length", "1")
     shell("exchanges", "publish", images, "m1", "m2")
+    deadline = time.monotonic() + TIMEOUT_SECONDS
     while (dead, 1) not in [(queue["name"], queue["ready"]) for queue in shell.json("shards", "list")]:
-        pass  # it comes soon: the exchange for dead letters does not exist
+        assert time.monotonic() < deadline  # it comes soon: the exchange for dead letters does not exist
     shard, letters = table(shell("policies", "clear", images))
     assert (shard["queue"], letters) == (f"sharding: {images} - a - 0", {"queue": dead, "messages": "1"})
     assert f"policy '{images}' was cleared" in shell.err
