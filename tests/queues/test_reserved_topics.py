@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from shardyard.client import Message
-from shardyard.model import InvalidValue, Record, WrongToken
+from shardyard.model import InvalidValue, Partition, Record, WrongToken
 from shardyard.queues.delays import UNDELIVERABLE
 from shardyard.queues.lineage import lineage, with_protectors
 from shardyard.queues.settings import WATCH_NAME
@@ -126,6 +126,16 @@ def test_headers_of_retries_mean_nothing_on_the_topics_of_publishers() -> None:
 
     run(scenario)
     assert seen == [(1, "orders/0/0"), (2, "orders/0/0")]
+
+
+@pytest.mark.parametrize(
+    ("topic", "attempt", "origin"),
+    [("orders", 1, "orders/0/5"), (RETRY, 8, "elsewhere/1/2"), (DEAD, 1, "elsewhere/1/2")],
+)
+def test_only_retries_are_counted_and_dead_letters_have_their_origin(topic: str, attempt: int, origin: str) -> None:
+    record = Record.new("x", headers={"shardyard-attempt": "7", "shardyard-origin": "elsewhere/1/2"})
+    message = Message(record, Partition(topic, 0), 5, 1)
+    assert (message.attempt, message.origin) == (attempt, origin)
 
 
 async def move(cluster: Cluster, name: str, target: str) -> None:
