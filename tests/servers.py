@@ -27,14 +27,17 @@ def install(server: str) -> Path | None:
 
 def free_port() -> int:
     """A port for a server that a test may stop and start again: no other call returns it, in any process of this run of
-    the tests, and systems do not give ports below 32768 to outgoing connections meanwhile."""
+    the tests, and systems do not give ports below 32768 to outgoing connections meanwhile. The port after it is free
+    and no other's, too."""
     while True:
-        port = _random.randrange(10_000, 32_000) // 8 * 8 + _WORKER % 8
+        port = _random.randrange(10_000, 32_000) // 16 * 16 + _WORKER % 8 * 2
         if port not in _given:
             _given.add(port)
-            with socket.socket() as probe, contextlib.suppress(OSError):
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                probe.bind(("127.0.0.1", port))
+            with contextlib.suppress(OSError):
+                for each in (port, port + 1):
+                    with socket.socket() as probe:
+                        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                        probe.bind(("127.0.0.1", each))
                 return port
 
 

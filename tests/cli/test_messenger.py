@@ -18,6 +18,7 @@ from shardyard.model import ShardyardError
 from shardyard.wire.inbox import TOPIC
 from tests.cli.invocation import Shell
 from tests.server_process import ServerProcess
+from tests.servers import free_port
 
 pytestmark = pytest.mark.processes
 
@@ -98,15 +99,14 @@ def test_a_wrong_call_says_what_was_expected(
 
 
 def test_servers_stop_when_the_command_that_started_them_is_killed(tmp_path: Path) -> None:
-    with port_in_use() as port:  # it is free in a moment
-        pass
-    command = [sys.executable, "-m", "shardyard.cli", "messenger", "--port", str(port - 1), "--processes", "2"]
+    port = free_port()
+    command = [sys.executable, "-m", "shardyard.cli", "messenger", "--port", str(port), "--processes", "2"]
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
         listening = {parent.stdout.readline() for _ in range(2)}
         parent.kill()
         _, said = parent.communicate(timeout=60)  # until nobody has its output open any more
-    assert listening == {f"listening on http://127.0.0.1:{each}\n" for each in (port - 1, port)}
+    assert listening == {f"listening on http://127.0.0.1:{each}\n" for each in (port, port + 1)}
     assert said.count("stopped\n") == 2, said
 
 

@@ -4,12 +4,15 @@ import asyncio
 import contextlib
 import signal
 import sys
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from shardyard.client import Consumer
+from shardyard.client import BlockingConsumer, Consumer
+from shardyard.client import consumer as consumer_module
 from shardyard.client.handling import Slots
 from shardyard.client.signals import sigterm_as_interrupt
 from shardyard.model import InvalidCall
@@ -72,6 +75,10 @@ async def main():
 
 asyncio.run(main())
 """
+LATE_EXIT_IN_THREAD = EXIT_IN_THREAD.replace("sys.exit(3)", "print('b', flush=True), sys.stdin.readline(), sys.exit(3)")
+LATE_EXIT_IN_COROUTINE = EXIT_IN_COROUTINE.replace(
+    "sys.exit(3)", "print('b', flush=True), await asyncio.to_thread(sys.stdin.readline), sys.exit(3)"
+).replace("run(handle)", "run(handle, stop_on_signals=True)")
 
 
 async def publish(cluster: Cluster) -> None:
@@ -130,6 +137,73 @@ def test_a_handler_that_runs_when_a_signal_comes_may_finish(program: str) -> Non
                 assert await process.communicate(b"now\n") == (b"done now\n\nover\n", b"")
             assert process.returncode == 0
         assert (await cluster.rows())[0]["committed"] == 1
+
+    run(scenario)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("program", [LATE_EXIT_IN_THREAD, LATE_EXIT_IN_COROUTINE], ids=["thread", "coroutine"])
+def test_sys_exit_in_a_handler_that_finishes_after_a_signal_sets_the_exit_code(program: str) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await publish(cluster)
+        async with start(program, cluster.urls[0]) as process:
+            assert process.stdout is not None
+            assert await process.stdout.readline() == b"b\n"
+            process.send_signal(signal.SIGTERM)
+            await cluster.until(lambda: not catches_sigterm(process.pid))
+            async with asyncio.timeout(60):
+                assert await process.communicate(b"now\n") == (b"", b"")
+            assert process.returncode == 3
+        assert (await cluster.rows())[0]["committed"] == 1
+        assert (await cluster.get("/v1/groups/billing"))["members"] == []
+
+    run(scenario)
+
+
+def test_without_a_signal_a_cancelled_consumer_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(consumer_module, "FINISH_SECONDS", 3600.0)
+
+    async def scenario(cluster: Cluster) -> None:
+        await publish(cluster)
+        handling = asyncio.Event()
+
+        async def hang(_: object) -> None:
+            handling.set()
+            await asyncio.Event().wait()
+
+        async with asyncio.timeout(60), cluster.consumer() as consumer:
+            work = asyncio.create_task(consumer.run(hang, stop_on_signals=True))
+            await handling.wait()
+            work.cancel()
+            await asyncio.wait({work})
+            assert work.cancelled()
+
+    run(scenario)
+
+
+def test_ctrl_c_right_after_the_work_has_begun_ends_a_blocking_consumer(monkeypatch: pytest.MonkeyPatch) -> None:
+    schedule = asyncio.run_coroutine_threadsafe
+    interrupted = threading.Event()
+
+    def interrupt(work: Any, loop: asyncio.AbstractEventLoop) -> Any:
+        future = schedule(work, loop)
+        if work.__name__ == "run_until_exit":
+            interrupted.set()
+            raise KeyboardInterrupt
+        return future
+
+    def consume(url: str) -> None:
+        with BlockingConsumer(url, "billing", ["orders"]) as consumer:
+            consumer.run(print)
+
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.topic(partitions=1)
+        monkeypatch.setattr(asyncio, "run_coroutine_threadsafe", interrupt)
+        thread = threading.Thread(target=consume, args=(cluster.urls[0],), daemon=True)
+        thread.start()
+        await cluster.until(lambda: not thread.is_alive())
+        assert interrupted.is_set()
+        assert (await cluster.get("/v1/groups/billing"))["members"] == []
 
     run(scenario)
 

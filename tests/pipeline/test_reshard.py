@@ -38,6 +38,8 @@ from shardyard.pipeline.reshard.positions import GroupPositions
 from shardyard.pipeline.reshard.reshard import reshard
 from shardyard.pipeline.source.staging import Staging, commit, staging_folder
 from shardyard.placement import Jump, Modulus
+from shardyard.queues.settings import WATCH_NAME
+from shardyard.registry import open_registry
 from tests.pipeline.logs import append, by_key, consume, contents, create, fill, ids, url
 
 
@@ -198,6 +200,15 @@ def test_groups_continue_where_they_were(log: str, registry: str) -> None:
     assert done.groups == {"billing": 0}
     asyncio.run(consume(log, registry, "orders", 300, seen))  # under its old name
     assert sorted(seen) == ids(contents(log, "orders"))
+
+
+def test_brokers_learn_that_the_topic_has_moved(log: str, registry: str) -> None:
+    create(log, "orders", 3)
+    with open_registry(registry) as opened:
+        signalled = threading.Event()
+        opened.watch(WATCH_NAME, signalled.set)
+        reshard(no_spark, log, "orders", partitions=8, registry=registry)
+        assert signalled.wait(60)
 
 
 def test_producers_keep_writing_and_nothing_is_lost_or_duplicated(log: str) -> None:

@@ -5,8 +5,10 @@ from typing import Any
 import pytest
 
 from shardyard.client import Message
-from shardyard.model import InvalidValue, Record
+from shardyard.model import InvalidValue, Partition, Record, WrongToken
 from shardyard.queues.delays import UNDELIVERABLE
+from shardyard.queues.lineage import lineage, with_protectors
+from shardyard.queues.settings import WATCH_NAME
 from tests.queues.setup import Cluster, run, running
 
 RUNG, RETRY, DEAD = "shardyard.delay.1s", "billing.orders.retry", "billing.orders.dead"
@@ -73,7 +75,9 @@ def test_retention_can_be_set_where_no_record_waits_for_shardyard(name: str, sta
     run(scenario)
 
 
-@pytest.mark.parametrize(("name", "status"), [(DEAD, 200), (UNDELIVERABLE, 200), (RETRY, 200), (RUNG, 400)])
+@pytest.mark.parametrize(
+    ("name", "status"), [(DEAD, 200), (UNDELIVERABLE, 200), (RETRY, 200), (RUNG, 400), ("inbox", 400)]
+)
 def test_topics_that_shardyard_works_with_are_not_deleted(name: str, status: int) -> None:
     async def scenario(cluster: Cluster) -> None:
         await create(cluster)
@@ -122,3 +126,133 @@ def test_headers_of_retries_mean_nothing_on_the_topics_of_publishers() -> None:
 
     run(scenario)
     assert seen == [(1, "orders/0/0"), (2, "orders/0/0")]
+
+
+@pytest.mark.parametrize(
+    ("topic", "attempt", "origin"),
+    [("orders", 1, "orders/0/5"), (RETRY, 8, "elsewhere/1/2"), (DEAD, 1, "elsewhere/1/2")],
+)
+def test_only_retries_are_counted_and_dead_letters_have_their_origin(topic: str, attempt: int, origin: str) -> None:
+    record = Record.new("x", headers={"shardyard-attempt": "7", "shardyard-origin": "elsewhere/1/2"})
+    message = Message(record, Partition(topic, 0), 5, 1)
+    assert (message.attempt, message.origin) == (attempt, origin)
+
+
+async def move(cluster: Cluster, name: str, target: str) -> None:
+    """What a reshard does in the end, with its signal to brokers."""
+    if not await _exists(cluster, target):
+        await cluster.log.create_topic(target, 2)
+    sealed = await cluster.log.seal_topic(name, "test")
+    await cluster.log.move_topic(name, target, holder="test", generation=sealed.generation)
+    cluster.registry.run(lambda tx: tx.touch(WATCH_NAME))
+
+
+@pytest.mark.parametrize("name", [RUNG, RETRY, "inbox"])
+def test_topics_of_shardyard_stay_its_own_when_they_are_resharded(name: str) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await create(cluster)
+        await cluster.log.create_topic("new", 2)
+        await cluster.publish("x", topic="new")  # the broker has seen it before it continues another one
+        await move(cluster, name, "new")
+        await move(cluster, "new", "newer")
+
+        async def refused() -> bool:
+            response = await cluster.request("POST", "/v1/topics/newer/records", FORGED)
+            return response.status == 400 and response.code == "invalid_value"
+
+        await cluster.until(refused)
+        calls: list[tuple[str, str, Any]] = [
+            ("POST", "/records", FORGED),
+            ("POST", "/expand", {"partitions": 5}),
+            ("POST", "/contract", {"partitions": 1}),
+            ("PATCH", "", {"token": "of-publishers"}),
+        ]
+        for method, path, content in calls:
+            for each in ("new", "newer"):
+                response = await cluster.request(method, f"/v1/topics/{each}{path}", content)
+                assert (response.status, response.code) == (400, "invalid_value"), (method, path, each)
+                assert f"this topic and '{name}' continue each other" in response.json["error"]["message"]
+        deleted = await cluster.request("DELETE", "/v1/topics/newer", force=True)
+        assert deleted.status == (200 if name == RETRY else 400)
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("carrier", ["http", "websocket"])
+def test_a_resharded_topic_keeps_its_token_until_it_gets_another_one(carrier: str) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        async def admits(topic: str, token: str) -> bool:
+            async with cluster.producer(carrier=carrier, token=token) as producer:
+                try:
+                    await producer.send(topic, "x")
+                except WrongToken:
+                    return False
+                return True
+
+        await cluster.topic()
+        await cluster.topic("orders.2")
+        assert await admits("orders.2", "another-one"), "the broker has seen it before it continues another one"
+        await cluster.do("PATCH", "/v1/topics/orders", {"token": "of-publishers"})
+        await move(cluster, "orders", "orders.2")
+        await cluster.until(lambda: _has_token(cluster, "orders.2"))
+        for topic in ("orders", "orders.2"):
+            assert not await admits(topic, "another-one")
+            assert await admits(topic, "of-publishers")
+        change = {"token": "of-the-new-one"}
+        refused = await cluster.request("PATCH", "/v1/topics/orders.2", change, token="another-one")
+        assert (refused.status, refused.code) == (401, "wrong_token")
+        await cluster.do("PATCH", "/v1/topics/orders.2", change, token="of-publishers")
+        for topic in ("orders", "orders.2"):
+            assert not await admits(topic, "of-publishers"), "records of both go to the new one"
+            assert await admits(topic, "of-the-new-one")
+
+    run(scenario)
+
+
+async def _has_token(cluster: Cluster, topic: str) -> bool:
+    found: bool = (await cluster.get(f"/v1/topics/{topic}"))["token"]
+    return found
+
+
+def test_deleting_the_old_topic_leaves_its_token_to_the_one_that_continues_it() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.topic()
+        await cluster.do("PATCH", "/v1/topics/orders", {"token": "of-publishers"})
+        for old, new in (("orders", "orders.2"), ("orders.2", "orders.3")):
+            await move(cluster, old, new)
+        for old in ("orders.2", "orders"):
+            await cluster.do("DELETE", f"/v1/topics/{old}", token="of-publishers")
+        assert await _has_token(cluster, "orders.3")
+        refused = await cluster.request("DELETE", "/v1/topics/orders.3", token="another-one")
+        assert (refused.status, refused.code) == (401, "wrong_token")
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("name", [RETRY, DEAD, f"repair.{DEAD}.dead", "billing.orders.2.dead"])
+def test_retries_and_dead_letters_of_a_topic_with_a_token_are_deleted_only_with_it(name: str) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.topic()
+        await cluster.do("PATCH", "/v1/topics/orders", {"token": "of-publishers"})
+        await move(cluster, "orders", "orders.2")
+        await cluster.log.create_topic(name, 1)
+        calls: list[tuple[str, Any]] = [("DELETE", None)]
+        if name.endswith(".dead"):
+            calls.insert(0, ("PATCH", {"retention_ms": 1}))
+        for method, content in calls:
+            for token in (None, "another-one"):
+                refused = await cluster.request(method, f"/v1/topics/{name}", content, token=token)
+                assert (refused.status, refused.code) == (401, "wrong_token")
+            await cluster.do(method, f"/v1/topics/{name}", content, token="of-publishers")
+
+    run(scenario)
+
+
+def test_the_names_of_a_topic_begin_with_the_one_that_continues_it() -> None:
+    moves = {"a": "b", "b": "c", "x": "c", "w": "x"}
+    assert lineage("c", moves) == ("c", "b", "x", "a", "w")
+    assert lineage("x", moves) == ("c", "x", "b", "w", "a")
+    assert lineage("a", moves) == ("c", "b", "a", "x", "w")
+    assert lineage("other", moves) == ("other",)
+    assert with_protectors("billing.a.dead", moves) == ("billing.a.dead", "c", "b", "a", "x", "w")
+    assert with_protectors("g.x.retry", {}) == ("g.x.retry", "x")

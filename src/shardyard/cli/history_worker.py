@@ -16,7 +16,7 @@ from typing import Any, Self
 import msgspec
 
 from shardyard.cli.logs import logs_on_stderr
-from shardyard.cli.serving import collect_garbage_less_often, without_packages
+from shardyard.cli.serving import at_end_of_input, collect_garbage_less_often, without_packages
 
 _log = logging.getLogger(__name__)
 
@@ -125,7 +125,7 @@ async def _work(stores: Stores) -> None:
             work = asyncio.create_task(_all(parts), name="materialiser")
             for number in (signal.SIGTERM, signal.SIGHUP):
                 asyncio.get_running_loop().add_signal_handler(number, work.cancel)
-            asyncio.get_running_loop().add_reader(sys.stdin.fileno(), _stop_at_the_end, work)
+            at_end_of_input(work.cancel)
             await asyncio.gather(work, return_exceptions=True)
             if not work.cancelled() and (error := work.exception()) is not None:
                 raise error
@@ -139,9 +139,3 @@ async def _all(parts: Sequence[Coroutine[Any, Any, None]]) -> None:
                 tasks.create_task(part)
     except BaseExceptionGroup as errors:
         raise errors.exceptions[0] from None
-
-
-def _stop_at_the_end(work: "asyncio.Task[None]") -> None:
-    if not os.read(sys.stdin.fileno(), 1024):
-        asyncio.get_running_loop().remove_reader(sys.stdin.fileno())
-        work.cancel()

@@ -1,6 +1,5 @@
 """Running several processes of the same command, each on a port of its own."""
 
-import asyncio
 import os
 import signal
 import subprocess
@@ -8,7 +7,7 @@ import sys
 import time
 from types import FrameType
 
-from shardyard.cli.serving import listening_socket
+from shardyard.cli.serving import at_end_of_input, listening_socket
 from shardyard.model import InvalidValue
 
 RESTART_SECONDS = 1.0
@@ -89,13 +88,7 @@ class _Process:
 def stop_with_parent() -> None:
     """Stop as by SIGTERM when the process has ended that started this one by `run_processes`, however that happened."""
     if os.environ.pop(_IS_CHILD, None):
-        asyncio.get_running_loop().add_reader(sys.stdin.fileno(), _stop_at_the_end)
-
-
-def _stop_at_the_end() -> None:
-    if not os.read(sys.stdin.fileno(), 1024):
-        asyncio.get_running_loop().remove_reader(sys.stdin.fileno())
-        signal.raise_signal(signal.SIGTERM)
+        at_end_of_input(lambda: signal.raise_signal(signal.SIGTERM))
 
 
 def check_port(host: str, port: int) -> None:

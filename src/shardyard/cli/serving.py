@@ -1,5 +1,6 @@
 """What commands that serve until they are interrupted have in common."""
 
+import asyncio
 import contextlib
 import errno
 import gc
@@ -7,7 +8,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from importlib.abc import MetaPathFinder
 from pathlib import Path
@@ -41,6 +42,18 @@ def without_packages(*packages: str) -> Iterator[None]:
         yield
     finally:
         sys.meta_path.remove(hidden)
+
+
+def at_end_of_input(stop: Callable[[], object]) -> None:
+    """Call `stop` at the end of standard input: when the process that has its other end is gone."""
+    loop, descriptor = asyncio.get_running_loop(), sys.stdin.fileno()
+
+    def read() -> None:
+        if not os.read(descriptor, 1024):
+            loop.remove_reader(descriptor)
+            stop()
+
+    loop.add_reader(descriptor, read)
 
 
 class Sigterm:

@@ -126,9 +126,13 @@ class BlockingConsumer(_Blocking):
         """
         loop = self._loop
         try:
-            with sigterm_as_interrupt():
-                loop.run(self._consumer.run_until_exit(handler, concurrency, finish=True))
-        except KeyboardInterrupt:
-            loop.run(self._consumer.until_stopped())
+            self._run(loop, handler, concurrency)
         except HandlerExit as exit_:
             raise exit_.error from None
+
+    def _run(self, loop: LoopThread, handler: Handler, concurrency: int | None) -> None:
+        try:
+            with sigterm_as_interrupt():
+                loop.run(self._consumer.run_until_exit(handler, concurrency, may_finish=lambda: True))
+        except KeyboardInterrupt:
+            loop.run(self._consumer.until_stopped())

@@ -5,7 +5,7 @@ import contextlib
 import logging
 import socket
 import uuid
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Any, Self
@@ -81,6 +81,7 @@ class Consumer:
         self._stack = AsyncExitStack()
         self._work: set[asyncio.Task[None]] = set()
         self._running = asyncio.Lock()
+        self._run_task: asyncio.Task[Any] | None = None
 
     @property
     def owned(self) -> set[Partition]:
@@ -138,7 +139,7 @@ class Consumer:
 
     async def _run_until_signal(self, handler: Handler, concurrency: int | None) -> None:
         with stop_signals(lambda: work.cancel()) as stopped:  # noqa: PLW0108 there is no task yet
-            work = asyncio.create_task(self.run_until_exit(handler, concurrency, finish=True), name="consuming")
+            work = asyncio.create_task(self.run_until_exit(handler, concurrency, may_finish=stopped), name="consuming")
             try:
                 await work
             except asyncio.CancelledError:
@@ -146,9 +147,11 @@ class Consumer:
                 if not stopped() or (task is not None and task.cancelling()):
                     raise
 
-    async def run_until_exit(self, handler: Handler, concurrency: int | None = None, *, finish: bool = False) -> None:
-        """`run`, but raises `HandlerExit` if the handler calls `sys.exit`. `finish`: when it is cancelled, it starts no
-        more handlers, and those that run have a while to finish."""
+    async def run_until_exit(
+        self, handler: Handler, concurrency: int | None = None, *, may_finish: Callable[[], bool] = lambda: False
+    ) -> None:
+        """`run`, but raises `HandlerExit` if the handler calls `sys.exit`. `may_finish`: returns, when it is cancelled,
+        whether handlers that run have a while to finish; no more are started."""
         if not callable(handler):
             raise InvalidValue("handler", handler, "a function, or a coroutine function, that takes a message")
         if concurrency is not None:
@@ -156,14 +159,20 @@ class Consumer:
         if self._running.locked():
             raise InvalidCall("the consumer is running already")
         async with self._running:
-            await self._run(handler, concurrency, finish=finish)
+            self._run_task = asyncio.current_task()
+            await self._run(handler, concurrency, may_finish)
 
     async def until_stopped(self) -> None:
-        """Wait until `run`, which was cancelled, has ended."""
-        async with self._running:
-            pass
+        """Cancel `run_until_exit`, unless that was done already, and wait until it has ended. Raises what it raises."""
+        task, self._run_task = self._run_task, None
+        if task is not None:
+            if not task.cancelling():  # a second cancellation would interrupt handlers that may finish
+                task.cancel()
+            await asyncio.wait({task})
+            if not task.cancelled():
+                task.result()
 
-    async def _run(self, handler: Handler, concurrency: int | None, *, finish: bool) -> None:
+    async def _run(self, handler: Handler, concurrency: int | None, may_finish: Callable[[], bool]) -> None:
         slots = Slots(concurrency or self.settings.concurrency)
         if concurrency is None:
             self._host.coordinator.on_settings = lambda settings: slots.set(settings.concurrency)
@@ -178,11 +187,14 @@ class Consumer:
                 self._work.add(task)
                 task.add_done_callback(lambda done: self._finished(done, failed))
         except asyncio.CancelledError:
-            if finish:
+            if may_finish():
                 self._host.coordinator.on_settings = None
                 with contextlib.suppress(TimeoutError):
                     async with timeout(self._clock, FINISH_SECONDS):
                         await slots.drain()
+            await self.stop()
+            if failed.done():  # meanwhile a handler has called `sys.exit`
+                failed.result()
             raise
         finally:
             await self.stop()

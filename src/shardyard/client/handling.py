@@ -15,7 +15,7 @@ from shardyard.groups import InFlight, OwnedBatch
 from shardyard.model import Fenced, Partition, PartitionOutOfRange, Record, RetryLater, ShardyardError, UnknownTopic
 from shardyard.runtime.clock import Clock, timeout
 from shardyard.runtime.retry import Backoff, first_only, retry
-from shardyard.wire.companions import parse_companion
+from shardyard.wire.companions import DEAD, RETRY, parse_companion
 from shardyard.wire.headers import ATTEMPT, ORIGIN
 from shardyard.wire.requests import Failed
 
@@ -49,19 +49,20 @@ class Message:
     @property
     def origin(self) -> str:
         """Where it was published, such as `orders/3/17`; the same for a retry, which comes from the retry topic."""
-        origin = self._our_header(ORIGIN)
+        origin = self._our_header(ORIGIN, (RETRY, DEAD))
         return f"{self.partition}/{self.offset}" if origin is None else origin.decode(errors="replace")
 
     @property
     def attempt(self) -> int:
-        """1 at first, one more for each retry."""
-        failed = self._our_header(ATTEMPT) or b"0"
+        """1 at first, one more for each retry. A dead letter that is handled by another group begins anew."""
+        failed = self._our_header(ATTEMPT, (RETRY,)) or b"0"
         return int(failed) + 1 if failed.isdigit() else 1
 
-    def _our_header(self, name: str) -> bytes | None:
-        """A header that Shardyard sets on retries and dead letters. On other topics it is a publisher's, or that of a
-        retried record which was published again, and means nothing."""
-        return None if parse_companion(self.partition.topic) is None else self.record.header(name)
+    def _our_header(self, name: str, suffixes: Sequence[str]) -> bytes | None:
+        """A header that Shardyard sets on the companion topics with these suffixes. On other topics it is a
+        publisher's, or that of a failed record which was published again, and means nothing."""
+        companion = parse_companion(self.partition.topic)
+        return None if companion is None or companion.suffix not in suffixes else self.record.header(name)
 
 
 Handler = Callable[[Message], Awaitable[object] | object]
@@ -192,7 +193,10 @@ class Handling:
         except ExceptionGroup as errors:
             if (exit_ := handler_exit(errors)) is None:
                 raise
-            await self._store_what_is_done()
+            try:
+                await self._store_what_is_done()
+            except asyncio.CancelledError:  # the consumer is stopped, too
+                await self._store_what_is_done()
             raise exit_ from None
         finally:
             if self._storing is not None:

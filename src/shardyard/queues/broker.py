@@ -42,7 +42,7 @@ class Broker:
         self.delays = Delays(log, clock=self.clock)
         self.failures = Failures(log, self.delays, clock=self.clock)
         self.publisher = Publisher(log, self.delays, clock=self.clock)
-        self.settings = SettingsCache(registry, self.node.transactions, self.clock)
+        self.settings = SettingsCache(log, registry, self.node.transactions, self.clock)
         self._token_hash = None if token is None else hashed(token)
         self._quotas: dict[str, Quota] = {}
         self._read: dict[Partition, Position] = {}

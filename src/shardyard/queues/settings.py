@@ -8,7 +8,7 @@ What the rebalancer needs to know of a group (`assignor`, `max_active`, `release
 import hashlib
 import hmac
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, fields, replace
 from typing import Any, TypeVar
 
@@ -69,8 +69,12 @@ def is_joined(tx: Snapshot, group: str) -> bool:
     return owned or any(is_member_group(name) or tx.members(name) for name in names)
 
 
-def topic_settings(tx: Snapshot, topic: str) -> TopicSettings:
-    return msgspec.convert(_stored(tx, topic_scope(topic)), TopicSettings)
+def topic_settings(tx: Snapshot, topic: str, names: Iterable[str] = ()) -> TopicSettings:
+    """The settings of a topic. `names`: its token is that of the first of these topics that has one."""
+    found = msgspec.convert(_stored(tx, topic_scope(topic)), TopicSettings)
+    tokens = (topic_settings(tx, name).token_hash for name in names)
+    token = next((token for token in tokens if token is not None), found.token_hash)
+    return found if token == found.token_hash else structs.replace(found, token_hash=token)
 
 
 def topic_token_hashes(tx: Snapshot) -> frozenset[str]:
@@ -108,10 +112,10 @@ def check_topic(changes: Mapping[str, Any]) -> dict[str, Any]:
     return checked
 
 
-def check_topic_token(tx: Snapshot, topic: str, shown: str | None) -> None:
+def check_topic_token(tx: Snapshot, topic: str, names: Iterable[str], shown: str | None) -> None:
     """`WrongToken` if the topic has a token, and the caller who wants to change or delete the topic has not shown it.
-    `shown`: the token of the call."""
-    if not topic_settings(tx, topic).admits(shown):
+    `names`: as for `topic_settings`. `shown`: the token of the call."""
+    if not topic_settings(tx, topic, names).admits(shown):
         raise WrongToken(f"changing or deleting topic {topic!r}", "its current token, or that of the broker")
 
 
@@ -128,6 +132,16 @@ def change_topic(
         tx.touch(WATCH_NAME)
     tx.audit(who, "topic settings changed", topic, _masked({**changes, **(limits or {})}))
     return changed
+
+
+def hand_over_token(tx: Transaction, topic: str, successor: str, names: Iterable[str], who: str) -> None:
+    """Give the token of a topic, which is about to be deleted, to its successor, unless that one has its own.
+    `names`: as for `topic_settings`."""
+    heir, token = topic_settings(tx, successor), topic_settings(tx, topic, names).token_hash
+    if token is not None and heir.token_hash is None:
+        tx.put_setting(topic_scope(successor), NAME, msgspec.to_builtins(structs.replace(heir, token_hash=token)))
+        tx.touch(WATCH_NAME)
+        tx.audit(who, "topic settings changed", successor, {"token of": topic})
 
 
 def change_group(tx: Transaction, group: str, who: str, changes: Mapping[str, Any]) -> GroupSettings:

@@ -4,8 +4,10 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar, cast
 
+from shardyard.log import Log
+from shardyard.queues.lineage import lineage, moves_of
 from shardyard.queues.settings import WATCH_NAME, TopicSettings, group_settings, topic_settings, topic_token_hashes
-from shardyard.registry import ChangeSignal, Registry, Snapshot, TransactionBatcher
+from shardyard.registry import ChangeSignal, Registry, TransactionBatcher
 from shardyard.runtime.clock import Clock
 from shardyard.runtime.interruptible import Interruptible
 from shardyard.wire.settings import GroupSettings
@@ -20,7 +22,8 @@ MAX_CACHED = 10_000
 class SettingsCache:
     """Settings in memory. A change through any broker is signalled while `run` runs."""
 
-    def __init__(self, registry: Registry, transactions: TransactionBatcher, clock: Clock) -> None:
+    def __init__(self, log: Log, registry: Registry, transactions: TransactionBatcher, clock: Clock) -> None:
+        self._log = log
         self._registry = registry
         self._transactions = transactions
         self._clock = clock
@@ -51,12 +54,29 @@ class SettingsCache:
         return await self._waits.run(work)
 
     async def topic(self, name: str) -> TopicSettings:
-        """The settings of a topic."""
-        return await self._get(f"topic/{name}", lambda tx: topic_settings(tx, name))
+        """The settings of a topic. If it was resharded, it still has the token that it had before, unless it has got
+        another one since."""
+
+        async def read() -> TopicSettings:
+            names = await self.names(name)
+            return await self._transactions.read(lambda tx: topic_settings(tx, name, names))
+
+        return await self._get(f"topic/{name}", read)
+
+    async def names(self, topic: str) -> tuple[str, ...]:
+        """The names of a topic, as by `lineage`."""
+
+        async def read() -> tuple[str, ...]:
+            return lineage(topic, await self._get("moves", self._moves))
+
+        return await self._get(f"names/{topic}", read)
+
+    async def _moves(self) -> dict[str, str]:
+        return moves_of(await self._log.topics())
 
     async def group(self, name: str) -> GroupSettings:
         """The settings of a group."""
-        return await self._get(f"group/{name}", lambda tx: group_settings(tx, name))
+        return await self._get(f"group/{name}", lambda: self._transactions.read(lambda tx: group_settings(tx, name)))
 
     def known_group(self, name: str) -> GroupSettings | None:
         """The settings of a group if they are in memory."""
@@ -64,13 +84,13 @@ class SettingsCache:
 
     async def topic_token_hashes(self) -> frozenset[str]:
         """The hashes of the tokens of all topics."""
-        return await self._get("tokens", topic_token_hashes)
+        return await self._get("tokens", lambda: self._transactions.read(topic_token_hashes))
 
     def _known(self, key: str) -> object | None:
         cached = self._cached.get(key)
         return cached[1] if cached is not None and self._clock.monotonic() - cached[0] < MAX_AGE_SECONDS else None
 
-    async def _get(self, key: str, read: Callable[[Snapshot], T]) -> T:
+    async def _get(self, key: str, read: Callable[[], Awaitable[T]]) -> T:
         if (known := self._known(key)) is not None:
             return cast(T, known)
         reading = self._reading.get(key)
@@ -79,9 +99,9 @@ class SettingsCache:
             reading.add_done_callback(lambda done: self._end_reading(key, done))
         return cast(T, await asyncio.shield(reading))  # shared by all who need it now
 
-    async def _read(self, key: str, read: Callable[[Snapshot], T]) -> T:
+    async def _read(self, key: str, read: Callable[[], Awaitable[T]]) -> T:
         version, now = self._version, self._clock.monotonic()
-        found = await self._transactions.read(read)
+        found = await read()
         if version == self._version:
             if len(self._cached) >= MAX_CACHED:  # names that do not exist are cached too
                 self._cached.clear()

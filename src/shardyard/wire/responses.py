@@ -280,8 +280,8 @@ class PartitionInfo(Struct):
     committed: int | None
     end: int
     lag: int
-    stuck_for: float | None
-    """Seconds without progress, although there are records; null if there are none."""
+    stuck_for: float
+    """Seconds without progress, although there are records; 0 if there are none."""
     dropped_unread: int
     """Records that retention dropped before the group had read them; at most that many, where offsets have gaps."""
 

@@ -251,7 +251,7 @@ def _partition_row(row: dict[str, Any], group: str) -> dict[str, object]:
         "committed": row["committed"],
         "end": row["end"],
         "lag": row["lag"],
-        "stuck_for": row["stuck_for"] if (row["stuck_for"] or 0.0) >= STUCK_SECONDS else None,
+        "stuck_for": row["stuck_for"] if row["stuck_for"] >= STUCK_SECONDS else None,
         "dropped_unread": row["dropped_unread"],
     }
 

@@ -26,6 +26,7 @@ from shardyard.pipeline.reshard.seal import SealTimes, end_left_seals, sealed
 from shardyard.pipeline.source.options import absolute
 from shardyard.pipeline.source.staging import Staging, staging_folder
 from shardyard.pipeline.spark_errors import translate_spark_errors
+from shardyard.queues.settings import WATCH_NAME
 from shardyard.registry import Registry, open_registry, registry_exists
 
 QUICK_SECONDS = 0.2
@@ -116,6 +117,7 @@ class _Reshard:
         self._staging = Staging(staging_folder(url))
         self._folder = job_folder(staging_folder(url), job.topic)
         self._copying = Copying(spark, url, opened, self._staging, self._folder, job, on_step)
+        self._registry = registry
         self._positions = GroupPositions(opened, job, registry)
         self._seals = SealTimes(self._folder)
 
@@ -130,6 +132,8 @@ class _Reshard:
             for ends in round_ends(self._copying.copied(), self._copying.ends(), self._positions.committed().values()):
                 self._copying.copy(ends)
             groups = self._switch()
+        if self._registry is not None:
+            self._registry.run(lambda tx: tx.touch(WATCH_NAME))  # brokers keep in memory which topics have moved
         for topic in (job.topic, job.target):
             wait(log.set_retention(topic, job.retention))
         rounds, seconds = self._copying.rounds, self._seals.seconds()

@@ -61,7 +61,7 @@ async def publish(
 ) -> responses.Published:
     """Publish records to a topic that is not Shardyard's own. They are durable when it returns. `size`: bytes of the
     call, for the metrics."""
-    check_not_reserved(topic)
+    check_not_reserved(topic, await broker.settings.names(topic))
     stamp = _stamp(options)
     broker.take_quota(topic, len(records), await broker.settings.topic(topic))
     stored = await broker.publisher.publish(

@@ -92,7 +92,7 @@ def _partition(group: str, row: PartitionStatus, dropped: Mapping[str, int]) -> 
         committed=row.committed,
         end=row.end,
         lag=row.lag,
-        stuck_for=round(row.stuck_for, 3) if row.lag else None,
+        stuck_for=round(row.stuck_for, 3) if row.lag else 0.0,
         dropped_unread=dropped.get(str(row.partition), 0),
     )
 

@@ -1,7 +1,7 @@
 """Topics over HTTP: create, describe, resize, configure, delete."""
 
 import contextlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -11,9 +11,17 @@ from shardyard.model import Partition, Retention, Topic, TopicInUse, UnknownTopi
 from shardyard.queues import cascade_delete
 from shardyard.queues.broker import Broker
 from shardyard.queues.draining import draining_partitions
+from shardyard.queues.lineage import lineage, moves_of, with_protectors
 from shardyard.queues.partition_spans import spans
 from shardyard.queues.reserved_topics import check_can_be_deleted, check_can_be_set, check_not_reserved
-from shardyard.queues.settings import change_topic, check_topic, check_topic_token, delete_settings, topic_scope
+from shardyard.queues.settings import (
+    change_topic,
+    check_topic,
+    check_topic_token,
+    delete_settings,
+    hand_over_token,
+    topic_scope,
+)
 from shardyard.queues.topic_readers import topic_readers, with_predecessors
 from shardyard.registry import Snapshot, Transaction
 from shardyard.server.auth import Authorised, token_of
@@ -90,8 +98,7 @@ async def describe_partition(name: str, index: Index, broker: Authorised) -> Res
 @router.post("/{name}/expand", openapi_extra=request_body(requests.Resize))
 async def expand_topic(name: str, request: Request, broker: Authorised) -> Response:
     """Raise the number of partitions."""
-    check_not_reserved(name)
-    await _check_token(broker, name, request)
+    await _require_ours(broker, name, request)
     topic = await broker.log.expand_topic(name, (await read_body(request, requests.Resize)).partitions)
     await _audit(broker, caller_of(request), "topic expanded", name, {"partitions": topic.receiving})
     return await _resized(broker, topic)
@@ -102,8 +109,7 @@ async def contract_topic(name: str, request: Request, broker: Authorised) -> Res
     """Lower the number of partitions. The others are drained: they take no more records, and are dropped once every
     group that reads the topic has read them. `draining` in the response lists them, each with the groups that have not.
     """
-    check_not_reserved(name)
-    await _check_token(broker, name, request)
+    await _require_ours(broker, name, request)
     topic = await broker.log.contract_topic(name, (await read_body(request, requests.Resize)).partitions)
     await _audit(broker, caller_of(request), "topic contracted", name, {"partitions": topic.receiving})
     return await _resized(broker, topic)
@@ -118,7 +124,8 @@ async def set_topic(name: str, request: Request, broker: Authorised) -> Response
     topic = await broker.log.topic(name)
     body = structs.asdict(await read_body(request, requests.TopicChanges))
     changes = {setting: value for setting, value in body.items() if value is not UNSET}
-    check_can_be_set(name, changes)
+    moves = moves_of(await broker.log.topics())
+    check_can_be_set(name, lineage(name, moves), changes)
     current = topic.retention
     limits: dict[str, Any] = {of: changes.pop(of) for of in ("retention_ms", "retention_bytes") if of in changes}
     retention = Retention(
@@ -126,13 +133,11 @@ async def set_topic(name: str, request: Request, broker: Authorised) -> Response
     )
     check_topic(changes)  # before anything is changed
 
-    check_token = _token_check(broker, name, request)
-
     def change(tx: Transaction) -> None:
-        check_token(tx)
+        _check_shown_token(tx, broker, name, moves, request)
         change_topic(tx, name, caller_of(request), changes, limits)
 
-    await broker.node.transactions.read(check_token)
+    await _require_token(broker, name, moves, request)
     if retention != current:
         await broker.log.set_retention(name, retention)
     if changes or retention != current:
@@ -149,36 +154,44 @@ async def delete_topic(name: str, request: Request, broker: Authorised, force: b
     Its companion topics, where groups keep retries and dead letters, are deleted too. Those with dead letters are kept,
     unless by `force`. A deletion that a crash interrupted can be repeated.
     """
-    check_can_be_deleted(name)
+    topics = await broker.log.topics()
+    moves = moves_of(topics)
+    names = lineage(name, moves)
+    check_can_be_deleted(name, names)
     who = caller_of(request)
     if await _finish_deletion(broker, name, who):
         return respond(responses.TopicDeleted(name, [], []))
-    await _check_token(broker, name, request)
+    await _require_token(broker, name, moves, request)
     topic = await broker.log.topic(name)
-    names = with_predecessors(name, await broker.log.topics())
     readers = await broker.node.transactions.read(topic_readers)
-    if not force and (groups := readers.subscribed_groups(names)):
+    if not force and (groups := readers.subscribed_groups(with_predecessors(name, topics))):
         raise TopicInUse(name, groups)
     companions = await cascade_delete.companions_of_topic(broker.log, readers, topic, force=force)
     # Companions first: if this fails halfway, it can be repeated.
     await delete_topics(broker, companions.deleted, who, {"with": f"topic {name}"})
+    heir = topic.successor
+    if heir is not None and any(each.name == heir for each in topics):
+        await broker.node.transactions.run(lambda tx: hand_over_token(tx, name, heir, names, who))
     await broker.log.delete_topic(name)
     await _forget(broker, name, who, {"force": force})
     return respond(responses.TopicDeleted(name, list(companions.deleted), kept_topics(companions.kept)))
 
 
-def _token_check(broker: Broker, name: str, request: Request) -> Callable[[Snapshot], None]:
+async def _require_ours(broker: Broker, name: str, request: Request) -> None:
+    """Refuse a topic of Shardyard's own, and one with a token that the caller has not shown."""
+    moves = moves_of(await broker.log.topics())
+    check_not_reserved(name, lineage(name, moves))
+    await _require_token(broker, name, moves, request)
+
+
+async def _require_token(broker: Broker, name: str, moves: Mapping[str, str], request: Request) -> None:
+    await broker.node.transactions.read(lambda tx: _check_shown_token(tx, broker, name, moves, request))
+
+
+def _check_shown_token(tx: Snapshot, broker: Broker, name: str, moves: Mapping[str, str], request: Request) -> None:
     """`WrongToken` if the topic has a token, and the caller has shown neither that one nor the broker's."""
-
-    def check(tx: Snapshot) -> None:
-        if not broker.has_token:  # otherwise the caller has shown that one
-            check_topic_token(tx, name, token_of(request.headers))
-
-    return check
-
-
-async def _check_token(broker: Broker, name: str, request: Request) -> None:
-    await broker.node.transactions.read(_token_check(broker, name, request))
+    if not broker.has_token:  # otherwise the caller has shown that one
+        check_topic_token(tx, name, with_protectors(name, moves), token_of(request.headers))
 
 
 async def delete_topics(broker: Broker, names: Sequence[str], who: str, detail: object) -> None:
