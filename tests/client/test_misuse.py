@@ -68,7 +68,7 @@ def test_a_wrong_argument_of_send_is_refused_at_once(options: dict[str, Any], me
 
 
 CALLS: list[tuple[Callable[[], object], str]] = [
-    (lambda: Producer(cast(Any, None)), "broker is None: expected an address such as http://127.0.0.1:7400"),
+    (lambda: Producer(cast(Any, None)), "broker is missing: expected an address such as http://127.0.0.1:7400"),
     (lambda: Producer(cast(Any, 8100)), "broker is 8100: expected an address"),
     (lambda: Producer([]), "brokers is []: expected at least one address"),
     (lambda: Producer(URL, retry_seconds=cast(Any, "3")), "retry_seconds is '3': expected a number of seconds"),
@@ -80,7 +80,7 @@ CALLS: list[tuple[Callable[[], object], str]] = [
     (lambda: asyncio.run(Producer(URL).send(cast(Any, 5), "x")), "topic is 5: expected a string"),
     (lambda: asyncio.run(Producer(URL).send(cast(Any, ["a"]), "x", delay=1)), "topic is ['a']: expected a string"),
     (lambda: asyncio.run(Producer(URL).publish(cast(Any, 5), [Record.new("x")])), "topic is 5: expected a string"),
-    (lambda: asyncio.run(consumer().run(cast(Any, None))), "handler is None: expected a function"),
+    (lambda: asyncio.run(consumer().run(cast(Any, None))), "handler is missing: expected a function"),
     (lambda: asyncio.run(consumer().run(print, concurrency=cast(Any, "3"))), "concurrency is '3': expected a whole"),
     (lambda: asyncio.run(consumer().run(print, concurrency=0)), "concurrency is 0: expected a whole number"),
 ]
