@@ -38,7 +38,9 @@ GROUP_REQUESTS = 4096
 SMALL_BYTES = 1024 * 1024
 SMALL_REQUESTS = 512
 """A group of more is written by the thread."""
-_RETRY_SECONDS = 0.0005
+SMALL_WAIT_SECONDS = 0.001
+"""How long the event loop waits for another process that writes. To leave a small group to the thread takes longer."""
+_RETRY_SECONDS = 0.0002
 """How often to try for the write lock while another process holds it."""
 
 
@@ -241,7 +243,7 @@ class Writer:
         """Everything but the commit; None if the thread has to do all of it, because another process is writing, or
         because something is wrong: it finds out for which of the requests."""
         try:
-            self._db.execute("BEGIN IMMEDIATE")
+            self._begin(SMALL_WAIT_SECONDS)
             return self._write(requests)
         except Exception as error:  # noqa: BLE001 the thread tries again, and tells the callers what is wrong
             _log.debug("%d requests are left to the thread: %s", len(requests), error)
@@ -279,7 +281,7 @@ class Writer:
             if self._db.in_transaction:  # it could not be rolled back then
                 self._roll_back()
             self._checkpoints.finish(self._db)
-            self._begin()
+            self._begin(self._busy_wait)
             written = self._write(requests)
         except sqlite3.Error as error:
             if len(apart := _apart(requests)) > 1:  # an operation that meets damage must not fail the appends
@@ -362,8 +364,9 @@ class Writer:
         if self._db.in_transaction:
             self._db.execute("ROLLBACK")
 
-    def _begin(self) -> None:
-        deadline = time.monotonic() + self._busy_wait
+    def _begin(self, busy_wait: float) -> None:
+        """Begin a transaction. `busy_wait`: seconds to wait for other processes."""
+        deadline = time.monotonic() + busy_wait
         while True:
             try:
                 self._db.execute("BEGIN IMMEDIATE")
@@ -371,7 +374,7 @@ class Writer:
                 if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY:
                     raise
                 if time.monotonic() > deadline:
-                    raise Busy(str(self._path), self._busy_wait) from error
+                    raise Busy(str(self._path), busy_wait) from error
                 time.sleep(_RETRY_SECONDS)
             else:
                 return
