@@ -1,4 +1,4 @@
-"""The addresses of servers that clients are told, so that they find another one when theirs is gone."""
+"""The addresses of servers that clients get, so that they find another one when theirs is gone."""
 
 import random
 
@@ -13,7 +13,7 @@ class ServerAddresses:
         self._directory = directory
         self._members: object = None
         self._all: list[str] = []
-        self._told: tuple[str, ...] = ()
+        self._given: tuple[str, ...] = ()
 
     def current(self) -> tuple[str, ...]:
         """The same object as before, unless a server has come or gone since."""
@@ -23,5 +23,5 @@ class ServerAddresses:
             addresses = sorted({member.address for member in members.values() if member.address})
             if addresses != self._all:
                 self._all = addresses
-                self._told = tuple(random.sample(addresses, min(len(addresses), MAX_SERVERS)))
-        return self._told
+                self._given = tuple(random.sample(addresses, min(len(addresses), MAX_SERVERS)))
+        return self._given

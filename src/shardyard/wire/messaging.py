@@ -30,7 +30,7 @@ long before the last of it on, and drops what it knows."""
 MAX_WATCHED = 200
 """Users whose presence one client watches."""
 MAX_SERVERS = 16
-"""Addresses of servers that a client is told and keeps."""
+"""Addresses of servers that a client gets and keeps."""
 
 Number = Annotated[int, Meta(ge=0, le=2**53 - 1)]
 """A client's own number of what it sends or asks; an answer has the number of its call."""
