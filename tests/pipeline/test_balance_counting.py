@@ -140,6 +140,14 @@ def test_records_and_bytes_are_counted_per_partition_of_each_scheme_and_of_the_t
     assert (level, {key: row[1:] for key, row in keys.items()}) == (0, {b"k": (2, 15, SEVERAL), b"l": (1, 20, 1)})
 
 
+def test_the_counts_of_many_tasks_are_added(spark: SparkSession, count: Count) -> None:
+    rows = [("a", n % 5, b"key-%d" % (n % 100), n, None) for n in range(1000)]
+    counting = Counting((Scheme("modulus", "fnv1a32", 3), Scheme("jump", "xxh64", 7)))
+    one, many = (count(counting, frame(spark, rows).repartition(tasks)) for tasks in (1, 12))
+    assert as_lists(many) == as_lists(one)
+    assert sampled(many["a"]) == sampled(one["a"])
+
+
 def test_records_without_a_key_go_round_robin_and_into_no_sample(spark: SparkSession, count: Count) -> None:
     rows = [("a", None, None, 1, None), ("a", None, b"k", 5, None)] * 12
     counting = Counting((Scheme("modulus", "fnv1a32", 3),))

@@ -15,38 +15,45 @@ final class EarlyKeys {
     private boolean isComplete = true;
     /** Whether the records are placed, so that none can be added. */
     private boolean isPlaced;
-    private int hits;
-    private int misses;
+    private long hits;
+    private long misses;
 
     private static KeySample none() {
         return new KeySample(0, MAX_KEYS, MAX_BYTES);
     }
 
-    /** Count a record if its key is one of the first. */
-    boolean count(long hash, Object base, long offset, int length, long size, int partition) {
+    /** Count the records whose key is one of the first. The others stay in the batch. */
+    void count(KeyBatch batch) {
         if (isPlaced) {
             if (keys.count() > 0) forget();
             isComplete = false;
-            return false;
+            return;
         }
-        if (isComplete && keys.hasRoom(1, length)) {
-            keys.add(hash, base, offset, length, 1, size, partition);
-            return true;
+        int first = addFirst(batch);
+        int others = 0;
+        for (int i = first; i < batch.count; i++) {
+            int at = keys.find(batch.hashes[i], batch.bases[i], batch.offsets[i], batch.lengths[i]);
+            if (at < 0) batch.move(i, others++);
+            else keys.addAt(at, 1, batch.sizes[i], batch.partitions[i]);
         }
-        isComplete = false;
-        int i = keys.find(hash, base, offset, length);
-        if (i < 0) {
-            misses++;
-            return false;
+        hits += batch.count - first - others;
+        misses += others;
+        batch.count = others;
+    }
+
+    /** Add keys as long as there is room for them. Returns the place in the batch of the one that has none. */
+    private int addFirst(KeyBatch batch) {
+        int i = 0;
+        while (isComplete && i < batch.count) {
+            isComplete = keys.hasRoom(1, batch.lengths[i]);
+            if (isComplete) keys.add(batch, i++);
         }
-        hits++;
-        keys.addAt(i, 1, size, partition);
-        return true;
+        return i;
     }
 
     /** Whether so few records have one of the first keys that it is not worth looking for it. */
     boolean isUseless() {
-        return misses == TRIAL && hits < TRIAL / 8;
+        return misses >= TRIAL && hits < TRIAL / 8;
     }
 
     void forget() {
@@ -59,6 +66,7 @@ final class EarlyKeys {
         if (isPlaced) return;
         isPlaced = true;
         for (int i = 0; i < keys.count(); i++) keys.placeIn(counter, i);
+        counter.countKeys();
     }
 
     byte[] pack() {

@@ -18,20 +18,26 @@ public final class KeySample {
     public static final int SEVERAL = -2;
     private static final int MAX_LEVEL = 40;
 
+    /** The numbers of a key: the last one is where it ends in `keys`, and in the lower half its partition. */
+    private static final int HASH = 0;
+    private static final int RECORDS = 1;
+    private static final int SIZE = 2;
+    private static final int END = 3;
+    private static final int WIDTH = 4;
+    private static final long UPPER = 0xffffffff00000000L;
+
     private final int skippedBits;
     private final int maxKeys;
     private final int maxBytes;
     private int level;
     private long mask;
     private int count;
-    private long[] hashes = new long[64];
-    private long[] records = new long[64];
-    private long[] sizes = new long[64];
-    private int[] partitions = new int[64];
-    private int[] ends = new int[64];
+    /** Of each key four numbers in a row, so that they are in memory together: see the constants. */
+    private long[] entries = new long[WIDTH * 64];
     private byte[] keys = new byte[1024];
-    /** Where a key is, plus one, by its hash; 0 for none. Twice as many slots as keys fit into the other arrays. */
-    private int[] slots = new int[128];
+    /** By the hash of a key its upper half, and in the lower half where the key is, plus one; 0 for none. Twice as many
+     * slots as there is room for keys. */
+    private long[] slots = new long[128];
 
     public KeySample(int skippedBits, int maxKeys, int maxBytes) {
         this.skippedBits = skippedBits;
@@ -44,7 +50,7 @@ public final class KeySample {
     }
 
     /** Whether this many more keys with so many bytes fit in without raising the level from 0. */
-    public boolean hasRoom(int moreKeys, int moreBytes) {
+    public boolean hasRoom(int moreKeys, long moreBytes) {
         return level == 0 && moreKeys <= maxKeys - count && moreBytes <= maxBytes - bytes();
     }
 
@@ -53,7 +59,7 @@ public final class KeySample {
     }
 
     private int bytes() {
-        return count == 0 ? 0 : ends[count - 1];
+        return start(count);
     }
 
     public int count() {
@@ -61,64 +67,79 @@ public final class KeySample {
     }
 
     public long hash(int i) {
-        return hashes[i];
+        return entries[WIDTH * i + HASH];
     }
 
     public long records(int i) {
-        return records[i];
+        return entries[WIDTH * i + RECORDS];
     }
 
     public long size(int i) {
-        return sizes[i];
+        return entries[WIDTH * i + SIZE];
     }
 
     public int partition(int i) {
-        return partitions[i];
+        return (int) entries[WIDTH * i + END];
     }
 
     /** Count records of a key if it is sampled. */
     public void add(long hash, Object base, long offset, int length, long more, long size, int partition) {
-        if ((hash >>> skippedBits & mask) != 0) return;
+        if (!isSampled(hash)) return;
         int i = find(hash, base, offset, length);
         if (i >= 0) {
             addAt(i, more, size, partition);
             return;
         }
-        if (count == hashes.length) grow();
         append(hash, base, offset, length, more, size, partition);
         insert(count - 1);
         while ((count > maxKeys || bytes() > maxBytes) && level < MAX_LEVEL && count > 1) raise(level + 1);
     }
 
+    public void addAll(KeyBatch batch) {
+        for (int i = 0; i < batch.count; i++) if (isSampled(batch.hashes[i])) add(batch, i);
+    }
+
+    /** Count the records of an entry of a batch if their key is sampled. */
+    public void add(KeyBatch batch, int i) {
+        add(batch.hashes[i], batch.bases[i], batch.offsets[i], batch.lengths[i], batch.records[i], batch.sizes[i],
+            batch.partitions[i]);
+    }
+
+    private boolean isSampled(long hash) {
+        return (hash >>> skippedBits & mask) == 0;
+    }
+
     /** Where a key is, or -1. */
     public int find(long hash, Object base, long offset, int length) {
         for (int slot = slot(hash); slots[slot] != 0; slot = slot + 1 & slots.length - 1) {
-            int i = slots[slot] - 1;
-            if (hashes[i] == hash && isKey(i, base, offset, length)) return i;
+            int i = (int) slots[slot] - 1;
+            if (((slots[slot] ^ hash) & UPPER) == 0 && isKey(i, base, offset, length)) return i;
         }
         return -1;
     }
 
     /** Where a key of another sample is, or -1. */
     public int find(KeySample other, int i) {
-        return find(other.hashes[i], other.keys, other.offset(i), other.length(i));
+        return find(other.hash(i), other.keys, other.offset(i), other.length(i));
     }
 
     public void addAt(int i, long more, long size, int partition) {
-        records[i] += more;
-        sizes[i] += size;
-        if (partitions[i] != partition) partitions[i] = SEVERAL;
+        int at = WIDTH * i;
+        entries[at + RECORDS] += more;
+        entries[at + SIZE] += size;
+        if ((int) entries[at + END] != partition) entries[at + END] = placed(end(i), SEVERAL);
     }
 
     /** Take a key over from another sample, which this one does not have. Returns whether it fits in. */
     public boolean copy(KeySample other, int i) {
-        if (!hasRoom(1, other.length(i))) return false;
-        add(other.hashes[i], other.keys, other.offset(i), other.length(i), other.records[i], other.sizes[i], other.partitions[i]);
+        int length = other.length(i);
+        if (!hasRoom(1, length)) return false;
+        add(other.hash(i), other.keys, other.offset(i), length, other.records(i), other.size(i), other.partition(i));
         return true;
     }
 
     public void placeIn(LoadCounter counter, int i) {
-        counter.countKey(hashes[i], keys, offset(i), length(i), records[i], sizes[i], partitions[i]);
+        counter.countKey(keys, offset(i), length(i), hash(i), records(i), size(i), partition(i));
     }
 
     /** Add a packed sample. */
@@ -140,10 +161,10 @@ public final class KeySample {
     public byte[] pack() {
         ByteBuffer out = ByteBuffer.allocate(16 + 32 * count + bytes()).order(ByteOrder.LITTLE_ENDIAN);
         out.putLong((long) level).putLong((long) count);
-        for (int i = 0; i < count; i++) out.putLong(hashes[i]);
-        for (int i = 0; i < count; i++) out.putLong(records[i]);
-        for (int i = 0; i < count; i++) out.putLong(sizes[i]);
-        for (int i = 0; i < count; i++) out.putInt(partitions[i]);
+        for (int i = 0; i < count; i++) out.putLong(hash(i));
+        for (int i = 0; i < count; i++) out.putLong(records(i));
+        for (int i = 0; i < count; i++) out.putLong(size(i));
+        for (int i = 0; i < count; i++) out.putInt(partition(i));
         for (int i = 0; i < count; i++) out.putInt(length(i));
         out.put(keys, 0, bytes());
         return out.array();
@@ -154,7 +175,15 @@ public final class KeySample {
     }
 
     private int start(int i) {
-        return i == 0 ? 0 : ends[i - 1];
+        return i == 0 ? 0 : end(i - 1);
+    }
+
+    private int end(int i) {
+        return (int) (entries[WIDTH * i + END] >>> 32);
+    }
+
+    private static long placed(int end, int partition) {
+        return (long) end << 32 | partition & 0xffffffffL;
     }
 
     private long offset(int i) {
@@ -162,7 +191,7 @@ public final class KeySample {
     }
 
     private int length(int i) {
-        return ends[i] - start(i);
+        return end(i) - start(i);
     }
 
     private boolean isKey(int i, Object base, long offset, int length) {
@@ -173,29 +202,24 @@ public final class KeySample {
         int start = bytes();
         if (length > keys.length - start) keys = Arrays.copyOf(keys, Math.addExact(start, Math.max(start, length)));
         Platform.copyMemory(base, offset, keys, Platform.BYTE_ARRAY_OFFSET + start, length);
-        hashes[count] = hash;
-        records[count] = more;
-        sizes[count] = size;
-        partitions[count] = partition;
-        ends[count] = start + length;
-        count++;
+        if (WIDTH * count == entries.length) grow();
+        int at = WIDTH * count++;
+        entries[at + HASH] = hash;
+        entries[at + RECORDS] = more;
+        entries[at + SIZE] = size;
+        entries[at + END] = placed(start + length, partition);
     }
 
     private void grow() {
-        int room = 2 * hashes.length;
-        hashes = Arrays.copyOf(hashes, room);
-        records = Arrays.copyOf(records, room);
-        sizes = Arrays.copyOf(sizes, room);
-        partitions = Arrays.copyOf(partitions, room);
-        ends = Arrays.copyOf(ends, room);
-        slots = new int[2 * room];
+        entries = Arrays.copyOf(entries, 2 * entries.length);
+        slots = new long[2 * slots.length];
         for (int i = 0; i < count; i++) insert(i);
     }
 
     private void insert(int i) {
-        int slot = slot(hashes[i]);
+        int slot = slot(hash(i));
         while (slots[slot] != 0) slot = slot + 1 & slots.length - 1;
-        slots[slot] = i + 1;
+        slots[slot] = hash(i) & UPPER | i + 1;
     }
 
     private void raise(int to) {
@@ -206,9 +230,9 @@ public final class KeySample {
         count = 0;
         Arrays.fill(slots, 0);
         for (int i = 0; i < had; i++) {
-            int end = ends[i];
-            if ((hashes[i] >>> skippedBits & mask) == 0) {
-                append(hashes[i], keys, Platform.BYTE_ARRAY_OFFSET + start, end - start, records[i], sizes[i], partitions[i]);
+            int end = end(i);
+            if (isSampled(hash(i))) {
+                append(hash(i), keys, Platform.BYTE_ARRAY_OFFSET + start, end - start, records(i), size(i), partition(i));
                 insert(count - 1);
             }
             start = end;

@@ -9,7 +9,6 @@ import java.util.HashMap;
 import java.util.Iterator;
 import java.util.Map;
 import org.apache.spark.sql.catalyst.InternalRow;
-import org.apache.spark.sql.catalyst.expressions.XXH64;
 import org.apache.spark.unsafe.types.UTF8String;
 
 /** The counts of one topic. A cell is two numbers in a row: records and bytes. */
@@ -38,81 +37,128 @@ public final class LoadCounter implements Serializable {
     private long[][] last;
     /** The window of the current record. */
     private long[][] window;
+    /** The rows that are counted together, in this window; and their hashes by the schemes. */
+    private final KeyBatch held;
     private final long[] hashes;
     private final double[] inverse;
 
-    LoadCounter(CountingRules rules, LoadColumns columns) {
+    /** Up to `held` rows are counted together: 1, if the key of a row is gone with the next row. */
+    LoadCounter(CountingRules rules, LoadColumns columns, int held) {
         this.rules = rules;
         this.columns = columns;
+        this.held = new KeyBatch(held);
         sample = new KeySample(rules.bucketBits, rules.sampleKeys, rules.sampleBytes);
-        hashes = new long[rules.hashes.length];
+        hashes = new long[held];
         inverse = new double[rules.partitions.length];
         for (int i = 0; i < inverse.length; i++) inverse[i] = 1.0 / rules.partitions[i];
         early = columns.hasTime() ? null : new EarlyKeys();
     }
 
-    void count(InternalRow row) {
+    /** Count a row, as long as its key stays where it is: together with others, or by `countHeld`. */
+    void hold(InternalRow row) {
+        if (row.isNullAt(columns.keyAt())) {
+            countKeyless(row);
+            return;
+        }
+        UTF8String key = row.getUTF8String(columns.keyAt());  // of a binary column it is a view of the bytes
+        hold(row, key.getBaseObject(), key.getBaseOffset(), key.numBytes());
+    }
+
+    void hold(InternalRow row, Object base, long offset, int length) {
         long size = columns.size(row);
+        int partition = countActual(row, size);
+        held.add(base, offset, length, 0, 1, size, partition);
+        if (held.isFull()) countHeld();
+    }
+
+    private void countKeyless(InternalRow row) {
+        long size = columns.size(row);
+        countActual(row, size);
+        add(window[TOTALS], 0, 1, size);
+        for (int i = 0; i < inverse.length; i++) add(window[SCHEMES + i], (int) (keyless % rules.partitions[i]), 1, size);
+        keyless++;
+    }
+
+    /** Enter the window of a row, and count it in the partition that it is in, which is returned. */
+    private int countActual(InternalRow row, long size) {
+        enter(window(row));
         int partition = columns.partition(row, rules.maxPartitions);
-        window = window(row);
         if (partition >= 0) {
             window[PARTITIONS] = withRoom(window[PARTITIONS], 2 * partition + 2);
             add(window[PARTITIONS], partition, 1, size);
         }
-        if (row.isNullAt(columns.keyAt())) {
-            add(window[TOTALS], 0, 1, size);
-            for (int i = 0; i < inverse.length; i++) add(window[SCHEMES + i], (int) (keyless % rules.partitions[i]), 1, size);
-            keyless++;
-            return;
-        }
-        UTF8String key = row.getUTF8String(columns.keyAt());  // of a binary column it is a view of the bytes
-        Object base = key.getBaseObject();
-        long offset = key.getBaseOffset();
-        int length = key.numBytes();
-        long hash = XXH64.hashUnsafeBytes(base, offset, length, 42L);
-        if (early != null) {
-            if (early.count(hash, base, offset, length, size, partition)) return;
-            if (early.isUseless()) {
-                early.placeIn(this);
-                early.forget();
-            }
-        }
-        countKey(hash, base, offset, length, 1, size, partition);
+        return partition;
     }
 
-    /** Count records of a key in the current window. Their bytes are `size`. */
-    void countKey(long hash, Object base, long offset, int length, long records, long size, int partition) {
-        add(window[TOTALS], 1, records, size);
-        place(base, offset, length, records, size);
-        if (buckets == null && !sample.hasRoom(1, length)) fillBuckets();
-        if (buckets != null) add(buckets, bucket(hash), records, size);
-        sample.add(hash, base, offset, length, records, size, partition);
+    private void enter(long[][] next) {
+        if (next == window) return;
+        countHeld();
+        window = next;
     }
 
-    private void place(Object base, long offset, int length, long records, long size) {
-        for (int i = 0; i < hashes.length; i++) {
-            hashes[i] = Hashes.hash(rules.hashes[i], base, offset, length);
-            if (rules.jumps[i].length > 0) jump(rules.jumps[i], hashes[i], records, size);
+    /** Count the rows that are held. */
+    void countHeld() {
+        held.hash();
+        if (early != null) early.count(held);
+        countKeys();
+        if (early != null && early.isUseless()) {
+            early.placeIn(this);
+            early.forget();
         }
-        for (int i = 0; i < inverse.length; i++) {
-            if (rules.isJump[i]) continue;
-            long hash = hashes[rules.hashOf[i]] & rules.modulusMask[i];
-            add(window[SCHEMES + i], remainder(hash, rules.partitions[i], inverse[i]), records, size);
+    }
+
+    /** Count all records of a key in the current window, together with others, or by `countKeys`. Their bytes are `size`. */
+    void countKey(Object base, long offset, int length, long hash, long records, long size, int partition) {
+        held.add(base, offset, length, hash, records, size, partition);
+        if (held.isFull()) countKeys();
+    }
+
+    /** Count the keys that are held, whose hashes are known. */
+    void countKeys() {
+        if (held.count == 0) return;
+        addToTotals();
+        for (int i = 0; i < rules.hashes.length; i++) {
+            hash(rules.hashes[i]);
+            if (rules.jumps[i].length > 0) jump(rules.jumps[i]);
+            for (int k = 0; k < inverse.length; k++) if (rules.hashOf[k] == i && !rules.isJump[k]) remainders(k);
+        }
+        if (buckets == null && !sample.hasRoom(held.count, held.bytes())) fillBuckets();
+        if (buckets != null) addHeldToBuckets();
+        sample.addAll(held);
+        held.count = 0;
+    }
+
+    private void addToTotals() {
+        for (int i = 0; i < held.count; i++) add(window[TOTALS], 1, held.records[i], held.sizes[i]);
+    }
+
+    private void hash(int kind) {
+        for (int i = 0; i < held.count; i++) hashes[i] = Hashes.hash(kind, held.bases[i], held.offsets[i], held.lengths[i]);
+    }
+
+    private void remainders(int scheme) {
+        long[] cells = window[SCHEMES + scheme];
+        long mask = rules.modulusMask[scheme];
+        for (int i = 0; i < held.count; i++) {
+            int at = remainder(hashes[i] & mask, rules.partitions[scheme], inverse[scheme]);
+            add(cells, at, held.records[i], held.sizes[i]);
         }
     }
 
     /** Jump for several numbers of partitions at once: a walk to a larger number begins like that to a smaller one. */
-    private void jump(int[] schemes, long hash, long records, long size) {
-        long state = hash;
-        long bucket = -1;
-        long after = 0;
-        for (int i = 0; i < schemes.length; i++) {
-            while (after < rules.partitions[schemes[i]]) {
-                bucket = after;
-                state = Hashes.jumpState(state);
-                after = Hashes.jumpAfter(bucket, state);
+    private void jump(int[] schemes) {
+        for (int i = 0; i < held.count; i++) {
+            long state = hashes[i];
+            long bucket = -1;
+            long after = 0;
+            for (int k = 0; k < schemes.length; k++) {
+                while (after < rules.partitions[schemes[k]]) {
+                    bucket = after;
+                    state = Hashes.jumpState(state);
+                    after = Hashes.jumpAfter(bucket, state);
+                }
+                add(window[SCHEMES + schemes[k]], (int) bucket, held.records[i], held.sizes[i]);
             }
-            add(window[SCHEMES + schemes[i]], (int) bucket, records, size);
         }
     }
 
@@ -172,6 +218,10 @@ public final class LoadCounter implements Serializable {
         for (int i = 0; i < keys.count(); i++) add(buckets, bucket(keys.hash(i)), keys.records(i), keys.size(i));
     }
 
+    private void addHeldToBuckets() {
+        for (int i = 0; i < held.count; i++) add(buckets, bucket(held.hashes[i]), held.records[i], held.sizes[i]);
+    }
+
     private int bucket(long hash) {
         return (int) hash & (1 << rules.bucketBits) - 1;
     }
@@ -204,13 +254,21 @@ public final class LoadCounter implements Serializable {
                 addAll(into[i], more[i]);
             }
         }
-        KeySample other = new KeySample(rules.bucketBits, rules.sampleKeys, rules.sampleBytes);
-        other.addAll((byte[]) sent[2]);
-        if (buckets == null && (sent[1] != null || !sample.hasRoom(other))) fillBuckets();
-        if (sent[1] != null) addAll(buckets, (long[]) sent[1]);
-        else if (buckets != null) addToBuckets(other);
-        sample.addAll((byte[]) sent[2]);
+        addKeys((long[]) sent[1], (byte[]) sent[2]);
         if (early != null) early.add((byte[]) sent[3], ((Boolean) sent[4]).booleanValue());
+    }
+
+    private void addKeys(long[] more, byte[] packed) {
+        if (more == null) {
+            KeySample other = new KeySample(rules.bucketBits, rules.sampleKeys, rules.sampleBytes);
+            other.addAll(packed);
+            if (buckets == null && !sample.hasRoom(other)) fillBuckets();
+            if (buckets != null) addToBuckets(other);
+        } else {
+            if (buckets == null) fillBuckets();
+            addAll(buckets, more);
+        }
+        sample.addAll(packed);
     }
 
     private static void addAll(long[] cells, long[] more) {

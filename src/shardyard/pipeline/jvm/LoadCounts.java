@@ -34,11 +34,11 @@ public final class LoadCounts implements AggregateFunction {
     }
 
     public Serializable newAggregationState() {
-        return new LoadCounter(rules, rules.columns);
+        return new LoadCounter(rules, rules.columns, 1);
     }
 
     public Serializable update(Serializable state, InternalRow row) {
-        ((LoadCounter) state).count(row);
+        ((LoadCounter) state).hold(row);
         return state;
     }
 
