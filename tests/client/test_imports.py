@@ -60,6 +60,14 @@ def test_importing_the_client_loads_neither_a_server_nor_an_engine_nor_a_large_p
     assert within((*LARGE, *ENGINES, "aiohttp"), loaded) == []
 
 
+def test_what_a_broker_loads_at_its_start_leaves_out_arrows_functions() -> None:
+    """They take 9 MB, and only search, tags and a few others need them."""
+    modules = "shardyard.server.app, shardyard.log.sqlite.engine, shardyard.registry.sqlite"
+    hiding = "from shardyard.cli.serving import without_packages\nwith without_packages('numba', 'pandas'):"
+    loaded = loaded_by(f"{hiding} import {modules}")
+    assert within(("pyarrow.compute", "numba", "pandas"), loaded) == []
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

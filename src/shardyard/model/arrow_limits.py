@@ -5,7 +5,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from shardyard.model.batch import SCHEMA
 from shardyard.model.errors import InvalidValue, TooLarge
@@ -28,12 +27,12 @@ def check_batch(data: pa.RecordBatch, limits: Limits, now: int) -> tuple[pa.Reco
         raise TooLarge("batch in bytes", data.nbytes, limits.batch_bytes)
     if not _lengths(data.column(0)).all():
         raise InvalidValue("column 'id'", "", "no empty string")
-    earliest = int(data.column(4).to_numpy().min())
+    timestamps = data.column(4).to_numpy()
+    earliest = int(timestamps.min())
     if earliest < 0:
         raise InvalidValue("column 'timestamp'", earliest, "milliseconds since 1970, at least 0")
     if earliest == 0:
-        timestamps = data["timestamp"]
-        data = data.set_column(4, SCHEMA.field(4), pc.if_else(pc.equal(timestamps, 0), now, timestamps))
+        data = data.set_column(4, SCHEMA.field(4), pa.array(np.where(timestamps == 0, now, timestamps)))
     return data, largest
 
 
@@ -83,6 +82,8 @@ def _is_near(kind: pa.DataType, wanted: pa.DataType) -> bool:
 
 def _lengths(column: pa.StringArray | pa.BinaryArray) -> npt.NDArray[np.int64]:
     """The bytes of each value of a validated column; 0 for null."""
+    if not len(column):  # it may have no buffers then
+        return np.zeros(0, np.int64)
     ends = np.frombuffer(column.buffers()[1], np.int32, len(column) + 1, 4 * column.offset)
     lengths = np.diff(ends).astype(np.int64)
     if column.null_count:
@@ -95,6 +96,5 @@ def _header_sizes(headers: pa.MapArray) -> Any:
     offsets = headers.offsets.to_numpy()  # even those of a slice point into the keys and items of the whole array
     if headers.items[offsets[0] : offsets[-1]].null_count:
         raise InvalidValue("a value of column 'headers'", None, "no null as value of a header")
-    lengths = pc.add(pc.binary_length(headers.keys), pc.fill_null(pc.binary_length(headers.items), 0))
-    ends = np.concatenate([[0], np.cumsum(lengths.to_numpy(zero_copy_only=False))])
+    ends = np.concatenate([[0], np.cumsum(_lengths(headers.keys) + _lengths(headers.items))])
     return ends[offsets[1:]] - ends[offsets[:-1]]

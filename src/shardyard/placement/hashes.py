@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from shardyard.model import InvalidValue, whole_number
 from shardyard.placement.kernels import kernels
@@ -62,7 +61,7 @@ class Hash:
         if pa.types.is_dictionary(keys.type):
             # A null index refers to no entry: point it at the hash of the empty key, appended to the dictionary's own.
             hashes = np.append(self.array(keys.dictionary), self._dtype(self(None)))
-            indices: npt.NDArray[Any] = pc.fill_null(keys.indices.cast(pa.int64()), len(hashes) - 1).to_numpy()
+            indices: npt.NDArray[Any] = keys.indices.cast(pa.int64()).fill_null(len(hashes) - 1).to_numpy()
             return hashes.take(indices)
         if pa.types.is_null(keys.type):
             return np.full(len(keys), self(None), self._dtype)

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from shardyard.log import Log
 from shardyard.log.scan import scan
@@ -157,6 +156,8 @@ class _Selection:
 
 def _count_targets(headers: pa.MapArray) -> Counter[str]:
     """How many of the records have each target."""
+    import pyarrow.compute as pc  # noqa: PLC0415 it takes 9 MB, and few brokers need it
+
     if not len(headers):
         return Counter()
     first, last = headers.offsets[0].as_py(), headers.offsets[-1].as_py()

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 from msgspec import structs
 
 from shardyard.model import TAG
@@ -25,6 +24,8 @@ def only_tagged(batch: Batch, tags: Sequence[str]) -> Batch:
 
 def _has_any(headers: pa.MapArray, wanted: pa.Array) -> npt.NDArray[np.bool_]:
     """For each row, whether it has one of the tags."""
+    import pyarrow.compute as pc  # noqa: PLC0415 it takes 9 MB, and few brokers need it
+
     if headers.null_count == len(headers):
         return np.zeros(len(headers), bool)
     is_tag = pc.and_(pc.equal(headers.keys, TAG), pc.is_in(headers.items, wanted))

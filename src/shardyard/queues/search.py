@@ -5,7 +5,6 @@ from functools import reduce
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from shardyard.log import Log
 from shardyard.log.port import READ_RECORDS
@@ -58,11 +57,13 @@ class _Query:
         if self.tag is not None:
             batch = only_tagged(batch, [self.tag])
         rows = batch.data.append_column("offset", pa.array(np.asarray(batch.offsets(), np.int64)))
-        masks = self._masks(batch.data)
-        return rows.filter(reduce(pc.and_, masks)) if masks else rows
+        mask = self._mask(batch.data)
+        return rows if mask is None else rows.filter(mask)
 
-    def _masks(self, data: pa.Table) -> list[pa.ChunkedArray]:
-        """For each condition, true for the rows that match it; null or false for the others."""
+    def _mask(self, data: pa.Table) -> pa.ChunkedArray | None:
+        """True for the rows that match all conditions, null or false for the others. None if there is no condition."""
+        import pyarrow.compute as pc  # noqa: PLC0415 it takes 9 MB, and few brokers need it
+
         masks = []
         if self.id is not None:
             masks.append(pc.equal(data["id"], self.id))
@@ -75,7 +76,7 @@ class _Query:
             masks.append(pc.greater_equal(data["timestamp"], self.since))
         if self.until is not None:
             masks.append(pc.less(data["timestamp"], self.until))
-        return masks
+        return reduce(pc.and_, masks) if masks else None
 
 
 async def search(
