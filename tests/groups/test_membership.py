@@ -23,10 +23,10 @@ from shardyard.groups import (
 from shardyard.groups.coordinator import LocalCoordinator, MemberIdentity
 from shardyard.model import Busy, Fenced, InvalidCall, OutcomeUnknown, Partition, Position
 from shardyard.registry import Heartbeat, Snapshot, Transaction
-from tests.groups.test_reader import TOPIC, Environment, Run, evict, run
+from tests.groups.test_reader import TOPIC, Environment, Run, evict, run, run_by_hand
 from tests.registry.blocks import transaction
 
-__all__ = ["run"]  # the fixture
+__all__ = ["run", "run_by_hand"]  # the fixtures
 
 GROUP = "billing"
 
@@ -178,7 +178,7 @@ def test_an_owner_learns_in_time_that_the_next_one_took_too_long_to_prepare(run:
 
 
 def test_members_of_a_process_send_heartbeats_together_and_read_their_assignment_when_it_changes(
-    run: Run, monkeypatch: pytest.MonkeyPatch
+    run_by_hand: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent: list[set[str]] = []
     read: list[str] = []
@@ -216,7 +216,7 @@ def test_members_of_a_process_send_heartbeats_together_and_read_their_assignment
                 await until(env, lambda: bool(recorders["c"].seen("lost")))
                 assert (sent, set(read)) == ([], {"c"}), "it was told to read, and the others were not"
 
-    run(scenario)
+    run_by_hand(scenario)
 
 
 def test_an_incoming_partition_whose_owner_stays_after_all_is_lost(run: Run) -> None:
@@ -294,7 +294,7 @@ def test_a_member_needs_an_open_node(run: Run) -> None:
 
 
 def test_a_member_that_was_cut_off_for_its_session_comes_back_under_new_epochs(
-    run: Run, monkeypatch: pytest.MonkeyPatch
+    run_by_hand: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also if nobody evicted it meanwhile, because the registry was out of reach for all: what it had in flight is
     lost, so a record is never delivered twice under one epoch."""
@@ -317,11 +317,11 @@ def test_a_member_that_was_cut_off_for_its_session_comes_back_under_new_epochs(
             assert all(grant.epoch > before[partition].epoch for partition, grant in recorder.owned.items())
             assert recorder.error is None
 
-    run(scenario)
+    run_by_hand(scenario)
 
 
 def test_an_outage_is_logged_once_whatever_is_retried_meanwhile(
-    run: Run, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    run_by_hand: Run, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def logged() -> list[str]:
         lines = [f"{r.levelname} {r.getMessage()}" for r in caplog.records if r.name == membership.__name__]
@@ -367,4 +367,4 @@ def test_an_outage_is_logged_once_whatever_is_retried_meanwhile(
             assert joined == "INFO a has joined group billing again"
 
     caplog.set_level(logging.INFO, "shardyard")
-    run(scenario)
+    run_by_hand(scenario)

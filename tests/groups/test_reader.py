@@ -31,6 +31,7 @@ from shardyard.model import (
     UnknownTopic,
 )
 from shardyard.registry import Registry, Transaction, open_registry
+from shardyard.runtime.clock import ManualClock, SystemClock
 from tests.log.samples import at, end
 from tests.log.sparse import SparseLog
 from tests.registry.blocks import transaction
@@ -39,6 +40,8 @@ from tests.sqlite_files import with_log, with_registry
 TOPIC = "orders"
 PARTITIONS = 4
 TIMEOUT_SECONDS = 60.0
+STEP_SECONDS = 0.05
+"""Of a manual clock: less than anything that a member or the rebalancer waits for."""
 
 Scenario = Callable[["Environment"], Coroutine[Any, Any, None]]
 Run = Callable[[Scenario], None]
@@ -53,7 +56,7 @@ def evict(tx: Transaction, group: str, name: str) -> None:
 
 
 class Environment:
-    """A log, a registry and a node."""
+    """A log, a registry and a node. With a manual clock, time passes only while a condition is awaited."""
 
     def __init__(self, log: Log, registry: Registry, node: Node) -> None:
         self.log, self.registry, self.node = log, registry, node
@@ -71,8 +74,12 @@ class Environment:
     async def until(self, condition: Callable[[], Awaitable[bool]]) -> None:
         """Wait until the condition holds. It is polled, because no single event signals it."""
         async with asyncio.timeout(TIMEOUT_SECONDS):
-            while not await condition():  # noqa: ASYNC110
-                await asyncio.sleep(0.005)
+            while not await condition():
+                if isinstance(self.node.clock, ManualClock):
+                    await self.node.clock.advance(STEP_SECONDS)
+                    await self.node.transactions.read(lambda _: None)  # after the heartbeats that were due
+                else:
+                    await asyncio.sleep(0.005)
 
     async def until_shared(self, *sizes: int) -> None:
         """Wait until members own that many partitions each, and no partition is about to move."""
@@ -92,7 +99,9 @@ class Environment:
 
 
 @contextlib.asynccontextmanager
-async def open_environment(kind: str, folder: Path, database: str = "") -> AsyncIterator[Environment]:
+async def open_environment(
+    kind: str, folder: Path, database: str = "", *, clock: ManualClock | None = None
+) -> AsyncIterator[Environment]:
     opened: dict[str, tuple[Callable[[], Log], str]] = {
         "memory": (MemoryLog, "memory://"),
         "sparse": (SparseLog, "memory://"),
@@ -102,27 +111,39 @@ async def open_environment(kind: str, folder: Path, database: str = "") -> Async
     if kind == "sqlite":
         with_registry(folder / "registry.db")
     log, registry_url = opened[kind][0](), opened[kind][1]
-    with open_registry(registry_url) as registry:
-        async with log, Node(log, registry) as node:
+    with open_registry(registry_url, clock=clock or SystemClock()) as registry:
+        async with log, Node(log, registry, clock=clock) as node:
             await log.create_topic(TOPIC, PARTITIONS)
             yield Environment(log, registry, node)
 
 
-@pytest.fixture(
-    params=[
-        "memory",
-        pytest.param("sparse", marks=pytest.mark.long),
-        "sqlite",
-        pytest.param("postgresql", marks=pytest.mark.server),
-    ]
-)
+ENGINES = [
+    "memory",
+    pytest.param("sparse", marks=pytest.mark.long),
+    "sqlite",
+    pytest.param("postgresql", marks=pytest.mark.server),
+]
+
+
+@pytest.fixture(params=ENGINES)
 def run(request: pytest.FixtureRequest, tmp_path: Path) -> Run:
     """Runs a scenario on an engine."""
+    return run_on_engine(request, tmp_path)
+
+
+@pytest.fixture(params=ENGINES)
+def run_by_hand(request: pytest.FixtureRequest, tmp_path: Path) -> Run:
+    """The same with a manual clock, for scenarios in which sessions or heartbeats pass. Not on PostgreSQL, whose
+    notifications take a time that such a clock knows nothing of."""
+    return run_on_engine(request, tmp_path, None if request.param == "postgresql" else ManualClock())
+
+
+def run_on_engine(request: pytest.FixtureRequest, folder: Path, clock: ManualClock | None = None) -> Run:
     database = request.getfixturevalue("postgresql_url") if request.param == "postgresql" else ""
 
     def run_scenario(scenario: Scenario) -> None:
         async def with_environment() -> None:
-            async with open_environment(request.param, tmp_path, database) as env:
+            async with open_environment(request.param, folder, database, clock=clock) as env:
                 await scenario(env)
 
         asyncio.run(with_environment())
@@ -246,7 +267,7 @@ def test_a_partition_is_released_after_the_drain_time_and_a_late_commit_is_fence
     run(scenario)
 
 
-def test_an_owner_that_was_replaced_can_neither_commit_append_nor_read(run: Run) -> None:
+def test_an_owner_that_was_replaced_can_neither_commit_append_nor_read(run_by_hand: Run) -> None:
     """The member does not know yet: registry and log refuse it."""
 
     async def scenario(env: Environment) -> None:
@@ -274,7 +295,7 @@ def test_an_owner_that_was_replaced_can_neither_commit_append_nor_read(run: Run)
                     await batch._reader._read(Position((await env.log.topic(TOPIC)).epoch, 0), 1, 1000)
                 assert (await env.log.span(Partition(TOPIC, 1))).end == end(env.log, 1)
 
-    run(scenario)
+    run_by_hand(scenario)
 
 
 def test_a_member_that_was_evicted_joins_again_by_itself(run: Run) -> None:
@@ -327,7 +348,7 @@ def test_a_static_members_restart_moves_nothing(run: Run) -> None:
     run(scenario)
 
 
-def test_a_member_that_hangs_is_visible_and_is_evicted_if_configured(run: Run) -> None:
+def test_a_member_that_hangs_is_visible_and_is_evicted_if_configured(run_by_hand: Run) -> None:
     async def scenario(env: Environment) -> None:
         async with env.member("m1") as hung:
             await env.until_shared(4)
@@ -350,7 +371,7 @@ def test_a_member_that_hangs_is_visible_and_is_evicted_if_configured(run: Run) -
                 (batch,) = await take(other, 1)
                 assert batch.records()[0].id == "x"
 
-    run(scenario)
+    run_by_hand(scenario)
 
 
 def test_a_member_may_name_its_partitions_and_new_ones_of_a_topic_are_shared(run: Run) -> None:
@@ -548,7 +569,7 @@ def test_of_two_processes_with_one_static_name_the_later_one_stays_a_member(run:
     run(scenario)
 
 
-def test_a_healthy_member_is_not_evicted_between_two_heartbeats(run: Run) -> None:
+def test_a_healthy_member_is_not_evicted_between_two_heartbeats(run_by_hand: Run) -> None:
     async def scenario(env: Environment) -> None:
         with transaction(env.registry) as tx:
             configure(tx, "billing", GroupConfig(release_after=0.01), who="ann")
@@ -563,11 +584,11 @@ def test_a_healthy_member_is_not_evicted_between_two_heartbeats(run: Run) -> Non
             with transaction(env.registry) as tx:
                 assert [row.action for row in tx.audit_log()] == ["group configured"]
 
-    run(scenario)
+    run_by_hand(scenario)
 
 
 def test_a_batch_that_is_not_committed_is_logged(
-    run: Run, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    run_by_hand: Run, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reader_module, "OLD_WORK_SECONDS", 0.1)
 
@@ -585,7 +606,7 @@ def test_a_batch_that_is_not_committed_is_logged(
             await env.until(warned)
             assert warnings()[0].startswith(f"{batch!r} has been in flight for")
 
-    run(scenario)
+    run_by_hand(scenario)
 
 
 def test_a_lost_batch_cannot_append_even_before_its_next_owner_starts(run: Run) -> None:

@@ -13,13 +13,13 @@ import pytest
 
 from shardyard.model import Closed, Fenced
 from shardyard.registry import GroupRow, Registry, Snapshot, Transaction, TransactionBatcher
-from shardyard.registry.batcher import SMALL_TURN
+from shardyard.registry.batcher import SMALL_TURN, YIELDED_TURNS
 from shardyard.registry.memory import MemoryRegistry
 from shardyard.registry.port import TransactionAborted
 from shardyard.registry.sql import SqlRegistry
 from shardyard.registry.sqlite import store
 from shardyard.registry.sqlite.store import SqliteStore
-from shardyard.runtime.group_commit import CommitTimes, Interrupted
+from shardyard.runtime.group_commit import AVERAGED_COMMITS, CommitTimes, Interrupted
 
 TIMEOUT_SECONDS = 60.0
 """How long a test waits for what must happen soon."""
@@ -223,9 +223,24 @@ def test_bulk_work_of_one_turn_is_one_transaction_in_the_event_loop_of_an_embedd
         assert registry.read(epoch) == 3
 
 
+def test_bulk_work_lets_what_came_with_it_go_first(tmp_path: Path) -> None:
+    with embedded(tmp_path) as (_, transactions, done_in):
+
+        async def add() -> None:
+            adding = asyncio.create_task(transactions.run_bulk(add_all, 1))
+            for _ in range(YIELDED_TURNS):
+                await asyncio.sleep(0)
+                assert done_in == []
+            await adding
+
+        asyncio.run(add())
+        assert done_in == ["event loop"]
+
+
 def test_bulk_work_is_left_to_the_thread_while_transactions_take_long(tmp_path: Path) -> None:
     with embedded(tmp_path) as (registry, transactions, done_in):
-        transactions._times.took(1.0)
+        for _ in range(AVERAGED_COMMITS):
+            transactions._times.took(1.0)
         assert asyncio.run(transactions.run_bulk(add_all, 1)) == 1
         assert done_in == ["thread"]
         assert registry.read(epoch) == 1
@@ -237,7 +252,7 @@ def test_bulk_work_is_left_to_the_thread_while_transactions_take_long(tmp_path: 
 def test_much_bulk_work_is_left_to_the_thread_and_so_is_what_follows_until_it_is_done(tmp_path: Path) -> None:
     async def add(transactions: TransactionBatcher) -> None:
         much = asyncio.create_task(transactions.run_bulk(add_all, 1, size=SMALL_TURN + 1))
-        for _ in range(3):
+        for _ in range(YIELDED_TURNS + 3):
             await asyncio.sleep(0)
         await transactions.run_bulk(add_all, 2)
         await much

@@ -171,6 +171,20 @@ def test_a_server_that_can_not_be_used_is_a_clear_error_without_a_password(
     assert "s3cret" not in str(raised.value)
 
 
+def test_a_connection_that_is_lost_while_it_is_opened_is_reported_as_one_to_retry(
+    postgresql_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def connect_and_lose(*arguments: Any, **options: Any) -> Any:
+        connection = connect(*arguments, **options)
+        with psycopg.connect(postgresql_url, autocommit=True) as other:
+            other.execute("SELECT pg_terminate_backend(%s, 5000)", [connection.info.backend_pid])
+        return connection
+
+    monkeypatch.setattr(shared_connection, "connect", connect_and_lose)
+    with pytest.raises(RetryLater, match="administrator command"):
+        opened(postgresql_url)
+
+
 def test_time_is_the_databases(postgresql: PostgresqlServer, registry: Registry) -> None:
     with psycopg.connect(postgresql.url("postgres")) as connection:
         row = connection.execute("SELECT extract(epoch FROM clock_timestamp())::float8").fetchone()

@@ -246,7 +246,7 @@ def test_a_caller_that_goes_away_gives_its_share_of_the_common_limit_back() -> N
     run(scenario, ONE_LARGE)
 
 
-@pytest.mark.parametrize("path", [PUBLISH, "/v1/topics"])
+@pytest.mark.parametrize("path", [PUBLISH, pytest.param("/v1/topics", marks=pytest.mark.long)])
 def test_a_body_that_stalls_is_cut_and_one_that_is_only_slow_succeeds(path: str) -> None:
     async def scenario(connect: Connect) -> None:
         slow, stalled, other = await connect(), await connect(), await connect()

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from shardyard.runtime.metrics import CALLS, DELIVERED_RECORDS, HEARTBEATS, REQUESTS
+from shardyard.runtime.metrics import CALLS, COMMITS, DELIVERED_RECORDS, HEARTBEATS, REQUESTS
 from shardyard.server.queues import calls
 from shardyard.wire import frames, requests
 from shardyard.wire.responses import Joined
@@ -147,6 +147,28 @@ def test_the_owner_of_a_partition_reads_what_is_published_and_commits_it() -> No
         )
         codes = [await client.code(number) for number in range(7, 11)]
         assert codes == ["fenced", "fenced", "unknown_topic", "invalid_value"]
+
+    run(scenario)
+
+
+def test_a_commit_is_checked_whether_or_not_it_takes_a_look_at_the_log() -> None:
+    async def scenario(running: Running) -> None:
+        client = await running.connect()
+        member = await client.join("worker-1")
+        epoch = (await client.owned(member))["orders/0"]
+        stored = (await client.result(1, publish("a", "b")))["stored"][0]
+
+        def commit(offset: int, owned: int = epoch, partition: str = "orders/0") -> frames.Commit:
+            body = requests.Commit(member.epoch, {partition: (owned, stored["epoch"], offset)})
+            return frames.Commit("billing", "worker-1", body)
+
+        before = COMMITS.value, CALLS.series("commit").value
+        assert await client.result(2, commit(1)) is None, "nobody has read it through this broker yet"
+        await client.result(3, read(epoch))
+        assert await client.result(4, commit(2)) is None
+        await client.send((5, commit(2, epoch + 1)), (6, commit(3)), (7, commit(2, partition="orders")))
+        assert [await client.code(number) for number in (5, 6, 7)] == ["fenced", "commit_beyond", "invalid_value"]
+        assert (COMMITS.value, CALLS.series("commit").value) == (before[0] + 2, before[1] + 5)
 
     run(scenario)
 

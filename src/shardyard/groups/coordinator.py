@@ -1,5 +1,6 @@
 """What a member needs from its group: in its own process, or through a server."""
 
+import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -155,8 +156,14 @@ class LocalCoordinator(GroupCoordinator):
         if not positions:
             await self.assignment(identity)  # there is nothing to store, but it must be a member
             return
+        await self.submit_commit(identity, positions)
+
+    def submit_commit(
+        self, identity: MemberIdentity, positions: Mapping[Partition, tuple[int, Position]]
+    ) -> asyncio.Future[None]:
+        """Commit at least one position. The future is done when they are stored, or has the error that refuses them."""
         commit = PositionCommit(identity.group, identity.member, positions)
-        await self._transactions.run_bulk(protocol.commit, commit)
+        return self._transactions.submit_bulk(protocol.commit, commit)
 
     async def release(self, identity: MemberIdentity, partitions: Mapping[Partition, int]) -> None:
         group, member, epoch = identity.group, identity.member, identity.epoch

@@ -22,6 +22,9 @@ MAX_BATCH = 256
 """Units of work in one transaction, so that other processes get a chance to write."""
 SMALL_TURN = 64
 """Bulk work about more rows is left to the thread."""
+YIELDED_TURNS = 5
+"""Turns of the event loop that bulk work lets pass, because its sync blocks all else: in these, what came together with
+it is done first, from a publish to the delivery of its records."""
 
 
 class _Unit(Struct, frozen=True):
@@ -50,7 +53,7 @@ class TransactionBatcher:
         """Of bulk work in the event loop, the transactions as a whole."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._turn: list[tuple[_Unit, asyncio.Future[Any]]] = []
-        """Bulk work that was submitted in this turn of the event loop."""
+        """Bulk work that was submitted in this turn of the event loop, or in the few before it."""
         self._turn_size = 0
         """How many rows it is about."""
         self._in_thread = 0
@@ -81,6 +84,16 @@ class TransactionBatcher:
         Within a transaction, it is done before the units of `run` and `read`, also before those that were submitted
         earlier: all of them are under way at the same time.
         """
+        return await self.submit_bulk(work, item, size=size)
+
+    def submit_bulk(
+        self,
+        work: Callable[[Transaction, Sequence[Item]], Sequence[T | ShardyardError]],
+        item: Item,
+        *,
+        size: int = 1,
+    ) -> "asyncio.Future[T]":
+        """The same. The future is done when the item is durable, or has the error that refuses it."""
         unit = _Unit(work, writes=True, is_bulk=True, item=item)
         loop = asyncio.get_running_loop()
         done: asyncio.Future[T] = loop.create_future()
@@ -88,20 +101,27 @@ class TransactionBatcher:
             self._loop, self._turn, self._turn_size, self._in_thread = loop, [], 0, 0
         if self._closed or self._in_thread or not (self._registry.is_embedded and self._times.are_short):
             self._leave_to_thread([(unit, done)])
-            return await done
+            return done
         self._turn.append((unit, done))
         self._turn_size += size
         if len(self._turn) == 1:
-            loop.call_soon(self._carry_out_turn)
-        return await done
+            self._yield_turns(loop, YIELDED_TURNS)
+        return done
 
     def close(self) -> None:
-        """Finish the work that was submitted, then stop."""
+        """Finish the work that was submitted, but for bulk work of the last turns of the event loop, which that does in
+        its next turns: keep the registry open until its callers have their results. Then stop."""
         self._closed = True
         self._commits.close()
 
+    def _yield_turns(self, loop: asyncio.AbstractEventLoop, left: int) -> None:
+        if left:
+            loop.call_soon(self._yield_turns, loop, left - 1)
+        else:
+            self._carry_out_turn()
+
     def _carry_out_turn(self) -> None:
-        """Do the bulk work of this turn in the event loop, if it is little; or leave it to the thread, which waits for
+        """Do this bulk work in the event loop, if it is little; or leave it to the thread, which waits for
         others and finds out what is wrong."""
         turn, size = [(unit, done) for unit, done in self._turn if not done.done()], self._turn_size
         self._turn, self._turn_size = [], 0

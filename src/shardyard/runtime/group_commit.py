@@ -22,6 +22,8 @@ _MAX_SKIPPED = 63
 """Groups."""
 SHORT_SECONDS = 0.001
 """How long commits may take in an event loop, on average."""
+MOST_SECONDS = 4 * SHORT_SECONDS
+"""What a long commit after a short one counts for at most."""
 AVERAGED_COMMITS = 16
 DECAY_COMMITS = 256
 """How slowly an average that is too long is forgotten while a thread commits, until the event loop is tried again."""
@@ -155,10 +157,15 @@ class CommitTimes:
 
     def __init__(self) -> None:
         self._average = 0.0
+        self._was_short = True
+        """Of the last commit."""
 
     def took(self, seconds: float) -> None:
-        """A commit in the event loop took so long, whether or not it succeeded."""
-        self._average += (seconds - self._average) / AVERAGED_COMMITS
+        """A commit in the event loop took so long, whether or not it succeeded. One after a short one counts for no
+        more than `MOST_SECONDS`: that a disk stalls for once says nothing about the next commits."""
+        counted = min(seconds, MOST_SECONDS) if self._was_short else seconds
+        self._was_short = seconds < SHORT_SECONDS
+        self._average += (counted - self._average) / AVERAGED_COMMITS
 
     def decay(self) -> None:
         """A commit was left to a thread. Only those in the event loop tell how quick the disk is, because a thread also

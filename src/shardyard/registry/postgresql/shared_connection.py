@@ -151,7 +151,10 @@ class SharedConnection:
 
     def _connected(self) -> Connection:
         if self._connection is None:
-            self._connection = self._engine.connect()
+            try:
+                self._connection = self._engine.connect()
+            except DBAPIError as error:  # of the first statements, by which SQLAlchemy gets to know the server
+                raise self._translated(error, None) from error
         return self._connection
 
     def _drop(self) -> None:

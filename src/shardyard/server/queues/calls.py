@@ -142,17 +142,40 @@ async def assignment(broker: Broker, identity: MemberIdentity) -> responses.Assi
     return responses.Assignment(owned, sorted(map(str, found.incoming)))
 
 
+def commit_at_once(broker: Broker, group: str, member: str, body: requests.Commit) -> "asyncio.Future[None] | None":
+    """`commit` without a task: a future that is done when the positions are stored. None if it takes `commit` to carry
+    it out or refuse it."""
+    try:
+        positions = _positions(body)
+    except InvalidValue:
+        return None
+    if not positions or not all(broker.has_read(p, position) for p, (_, position) in positions.items()):
+        return None
+    stored = broker.node.coordinator.submit_commit(MemberIdentity(group, member, body.epoch), positions)
+    stored.add_done_callback(_count_commit)
+    return stored
+
+
 async def commit(broker: Broker, group: str, member: str, body: requests.Commit) -> None:
     """Commit the positions that a member has reached: all of them or none. Durable when it returns."""
-    positions = {
-        parse_partition(name): (owned, Position(epoch, offset))
-        for name, (owned, epoch, offset) in body.positions.items()
-    }
+    positions = _positions(body)
     for partition, (_, position) in positions.items():
         if not broker.has_read(partition, position):
             await _check_end(broker, partition, position)
     await broker.node.coordinator.commit(MemberIdentity(group, member, body.epoch), positions)
     COMMITS.add()
+
+
+def _count_commit(stored: "asyncio.Future[None]") -> None:
+    if stored.exception() is None:
+        COMMITS.add()
+
+
+def _positions(body: requests.Commit) -> dict[Partition, tuple[int, Position]]:
+    return {
+        parse_partition(name): (owned, Position(epoch, offset))
+        for name, (owned, epoch, offset) in body.positions.items()
+    }
 
 
 async def _check_end(broker: Broker, partition: Partition, position: Position) -> None:

@@ -156,7 +156,8 @@ class Session:
             self._connection.set_busy(False)
 
     def _start(self, number: int, call: frames.Call) -> "asyncio.Future[None] | None":
-        """Carry out a call in a task of its own, unless it is refused at once, or is an ordinary heartbeat."""
+        """Carry out a call in a task of its own, unless it is refused at once, or is an ordinary heartbeat or commit.
+        Those take a task only if something has to be looked up, or to refuse them."""
         if number in self._tasks:
             error: ShardyardError = InvalidCall(f"call {number} is in progress: each call needs a number of its own")
         elif len(self._tasks) >= self._limits.calls:
@@ -173,7 +174,7 @@ class Session:
                 self._waiting.add(number)
             elif isinstance(call, frames.Request) and call.method == "GET":
                 self._gets.add(number)
-            elif isinstance(call, frames.Heartbeat) and (stored := self._start_heartbeat(number, call)) is not None:
+            elif (stored := self._start_without_task(number, call)) is not None:
                 return stored
             task = self._tasks[number] = self._loop.create_task(self._run(number, call, time.perf_counter()))
             task.add_done_callback(lambda _: self._end(number))
@@ -271,27 +272,38 @@ class Session:
         await calls.commit(self._broker, call.group, call.member, call.body)
         return frames.NOTHING
 
-    def _start_heartbeat(self, number: int, call: frames.Heartbeat) -> "asyncio.Future[None] | None":
-        """Carry out a heartbeat without a task. None if it takes one."""
-        if not self._broker.admits(self._token):
+    def _start_without_task(self, number: int, call: frames.Call) -> "asyncio.Future[None] | None":
+        """Carry out a heartbeat or a commit without a task. None if it takes one, or is another call."""
+        if not isinstance(call, frames.Heartbeat | frames.Commit) or not self._broker.admits(self._token):
             return None
-        started = time.perf_counter()
+        if isinstance(call, frames.Commit):
+            committed = calls.commit_at_once(self._broker, call.group, call.member, call.body)
+            if committed is not None:
+                self._answer_when_stored(number, call, committed, lambda: frames.NOTHING)
+            return committed
         taken = calls.heartbeat_at_once(self._broker, call.group, call.member, self._host, call.body)
         if taken is None:
             return None
         settings, stored = taken
-        measured = CALL_METRICS[frames.Heartbeat]
+        self._answer_when_stored(number, call, stored, lambda: self._heartbeat_answer(call, settings))
+        return stored
+
+    def _answer_when_stored(
+        self, number: int, call: frames.Call, stored: "asyncio.Future[None]", result: Callable[[], frames.Answer]
+    ) -> None:
+        """Answer a call that has no task. `result`: returns the answer if it was stored."""
+        started = time.perf_counter()
+        measured = CALL_METRICS[type(call)]
         measured.count.add()
 
         def answer(_: "asyncio.Future[None]") -> None:
             error = stored.exception()
             measured.seconds.observe(time.perf_counter() - started)
-            self._answer(number, self._heartbeat_answer(call, settings) if error is None else _failed_call(error))
+            self._answer(number, result() if error is None else _failed_call(error))
             self._end(number)
 
         self._tasks[number] = stored
         stored.add_done_callback(answer)
-        return stored
 
     async def _heartbeat(self, _: int, call: frames.Heartbeat) -> frames.Answer:
         check_token(self._broker, self._token)
