@@ -39,7 +39,7 @@ from tests.fanout.yard import CONFIG, INBOX_PARTITIONS, FanoutYard, fanout_yard,
 from tests.messaging.servers import no_errors_logged
 from tests.queues.engines import POSTGRESQL
 
-ENGINES = ["memory", "sqlite", POSTGRESQL]
+ENGINES = [pytest.param("memory", marks=pytest.mark.long), "sqlite", POSTGRESQL]
 
 
 def run(

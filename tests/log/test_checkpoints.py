@@ -16,15 +16,17 @@ from shardyard.log.sqlite.files import connect, create_or_check
 from shardyard.model import Partition, Record
 from tests.log.samples import TIMEOUT_SECONDS, awaited
 
+FULL = 2**40
+"""Pages in a write-ahead log that is so large that the writer completes the checkpoint."""
+
 
 @pytest.fixture(autouse=True)
 def only_the_writer_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
     """If nobody writes meanwhile, the thread's checkpoints are complete, and leave the writer nothing to do."""
     checkpoint = Checkpoints._checkpoint
 
-    def by_writer(self: Checkpoints, db: sqlite3.Connection, kind: str) -> None:
-        if db is not self._db:
-            checkpoint(self, db, kind)
+    def by_writer(self: Checkpoints, db: sqlite3.Connection, kind: str) -> int:
+        return FULL if db is self._db else checkpoint(self, db, kind)
 
     monkeypatch.setattr(Checkpoints, "_checkpoint", by_writer)
 
@@ -84,6 +86,26 @@ def test_the_write_ahead_log_does_not_grow_after_the_writer_has_finished_a_check
     writing.finish(unfinished)
     assert [writing.write(), writing.write()] == [two, two]
     assert writing.kinds == ["(PASSIVE)"], "it is small, so nobody has to wait"
+
+
+def test_only_a_large_write_ahead_log_is_left_to_the_writer_to_be_finished(
+    unfinished: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pages = [checkpoints.FINISH_BYTES // unfinished.page_bytes, FULL, -1]
+    begun = [threading.Semaphore(0) for _ in pages]
+    seen: list[bool] = []
+
+    def checkpoint(*_: object) -> int:
+        seen.append(unfinished.unfinished)
+        number = len(seen) - 1
+        begun[number].release()
+        return pages[number]
+
+    monkeypatch.setattr(Checkpoints, "_checkpoint", checkpoint)
+    for each in begun:
+        unfinished.grew(checkpoints.CHECKPOINT_BYTES + 1)
+        assert each.acquire(timeout=TIMEOUT_SECONDS)
+    assert seen == [False, False, True], "one that is in progress elsewhere takes nothing back"
 
 
 def test_what_a_restart_leaves_of_the_file_is_not_counted_as_written(

@@ -1282,6 +1282,47 @@ async def test_a_read_of_many_partitions_gives_what_reads_of_those_with_news_giv
 
 
 @awaited
+async def test_a_read_of_many_partitions_notices_each_fence_that_rises(log: Log) -> None:
+    topic = await log.create_topic("t", 3)
+    for p in topic:
+        await log.append(p, records(0))
+    lowest = 2**62
+    for index in range(3):
+        await log.set_fence(Fence(f"f{index}", lowest))
+
+    def reads(*epochs: int) -> list[ReadRequest]:
+        return [ReadRequest(p, end(log, 1), fence=Fence(f"f{p.index}", e)) for p, e in zip(topic, epochs, strict=True)]
+
+    for _ in range(2):  # an engine may know more the second time
+        assert await log.read_many(reads(lowest, lowest, lowest)) == {}
+    await log.set_fence(Fence("f1", lowest + 1))
+    assert news(await log.read_many(reads(lowest, lowest, lowest))) == {1: Fenced}
+    assert await log.read_many(reads(lowest, lowest + 1, lowest)) == {}
+    await log.set_fence(Fence("f0", 2**63 - 1))
+    assert news(await log.read_many(reads(lowest, lowest + 1, lowest))) == {0: Fenced}
+    assert news(await log.read_many(reads(lowest, lowest, lowest)[::-1])) == {0: Fenced, 1: Fenced}
+
+
+@awaited
+async def test_a_read_of_many_partitions_notices_that_their_topic_was_created_again(log: Log) -> None:
+    topic = await log.create_topic("t", 3)
+    for p in topic:
+        await log.append(p, records(0))
+    known = [ReadRequest(p, end(log, 1), topic.epoch) for p in topic]
+    for _ in range(2):  # an engine may know more the second time
+        assert await log.read_many(known) == {}
+    wrong = [*known[:2], ReadRequest(Partition("t", 2), end(log, 1), topic.epoch - 1)]
+    assert news(await log.read_many(wrong)) == {2: WrongEpoch}
+    await log.delete_topic("t")
+    again = await log.create_topic("t", 3)
+    for p in again:
+        await log.append(p, records(1))
+    assert news(await log.read_many(known)) == dict.fromkeys(range(3), WrongEpoch)
+    new = [ReadRequest(p, at(log, 0), again.epoch) for p in again]
+    assert news(await log.read_many(new)) == {index: ["r1"] for index in range(3)}
+
+
+@awaited
 async def test_a_read_of_many_partitions_ends_when_it_has_read_enough(log: Log) -> None:
     topic = await log.create_topic("t", 4)
     for partition in topic:
@@ -1355,6 +1396,21 @@ async def test_a_cancelled_read_of_many_partitions_leaves_the_log_as_it_was(log:
         await reading
     await log.append(T1, records(0))
     assert news(await log.read_many(reads, wait=TIMEOUT_SECONDS)) == {1: ["r0"]}
+
+
+@awaited
+async def test_appends_of_one_call_with_the_same_fences_are_fenced_by_one_of_them_that_raises_one(log: Log) -> None:
+    await log.create_topic("t", 1)
+    shared = [Fence("f", 1), Fence("g", 1)]
+    stored = await log.append_many(
+        [
+            AppendRequest(T0, records(0), fence=shared),
+            AppendRequest(T0, records(1), fence=shared),
+            AppendRequest(T0, records(2), fence=Fence("g", 2)),
+            AppendRequest(T0, records(3), fence=shared),
+        ]
+    )
+    assert [type(one) for one in stored] == [Appended, Appended, Appended, Fenced]
 
 
 @awaited

@@ -237,7 +237,7 @@ async def test_a_reader_is_woken_by_records_and_deletions_of_other_processes(
 async def test_a_reader_that_starts_to_wait_while_the_log_is_closed_is_woken(url: str) -> None:
     async with open_(url) as log:
         await log.create_topic("t", 1)
-    arrived = log._tail.wait_for([(1, 0)], log._tail.news)
+    arrived = log._tail.wait_for({1: 0}, log._tail.news)
     await asyncio.wait([arrived], timeout=TIMEOUT_SECONDS)
     assert arrived.done()
 

@@ -821,7 +821,7 @@ async def test_an_open_log_maintains_itself(folder: Path) -> None:
         await log.trim(T0, 100)
         async with asyncio.timeout(TIMEOUT_SECONDS):
             while rows(folder):  # noqa: ASYNC110 what the file holds is nobody's event
-                await asyncio.sleep(0)
+                await asyncio.sleep(0.005)
     async with quiet(folder) as log:
         assert (await log.span(T0)).first == 100
 
@@ -1040,7 +1040,8 @@ async def test_whichever_byte_of_the_file_is_flipped_no_wrong_record_is_served(f
     good = (folder / "log.db").read_bytes()
     dice = random.Random(7)
     refused = 0
-    headers = [page + at for page in range(0, len(good), 16384) for at in (*range(16), *range(16384 - 60, 16384, 7))]
+    places = (*range(16), *range(files.PAGE_BYTES - 60, files.PAGE_BYTES, 7))
+    headers = [page + at for page in range(0, len(good), files.PAGE_BYTES) for at in places]
     for place in dice.sample(headers, 60) + [dice.randrange(len(good)) for _ in range(60)]:
         copy = tmp_path / "copy"
         copy.mkdir()

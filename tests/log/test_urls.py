@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from shardyard.log import absolute_url, is_shared, local_folder, log_exists, open_log
+from shardyard.log import Log, absolute_url, is_shared, local_folder, log_exists, open_log
+from shardyard.log.sqlite import SqliteLog
 from shardyard.model import InvalidValue
 from shardyard.model.url import parse_url
 
@@ -104,3 +105,15 @@ def test_a_parsed_url_does_not_print_its_password() -> None:
         assert parsed.dsn == url
         assert "ret" not in f"{parsed} {parsed!r}"
     assert str(parsed) == "postgresql://host/yard?user=me&password=***&sslmode=require"
+
+
+def test_a_log_that_does_not_maintain_leaves_merging_to_others(tmp_path: Path) -> None:
+    async def is_maintained(log: Log) -> bool:
+        assert isinstance(log, SqliteLog)
+        async with log:
+            await log.topics()
+            return log._maintenance is not None
+
+    url = f"sqlite:///{tmp_path}/log"
+    assert asyncio.run(is_maintained(open_log(url)))
+    assert not asyncio.run(is_maintained(open_log(url, maintains=False)))

@@ -115,7 +115,7 @@ async def _work(stores: Stores) -> None:
     collect_garbage_less_often()
     with open_registry(stores.registry) as registry:
         async with (
-            open_log(stores.log) as log,
+            open_log(stores.log, maintains=False) as log,  # its server maintains it: this would delay appends
             open_history(stores.history) as history,
             Node(log, registry) as node,
         ):

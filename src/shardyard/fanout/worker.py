@@ -308,14 +308,15 @@ def _by_target(
     members: npt.NDArray[np.int64],
     now: int,
 ) -> Iterator[tuple[int, Validated, Sequence[Fence]]]:
-    """The posts of each partition of `inbox`, in their order, with the fences of their sources. `targets`: of the
-    chosen rows. They are validated once, not for each partition."""
-    records, sources = rows.posts(chosen, members, now), rows.sources()[chosen]
-    fences = [in_flight.source.fence for in_flight in rows.step]
+    """The posts of each partition of `inbox`, in their order, with the fences of all sources of the chosen rows.
+    `targets`: of these. Records are validated once, not for each partition, and the log compares one list of fences
+    once."""
+    records, sources = rows.posts(chosen, members, now), np.unique(rows.sources()[chosen]).tolist()
+    fences = [rows.step[number].source.fence for number in sources]
     for q in np.flatnonzero(targets.any(axis=0)).tolist():
         mine = np.flatnonzero(targets[:, q])
         part = records if len(mine) == len(records) else records.part(taken_rows(records, mine))
-        yield q, part, [fences[i] for i in set(sources[mine].tolist())]
+        yield q, part, fences
 
 
 def _open_snapshot(folder: Path) -> Snapshot | None:

@@ -40,11 +40,13 @@ def open_log(
     durability: "Durability" = "power",
     limits: "Limits | None" = None,
     clock: "Clock | None" = None,
+    maintains: bool = True,
 ) -> Log:
     """Open a log by its URL: `sqlite:///data/log` (a folder; four slashes for an absolute path),
     `postgresql://user:password@host:port/database` or `memory://`.
 
-    `durability` is the embedded log's: on PostgreSQL every commit is durable.
+    `durability` is the embedded log's: on PostgreSQL every commit is durable. `maintains`: whether this process takes
+    part in retention, merging and freeing space in the background. One that only reads may leave that to the others.
     """
     engine = parse_url("log", url)
     require("server", "open_log", "numpy", "pyarrow", "xxhash")
@@ -55,9 +57,11 @@ def open_log(
 
         return MemoryLog(limits=limits, clock=clock)
     if engine.engine == "postgresql":
-        from shardyard.log.postgresql import PostgresqlLog  # noqa: PLC0415 only the engine that is used is loaded
+        from shardyard.log.postgresql import engine as postgresql  # noqa: PLC0415 only the engine that is used is loaded
 
-        return PostgresqlLog(url, limits=limits, clock=clock)
-    from shardyard.log.sqlite import SqliteLog  # noqa: PLC0415 only the engine that is used is loaded
+        every = postgresql.MAINTAIN_SECONDS if maintains else None
+        return postgresql.PostgresqlLog(url, limits=limits, clock=clock, maintain_every=every)
+    from shardyard.log.sqlite import engine as sqlite  # noqa: PLC0415 only the engine that is used is loaded
 
-    return SqliteLog(engine.path, durability=durability, limits=limits, clock=clock)
+    every = sqlite.MAINTAIN_SECONDS if maintains else None
+    return sqlite.SqliteLog(engine.path, durability=durability, limits=limits, clock=clock, maintain_every=every)

@@ -122,6 +122,8 @@ class Appending:
         self._stamps: dict[tuple[int, Stamp], StoredStamp] = {}
         self._last: dict[tuple[int, str], int | None] = {}
         self._fences: dict[str, int] = {}
+        self._known_fences: Sequence[Fence] = ()
+        """They have the known epochs, as long as no fence rises."""
         self._unsealed: set[str] = set()
         self._loaded: list[tuple[Partition, int, LoadedBatch]] = []
 
@@ -132,7 +134,7 @@ class Appending:
         state = self._partitions.get(partition)
         if state is None:
             state = self._partitions[partition] = self._stored.partition(partition)
-        rising = [fence for fence in request.fences if rules.check_fence(fence, self._known_epoch(fence.name))]
+        rising = self._rising(request.fences)
         known = stamp and self._find_stamp(partition, state, stamp)
         if stamp and known:
             rules.check_same_batch(stamp, known[1], len(request.records))
@@ -140,6 +142,7 @@ class Appending:
             self._check_receives(request, state)
         for fence in rising:
             self._fences[fence.name] = fence.epoch
+            self._known_fences = ()
         if known:
             return Appended(partition, Position(state.epoch, known[0]), known[1], duplicate=True)
         first, count = state.end, len(request.records)
@@ -159,6 +162,16 @@ class Appending:
             self._unsealed,
             self._loaded,
         )
+
+    def _rising(self, fences: Sequence[Fence]) -> Sequence[Fence]:
+        """Those whose epoch is higher than the known one; `Fenced` if one is lower. Appends of one call often carry the
+        same fences, which are compared once."""
+        if fences is self._known_fences:
+            return ()
+        rising = [fence for fence in fences if rules.check_fence(fence, self._known_epoch(fence.name))]
+        if not rising:
+            self._known_fences = fences
+        return rising
 
     def _known_epoch(self, name: str) -> int | None:
         return self._fences[name] if name in self._fences else self._stored.fence(name)
@@ -211,7 +224,7 @@ class Appending:
                 records = [record for _, part in run for record in part]
                 if len(records) <= FEW_RECORDS:
                     stored = encode_few(partition_id, run[0][0], records, self._now)
-                    if all(record.timestamp for record in records):  # those without one are read with that of now
+                    if 0 not in [record.timestamp for record in records]:  # those without one are read with that of now
                         self._loaded.append(
                             (*partitions[partition_id], LoadedBatch(stored.first, len(stored.data), records))
                         )

@@ -1,13 +1,8 @@
 """Which stored batches of a partition to merge, so that small appends do not make for slow reads. No I/O."""
 
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import NamedTuple
 
-import pyarrow as pa
-
-from shardyard.log.stored_batches import LoadedBatch, arrow_batches
-from shardyard.model import Damaged
 from shardyard.model.limits import Limits
 
 MERGE_BYTES = 256 * 1024
@@ -57,12 +52,3 @@ def next_run(batches: Sequence[StoredSize]) -> Run:
         else:
             done = first + count
     return Run(ids, done, complete=False)
-
-
-def merged(batches: Sequence[LoadedBatch], where: str) -> pa.RecordBatch:
-    """The records of batches that follow each other. `Damaged` if there is a gap between them: merged, the records
-    behind it would get wrong offsets."""
-    for before, after in pairwise(batches):
-        if before.end != after.first:
-            raise Damaged(where, f"offsets {before.end} to {after.first - 1} are missing")
-    return pa.concat_batches(arrow_batches([batch.content for batch in batches]))

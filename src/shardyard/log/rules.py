@@ -51,9 +51,7 @@ def check_append_options(stamp: object, fence: object, generation: object) -> No
     """Refuse options of an append that have a wrong type."""
     if not isinstance(stamp, Stamp | None):
         raise InvalidValue("stamp", stamp, "a Stamp or None")
-    if not isinstance(fence, Fence | None) and not (
-        isinstance(fence, Sequence) and all(isinstance(one, Fence) for one in fence)
-    ):
+    if not isinstance(fence, Fence | None) and not (isinstance(fence, Sequence) and set(map(type, fence)) <= {Fence}):
         raise InvalidValue("fence", fence, "a Fence or None, or a list of fences")
     if not isinstance(generation, int | None):
         raise InvalidValue("generation", generation, "that of a Topic, or None")

@@ -4,13 +4,14 @@ Most are Arrow batches. A few records are stored as columns in MessagePack, whic
 until they are merged with others. The first byte tells which it is.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, groupby, repeat, starmap
+from typing import Any, NamedTuple
 
 import msgspec
+import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import xxhash
 from msgspec import Struct
 
@@ -22,16 +23,21 @@ FEW_RECORDS = 64
 _MSGPACK = 0x95
 """The first byte of an array of five items. An Arrow batch begins with 0xff."""
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(
-    tuple[
-        list[str],
-        list[bytes | None] | None,
-        list[bytes],
-        list[tuple[tuple[str, bytes], ...]] | None,
-        list[int],
-    ]
-)
-"""Ids, keys, values, headers and timestamps; None for keys or headers that no record has."""
+
+
+class _FewColumns(NamedTuple):
+    """The columns of a few records."""
+
+    ids: list[str]
+    keys: list[bytes | None] | None
+    """None if no record has one."""
+    values: list[bytes]
+    headers: list[tuple[tuple[str, bytes], ...]] | None
+    """None if no record has any."""
+    timestamps: list[int]
+
+
+_decoder = msgspec.msgpack.Decoder(_FewColumns)
 
 
 class StoredBatch(Struct, frozen=True):
@@ -73,12 +79,14 @@ def encode(partition_id: int, first: int, data: pa.RecordBatch) -> StoredBatch:
 def encode_few(partition_id: int, first: int, records: Sequence[Record], now: int) -> StoredBatch:
     """The same of a few records that were validated. Those with the timestamp 0 get `now`, in milliseconds."""
     timestamps = [record.timestamp or now for record in records]
+    keys = [record.key for record in records]
+    headers = [record.headers for record in records]
     stored = _encoder.encode(
         (
             [record.id for record in records],
-            [record.key for record in records] if any(record.key is not None for record in records) else None,
+            keys if keys.count(None) < len(keys) else None,
             [record.value for record in records],
-            [record.headers for record in records] if any(record.headers for record in records) else None,
+            headers if any(headers) else None,
             timestamps,
         )
     )
@@ -87,25 +95,67 @@ def encode_few(partition_id: int, first: int, records: Sequence[Record], now: in
 
 def decode(stored: bytes, checksum: int, partition_id: int, first: int, count: int, where: str) -> LoadedBatch:
     """Load a stored batch; `Damaged` if it is not what was stored. `where`: for the error."""
+    content = _content(stored, checksum, partition_id, first, count, where)
+    return LoadedBatch(first, len(stored), _records(content) if isinstance(content, _FewColumns) else content)
+
+
+def join(rows: Iterable[tuple[int, int, int, bytes]], partition_id: int, where: str) -> pa.RecordBatch:
+    """The records of stored batches that follow each other: their first offsets, counts, checksums and bytes.
+    `Damaged` if one is not what was stored, or if there is a gap between them: in one batch, the records behind it
+    would get wrong offsets. Those in MessagePack become Arrow columns without becoming objects on the way, which a
+    thread could only make while the event loop waits for the interpreter."""
+    contents: list[pa.RecordBatch | _FewColumns] = []
+    end = None
+    for first, count, checksum, stored in rows:
+        if end is not None and first != end:
+            raise Damaged(where, f"offsets {end} to {first - 1} are missing")
+        contents.append(_content(stored, checksum, partition_id, first, count, where))
+        end = first + count
+    batches: list[pa.RecordBatch] = []
+    for is_arrow, group in groupby(contents, lambda content: isinstance(content, pa.RecordBatch)):
+        same: list[Any] = list(group)
+        batches += same if is_arrow else [_few_as_arrow(same)]
+    return pa.concat_batches(batches)
+
+
+def _content(
+    stored: bytes, checksum: int, partition_id: int, first: int, count: int, where: str
+) -> "pa.RecordBatch | _FewColumns":
     if _checksum(stored, partition_id, first) != checksum:
         raise Damaged(where, f"the batch at offset {first} fails its checksum")
     try:
         is_few = stored[0] == _MSGPACK
-        content = _decode_few(stored) if is_few else pa.ipc.read_record_batch(pa.py_buffer(stored), SCHEMA)
+        content = _decoder.decode(stored) if is_few else pa.ipc.read_record_batch(pa.py_buffer(stored), SCHEMA)
     except (msgspec.DecodeError, ValueError) as error:
         raise Damaged(where, f"the batch at offset {first} is none: {error}") from error
-    if len(content) != count:
-        raise Damaged(where, f"the batch at offset {first} has {len(content)} records instead of {count}")
-    return LoadedBatch(first, len(stored), content)
+    counts = {len(column) for column in content if column is not None} if is_few else {len(content)}
+    if counts != {count}:
+        found = " and ".join(map(str, sorted(counts)))
+        raise Damaged(where, f"the batch at offset {first} has {found} records instead of {count}")
+    return content
 
 
-def _decode_few(stored: bytes) -> list[Record]:
-    ids, keys, values, headers, timestamps = _decoder.decode(stored)
+def _records(few: _FewColumns) -> list[Record]:
+    ids, keys, values, headers, timestamps = few
     keyless, bare = repeat(None, len(ids)), repeat((), len(ids))
     rows = zip(
         ids, keyless if keys is None else keys, values, bare if headers is None else headers, timestamps, strict=True
     )
     return list(starmap(Record, rows))
+
+
+def _few_as_arrow(parts: Sequence[_FewColumns]) -> pa.RecordBatch:
+    keys = chain.from_iterable([None] * len(few.ids) if few.keys is None else few.keys for few in parts)
+    headers = chain.from_iterable([()] * len(few.ids) if few.headers is None else few.headers for few in parts)
+    columns: list[list[Any]] = [
+        [id_ for few in parts for id_ in few.ids],
+        list(keys),
+        [value for few in parts for value in few.values],
+        [pairs or None for pairs in headers],
+        [timestamp for few in parts for timestamp in few.timestamps],
+    ]
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
 
 
 def arrow_batches(contents: Sequence[pa.RecordBatch | Sequence[Record]]) -> list[pa.RecordBatch]:
@@ -172,6 +222,6 @@ class Read:
 def first_since(batch: LoadedBatch, timestamp: int, at_least: int) -> int | None:
     """The lowest offset, `at_least` or above, of a record that is not older than `timestamp`; None if there is none."""
     (data,) = arrow_batches([batch.content])
-    late = pc.indices_nonzero(pc.greater_equal(data["timestamp"], timestamp)).to_numpy()
+    late = np.flatnonzero(data["timestamp"].to_numpy() >= timestamp)
     reached = late[late >= max(0, at_least - batch.first)]
     return batch.first + int(reached[0]) if len(reached) else None

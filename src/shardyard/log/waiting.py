@@ -2,14 +2,15 @@
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Protocol, TypeAlias
 
 from shardyard.log.requests import Outcomes
 from shardyard.runtime.clock import Clock, SystemClock
 
-Looked: TypeAlias = tuple[Outcomes, list[tuple[int, int]]]
-"""The news, and if there are none, the partition ids and offsets to wait for."""
+Looked: TypeAlias = tuple[Outcomes, Mapping[int, int]]
+"""The news, and if there are none, what to wait for: partition ids, and offsets. They belong together, so a look finds
+both in one transaction."""
 
 
 class Tail(Protocol):
@@ -17,7 +18,7 @@ class Tail(Protocol):
 
     @property
     def news(self) -> int: ...
-    def wait_for(self, places: Sequence[tuple[int, int]], since: int) -> "asyncio.Future[None]": ...
+    def wait_for(self, places: Mapping[int, int], since: int) -> "asyncio.Future[None]": ...
 
 
 async def look_until_news(look: Callable[[], Awaitable[Looked]], tail: Tail, seconds: float, clock: Clock) -> Outcomes:

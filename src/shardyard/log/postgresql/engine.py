@@ -100,7 +100,7 @@ class PostgresqlLog(DatabaseLog):
         place, batch = await self._run(fetch)
         if len(batch) or wait <= 0:
             return batch
-        arrived = self._tail.wait_for([(place.id, offset)], news)
+        arrived = self._tail.wait_for({place.id: offset}, news)
         try:
             await wait_at_most(arrived, wait, self._clock)
         finally:

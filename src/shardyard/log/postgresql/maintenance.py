@@ -12,7 +12,7 @@ from shardyard.log.postgresql import retention
 from shardyard.log.postgresql.appends import PUT_BATCH, batch_row
 from shardyard.log.postgresql.catalog import NOW
 from shardyard.log.postgresql.steps import Committed, Step
-from shardyard.log.stored_batches import decode, encode
+from shardyard.log.stored_batches import encode, join
 from shardyard.model import Damaged
 from shardyard.runtime.postgresql import Connection
 
@@ -193,15 +193,13 @@ def merge(connection: Connection, partition: int, merged_to: int, end: int) -> i
 
 def _merge_run(connection: Connection, partition: int, firsts: list[int]) -> None:
     """If the commit is lost in a crash, the small batches are still there, so it need not be synced."""
-    where = f"partition {partition}"
     rows = connection.execute(
         "SELECT first, count, checksum, data FROM log_batches WHERE partition = %s AND first = ANY(%s::bigint[])"
         " ORDER BY first",
         (partition, firsts),
         binary=True,
-    )
-    parts = [decode(data, checksum, partition, first, count, where) for first, count, checksum, data in rows]
-    batch = encode(partition, parts[0].first, merging.merged(parts, where))
+    ).fetchall()
+    batch = encode(partition, rows[0][0], join(rows, partition, f"partition {partition}"))
     connection.execute("SET LOCAL synchronous_commit = off")
     connection.execute(
         "DELETE FROM log_batches WHERE partition = %s AND first = ANY(%s::bigint[])", (partition, firsts)

@@ -60,5 +60,5 @@ def read_many(
         if not found.is_enough:
             found.add(requests[number - 1], outcome_of(read, requests[number - 1]))
     if found.outcomes:
-        return found.outcomes, []
-    return {}, [(ids[request.partition], request.offset) for request in requests]
+        return found.outcomes, {}
+    return {}, {ids[request.partition]: request.offset for request in requests}

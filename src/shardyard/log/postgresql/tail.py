@@ -2,7 +2,7 @@
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from shardyard.log.postgresql.catalog import CHANGED, CHANNEL
@@ -38,7 +38,7 @@ class Tail:
         """What a reader notes before it reads, for `wait_for`."""
         return self._waiters.news
 
-    def wait_for(self, places: Sequence[tuple[int, int]], since: int) -> "asyncio.Future[None]":
+    def wait_for(self, places: Mapping[int, int], since: int) -> "asyncio.Future[None]":
         """A future that is done when one of the partitions, given by id, has a record at its offset or is gone, and
         soon if that is so already. `since`: the `news` before the caller saw that there is no such record. The caller
         cancels the future when it no longer waits."""

@@ -1,8 +1,8 @@
 """Checkpoints: copying pages from the write-ahead log into the database file without delaying appends.
 
-A separate thread copies most of them while the writer goes on. The writer copies the rest between two commits, when
-this process adds no page, so that the write-ahead log can be restarted. If other processes write too, it may never be
-empty by itself: beyond a limit, all writers wait for a moment.
+A separate thread copies most of them while the writer goes on. Once the write-ahead log is large, the writer copies the
+rest between two commits, when this process adds no page, so that it can be restarted. If other processes write too, it
+may never be empty by itself: beyond a limit, all writers wait for a moment.
 """
 
 import logging
@@ -16,7 +16,10 @@ from shardyard.log.sqlite.files import connect
 _log = logging.getLogger(__name__)
 
 CHECKPOINT_BYTES = 16 * 1024 * 1024
-"""How far the write-ahead log grows before a checkpoint."""
+"""How far the write-ahead log grows before a checkpoint, by what `grew` was told, which is about half of it. The larger
+it is, the longer do commits wait for the disk meanwhile."""
+FINISH_BYTES = 48 * 1024 * 1024
+"""How large the write-ahead log is when the writer completes a checkpoint, for which appends wait."""
 LIMIT_BYTES = 128 * 1024 * 1024
 """Beyond this size other writers wait until the write-ahead log was restarted."""
 LIMIT_WAIT_MS = 300
@@ -28,6 +31,7 @@ class Checkpoints:
     def __init__(self, path: Path) -> None:
         self._wal = path.with_name(path.name + "-wal")
         self._db = connect(path, "power")
+        self.page_bytes: int = self._db.execute("PRAGMA page_size").fetchone()[0]
         self._bytes = 0
         self._size = self.wal_bytes()
         """Of the file, when it was last looked at."""
@@ -80,11 +84,15 @@ class Checkpoints:
             self._wanted.clear()
             if self._closing:
                 break
-            self._checkpoint(self._db, "PASSIVE")
-            self.unfinished = True
+            if self._checkpoint(self._db, "PASSIVE") * self.page_bytes > FINISH_BYTES:
+                self.unfinished = True
 
-    def _checkpoint(self, db: sqlite3.Connection, kind: str) -> None:
+    def _checkpoint(self, db: sqlite3.Connection, kind: str) -> int:
+        """Returns how many pages the write-ahead log holds, also those that were copied before; none if it failed, or
+        another process makes a checkpoint."""
         try:
-            db.execute(f"PRAGMA wal_checkpoint({kind})").fetchall()
+            _, pages, _ = db.execute(f"PRAGMA wal_checkpoint({kind})").fetchone()
         except sqlite3.Error as error:  # the pages are as safe in the write-ahead log
             _log.warning("checkpoint of %s will be retried: %s", self._wal, error)
+            return 0
+        return int(pages)

@@ -15,7 +15,9 @@ from shardyard.model import Busy, Damaged, NoRoom, NotOurs, NotWritable, Shardya
 Durability = Literal["power", "process"]
 """What an appended record survives: a power cut, or only the death of all processes."""
 
-PAGE_BYTES = 16384
+PAGE_BYTES = 8192
+"""Of new files; those that were created with another size keep it. A commit of a few records writes some pages as a
+whole: with larger ones it takes longer, and with smaller ones large batches do."""
 WAL_KEEP_BYTES = 64 * 1024 * 1024
 """How large the write-ahead log may stay when it is restarted."""
 OPEN_SECONDS = 30.0

@@ -15,7 +15,7 @@ from shardyard.log import merging
 from shardyard.log.appending import PartitionState
 from shardyard.log.database import CLEAR_BATCHES, FORGET_EVERY, FORGET_FROM, STAMP_MS
 from shardyard.log.sqlite import store
-from shardyard.log.stored_batches import StoredBatch, decode, encode
+from shardyard.log.stored_batches import StoredBatch, encode, join
 from shardyard.model import Damaged, Partition, PartitionOutOfRange, Retention, UnknownTopic
 
 _log = logging.getLogger(__name__)
@@ -264,13 +264,11 @@ def _plan(db: sqlite3.Connection, left: dict[int, tuple[int, int]]) -> _Merge | 
 
 
 def _merged(db: sqlite3.Connection, partition: int, ids: list[int]) -> StoredBatch:
-    where = f"partition {partition}"
     rows = db.execute(
         "SELECT first, count, checksum, data FROM batches WHERE id IN (SELECT value FROM json_each(?)) ORDER BY first",
         (json.dumps(ids),),
-    )
-    parts = [decode(stored, checksum, partition, first, count, where) for first, count, checksum, stored in rows]
-    return encode(partition, parts[0].first, merging.merged(parts, where))
+    ).fetchall()
+    return encode(partition, rows[0][0], join(rows, partition, f"partition {partition}"))
 
 
 def _replace(db: sqlite3.Connection, partition: int, ids: list[int], merged: StoredBatch) -> bool:

@@ -4,7 +4,9 @@ of all partitions of a topic come as one value, because Python takes longer for 
 import sqlite3
 import threading
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from operator import le
 
 import msgspec
 
@@ -13,13 +15,15 @@ from shardyard.log.batch_cache import BatchCache
 from shardyard.log.requests import News, ReadRequest
 from shardyard.log.sqlite import store
 from shardyard.log.waiting import Looked
-from shardyard.model import Fence, Partition
+from shardyard.model import Partition
 from shardyard.model.batch import Batch
 
 FEW_RECORDS = 10_000
 """Beyond so many that have arrived, their bytes are not summed up."""
 DENSE = 200
 """Up to so many partitions of a topic are looked at for each that is read: to read it by itself takes as long."""
+MOST_KNOWN = 20_000
+"""Epochs of fences that are kept. Beyond that, all are looked up again."""
 MAX_INT64 = 2**63 - 1
 """SQLite has no larger numbers, and so no partition has one."""
 _ENDS = """
@@ -29,7 +33,11 @@ SELECT (SELECT epoch FROM topics WHERE name = ?1), json_group_array("end") FROM 
 )
 """
 """The epoch of a topic, and the ends of its partitions from one number to another, as far as they exist."""
-_HIGHEST_FENCE = "SELECT max(epoch) FROM fences WHERE name BETWEEN ? AND ?"
+_FENCE_CHANGES = """
+SELECT count(*), sum(epoch >> 32), sum(epoch & 0xffffffff) FROM fences WHERE name BETWEEN ? AND ?
+"""
+"""These differ from before whenever a fence was set to a higher epoch: epochs only rise. In halves, because their sum
+may be larger than SQLite's numbers."""
 _FENCES = "SELECT name, epoch FROM fences WHERE name BETWEEN ? AND ?"
 _BYTES = """
 SELECT coalesce(sum(b.bytes), 0) FROM json_each(?) w
@@ -72,92 +80,164 @@ class KnownIds:
 _UNREAD: tuple[int, dict[int, int]] = (-1, {})
 
 
-def read_many(
-    db: sqlite3.Connection,
-    cache: BatchCache,
-    known: KnownIds,
-    requests: Sequence[ReadRequest],
-    max_records: int,
-    max_bytes: int,
-    total_bytes: int | None,
-    most: int | None,
-) -> Looked | None:
-    """What is new. `known`: what is read now is added. None if more than `most` bytes have arrived, or an unknown
-    number."""
-    news = _find_news(db, known, requests)
-    if most is not None and not _are_few(db, known, requests, news, most):
-        return None
-    if _is_any_fenced(db, [request.fence for request in requests if request.fence is not None]):
-        news = dict.fromkeys(range(len(requests)))  # which one, their reads find out
+@dataclass(frozen=True, slots=True)
+class _TopicReads:
+    """The requests for partitions of one topic, in columns."""
 
-    def read(request: ReadRequest) -> Batch:
-        place, batch = store.read(
-            db, cache, request.partition, request.offset, request.epoch, max_records, max_bytes, request.fence
-        )
-        known.add(request.partition, place.epoch, place.id)
-        return batch
+    topic: str
+    numbers: list[int]
+    """Their places among all requests."""
+    partitions: list[int]
+    offsets: list[int]
+    epochs: list[int | None]
+    lowest: int
+    """The partitions lie between this one and the highest."""
+    highest: int
 
-    found = News(total_bytes)
-    for number in sorted(news):
-        if not found.is_enough:
-            found.add(requests[number], outcome_of(read, requests[number]))
-    if found.outcomes:
-        return found.outcomes, []
-    return {}, [(known.find(request.partition) or 0, request.offset) for request in requests]
+    @classmethod
+    def of(cls, topic: str, numbers: list[int], requests: Sequence[ReadRequest]) -> "_TopicReads":
+        those = [requests[number] for number in numbers]
+        partitions = [request.partition.index for request in those]
+        offsets, epochs = [request.offset for request in those], [request.epoch for request in those]
+        return cls(topic, numbers, partitions, offsets, epochs, max(min(partitions), 0), max(partitions))
 
+    @property
+    def are_dense(self) -> bool:
+        """Whether all partitions from the lowest to the highest can be looked at."""
+        return -1 <= self.highest - self.lowest < DENSE * len(self.partitions) and self.highest < MAX_INT64
 
-def _find_news(db: sqlite3.Connection, known: KnownIds, requests: Sequence[ReadRequest]) -> dict[int, int | None]:
-    """The numbers of the requests that may have something new, each with the partition's end; None if that or the
-    partition's id is not known."""
-    news: dict[int, int | None] = {}
-    topics: defaultdict[str, list[int]] = defaultdict(list)
-    for number, request in enumerate(requests):
-        topics[request.partition.topic].append(number)
-    for topic, numbers in topics.items():
-        places = [requests[number].partition.index for number in numbers]
-        lowest, highest = max(min(places), 0), max(places)
-        if not -1 <= highest - lowest < DENSE * len(places) or highest >= MAX_INT64:
-            news |= dict.fromkeys(numbers)
-            continue
-        epoch, found = db.execute(_ENDS, (topic, lowest, highest)).fetchone()
-        ids, ends = known.of(topic, epoch), _numbers(found)
-        for number, place in zip(numbers, places, strict=True):
-            request, at = requests[number], place - lowest
-            end = ends[at] if 0 <= at < len(ends) and place in ids else None
-            if end != request.offset or (request.epoch != epoch and request.epoch is not None):
-                news[number] = end
-    return news
+    def news(self, epoch: int | None, ends: list[int], known: Collection[int]) -> dict[int, int | None]:
+        """The numbers of the requests that may have something new, each with the partition's end; None if that or the
+        partition's id is not known. `ends`: of the partitions from the lowest on, as far as they exist. `known`: those
+        whose ids are."""
+        if set(self.epochs) <= {epoch, None} and self.highest < self.lowest + len(ends) and self._are_in(known):
+            here = [ends[place - self.lowest] for place in self.partitions]
+            if here == self.offsets:
+                return {}
+            columns = zip(self.numbers, here, self.offsets, strict=True)
+            return {number: end for number, end, offset in columns if end != offset}
+        return self._news_of_each(epoch, ends, known)
+
+    def _are_in(self, known: Collection[int]) -> bool:
+        return len(known) >= len(self.partitions) and all(map(known.__contains__, self.partitions))
+
+    def _news_of_each(self, epoch: int | None, ends: list[int], known: Collection[int]) -> dict[int, int | None]:
+        found = {place: end for place, end in enumerate(ends, self.lowest) if place in known}
+        columns = zip(self.numbers, map(found.get, self.partitions), self.offsets, self.epochs, strict=True)
+        return {
+            number: end
+            for number, end, offset, wanted in columns
+            if end != offset or (wanted is not None and wanted != epoch)
+        }
 
 
-def _are_few(
-    db: sqlite3.Connection,
-    known: KnownIds,
-    requests: Sequence[ReadRequest],
-    news: dict[int, int | None],
-    most: int,
-) -> bool:
-    """Whether what has arrived is at most so many bytes."""
-    grown, records = [], 0
-    for number, end in news.items():
-        if end is None:
+class Reads:
+    """What a call of `read_many` asks for. A look compares columns of it: there are often hundreds of partitions, and
+    most have nothing new."""
+
+    def __init__(self, requests: Sequence[ReadRequest]) -> None:
+        self.requests = requests
+        numbers: defaultdict[str, list[int]] = defaultdict(list)
+        for number, request in enumerate(requests):
+            numbers[request.partition.topic].append(number)
+        self.topics = [_TopicReads.of(topic, those, requests) for topic, those in numbers.items()]
+        fences = [request.fence for request in requests if request.fence is not None]
+        self.fence_names = [fence.name for fence in fences]
+        self.fence_epochs = [fence.epoch for fence in fences]
+        self.between = (min(self.fence_names), max(self.fence_names)) if fences else None
+        """The names of the fences lie between these two: those of an owner's partitions follow each other."""
+
+
+class KnownFences:
+    """The epochs of fences, as long as none of them has changed. Safe to use from several threads."""
+
+    def __init__(self) -> None:
+        self._epochs: dict[tuple[str, str], tuple[tuple[int, ...], dict[str, int]]] = {}
+        """By the names between which they lie: what tells whether one in between has changed, and their epochs."""
+        self._count = 0
+        """Of all epochs; about, since threads may add some at the same time."""
+
+    def all_hold(self, db: sqlite3.Connection, reads: Reads) -> bool:
+        """Whether no higher epoch of a fence of these reads is known."""
+        if reads.between is None:
+            return True
+        changes = db.execute(_FENCE_CHANGES, reads.between).fetchone()
+        seen, epochs = self._epochs.get(reads.between, (None, {}))
+        if seen != changes:
+            self._count -= len(epochs)
+            epochs = dict(db.execute(_FENCES, reads.between).fetchall())
+            self._count += len(epochs)
+            if self._count > MOST_KNOWN:
+                self._epochs.clear()
+                self._count = len(epochs)
+            self._epochs[reads.between] = (changes, epochs)
+        known = map(epochs.get, reads.fence_names, reads.fence_epochs)
+        return all(map(le, known, reads.fence_epochs))
+
+
+class ManyReader:
+    """Reads from many partitions, and remembers what the next read would have to look up again. Safe to use from
+    several threads."""
+
+    def __init__(self, cache: BatchCache) -> None:
+        self._cache = cache
+        self.ids = KnownIds()
+        self._fences = KnownFences()
+
+    def read(
+        self,
+        db: sqlite3.Connection,
+        reads: Reads,
+        max_records: int,
+        max_bytes: int,
+        total_bytes: int | None,
+        most: int | None,
+    ) -> Looked | None:
+        """What is new. None if more than `most` bytes have arrived, or an unknown number."""
+        requests, news = reads.requests, self._find_news(db, reads)
+        if most is not None and not self._are_few(db, requests, news, most):
+            return None
+        if not self._fences.all_hold(db, reads):
+            news = dict.fromkeys(range(len(requests)))  # which one does not, their reads find out
+
+        def read(request: ReadRequest) -> Batch:
+            place, batch = store.read(
+                db, self._cache, request.partition, request.offset, request.epoch, max_records, max_bytes, request.fence
+            )
+            self.ids.add(request.partition, place.epoch, place.id)
+            return batch
+
+        found = News(total_bytes)
+        for number in sorted(news):
+            if not found.is_enough:
+                found.add(requests[number], outcome_of(read, requests[number]))
+        if found.outcomes:
+            return found.outcomes, {}
+        return {}, {self.ids.find(request.partition) or 0: request.offset for request in requests}
+
+    def _find_news(self, db: sqlite3.Connection, reads: Reads) -> dict[int, int | None]:
+        """The numbers of the requests that may have something new, each with the partition's end; None if that or the
+        partition's id is not known."""
+        news: dict[int, int | None] = {}
+        for those in reads.topics:
+            if not those.are_dense:
+                news |= dict.fromkeys(those.numbers)
+                continue
+            epoch, found = db.execute(_ENDS, (those.topic, those.lowest, those.highest)).fetchone()
+            news |= those.news(epoch, _numbers(found), self.ids.of(those.topic, epoch))
+        return news
+
+    def _are_few(
+        self, db: sqlite3.Connection, requests: Sequence[ReadRequest], news: dict[int, int | None], most: int
+    ) -> bool:
+        """Whether what has arrived is at most so many bytes."""
+        grown, records = [], 0
+        for number, end in news.items():
+            if end is None:
+                return False
+            request = requests[number]
+            grown.append((self.ids.find(request.partition) or 0, request.offset))
+            records += max(end - request.offset, 0)
+        if records > FEW_RECORDS:
             return False
-        request = requests[number]
-        grown.append((known.find(request.partition), request.offset))
-        records += max(end - request.offset, 0)
-    if records > FEW_RECORDS:
-        return False
-    return not grown or db.execute(_BYTES, (_json(grown).decode(),)).fetchone()[0] <= most
-
-
-def _is_any_fenced(db: sqlite3.Connection, fences: Sequence[Fence]) -> bool:
-    """Whether a higher epoch of one of these fences is known. Those of an owner's partitions have names that follow
-    each other."""
-    if not fences:
-        return False
-    names = [fence.name for fence in fences]
-    between = min(names), max(names)
-    (highest,) = db.execute(_HIGHEST_FENCE, between).fetchone()
-    if highest is None or highest <= min([fence.epoch for fence in fences]):
-        return False
-    found = dict(db.execute(_FENCES, between).fetchall())
-    return any(found.get(fence.name, fence.epoch) > fence.epoch for fence in fences)
+        return not grown or db.execute(_BYTES, (_json(grown).decode(),)).fetchone()[0] <= most

@@ -12,7 +12,7 @@ from shardyard.log.batch_cache import BatchCache
 from shardyard.log.requests import Outcomes, ReadRequest
 from shardyard.log.sqlite import store
 from shardyard.log.sqlite.known_ends import KnownEnds
-from shardyard.log.sqlite.read_many import KnownIds, read_many
+from shardyard.log.sqlite.read_many import ManyReader, Reads
 from shardyard.log.sqlite.snapshots import Snapshots
 from shardyard.log.sqlite.tail import Tail
 from shardyard.log.waiting import Looked, look_until_news, wait_at_most
@@ -40,8 +40,7 @@ class Reading:
         self.clock = clock
         self.ends: dict[Partition, tuple[int, int]] = {}
         """The id of each partition that was read to its end, and that end: what follows was just written."""
-        self._ids = KnownIds()
-        """Of partitions that were read together with others."""
+        self._many = ManyReader(self.cache)
         self._recent: dict[Partition, deque[int]] = {}
         """The first offsets of the batches that were kept at hand for readers that waited for them."""
 
@@ -55,8 +54,10 @@ class Reading:
     ) -> Outcomes:
         """See `Log.read_many`."""
 
+        reads = Reads(requests)
+
         def look(db: sqlite3.Connection, most: int | None = None) -> Looked | None:
-            return read_many(db, self.cache, self._ids, requests, max_records, max_bytes, total_bytes, most)
+            return self._many.read(db, reads, max_records, max_bytes, total_bytes, most)
 
         async def look_inline_if_few() -> Looked:
             few = await self.snapshots.look_inline(partial(look, most=INLINE_READ_BYTES))
@@ -67,7 +68,7 @@ class Reading:
     def committed(self, changes: Changes, *, only_appends: bool) -> None:
         """Keep what was appended at hand for readers that wait for it, and wake them."""
         for partition, epoch, batch in changes.loaded:
-            partition_id = self._ids.find(partition) or self.ends.get(partition, (0, -1))[0]
+            partition_id = self._many.ids.find(partition) or self.ends.get(partition, (0, -1))[0]
             if self.tail.is_awaited(partition_id):
                 self.cache.add(partition, epoch, batch)
                 recent = self._recent.setdefault(partition, deque())
@@ -111,7 +112,7 @@ class PartitionRead:
         self._note(found, batch, version)  # also if it is cancelled while it waits
         if len(batch) or wait <= 0:
             return batch
-        arrived = reading.tail.wait_for([(found.id, self._offset)], news)
+        arrived = reading.tail.wait_for({found.id: self._offset}, news)
         try:
             has_arrived = await wait_at_most(arrived, wait, reading.clock)
         finally:

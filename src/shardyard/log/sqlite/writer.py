@@ -23,7 +23,7 @@ from msgspec import Struct
 from shardyard.log.appending import Append, Appending, Changes, outcome_of
 from shardyard.log.sqlite import store
 from shardyard.log.sqlite.checkpoints import Checkpoints
-from shardyard.log.sqlite.files import PAGE_BYTES, Durability, connect, translate
+from shardyard.log.sqlite.files import Durability, connect, translate
 from shardyard.log.sqlite.lookup_cache import LookupCache
 from shardyard.model import Busy, Closed, InvalidCall, ShardyardError
 from shardyard.runtime.group_commit import CommitTimes, Interrupted, Outcome, after_commit, outcomes_of, settle
@@ -324,7 +324,9 @@ class Writer:
     def _committed(self, requests: list[Request], written: _Written) -> None:
         operations = [request for request in requests if isinstance(request, Operation)]
         self._on_commit(written.changes, only_appends=all(operation.only_rearranges for operation in operations))
-        size = sum(request.size for request in requests) + len(written.changes.batches) * 2 * PAGE_BYTES
+        size = (
+            sum(request.size for request in requests) + len(written.changes.batches) * 2 * self._checkpoints.page_bytes
+        )
         if operations:  # they may write any amount
             size = max(size, self._checkpoints.grown())
         self._checkpoints.grew(size)
