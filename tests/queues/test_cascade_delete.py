@@ -16,6 +16,7 @@ from shardyard.queues.cascade_delete import Companions, KeptTopic, companions_of
 from shardyard.queues.delays import UNDELIVERABLE, Delays
 from shardyard.queues.settings import change_topic
 from shardyard.queues.topic_readers import TopicReaders
+from shardyard.registry import Snapshot
 from shardyard.wire.companions import parse_companion
 from shardyard.wire.headers import REASON
 from tests.log.samples import awaited, move
@@ -33,11 +34,18 @@ async def failing(_: Message) -> None:
 
 
 async def fail(cluster: Cluster, *values: str, backoff: tuple[float, ...] = (), group: str = "billing") -> None:
-    """Let a group fail on these records of `orders`; then its member leaves."""
+    """Let a group fail on these records of `orders`; then its member leaves. A rebalance after that would forget which
+    topics the group had read, if one of them was deleted in the meantime."""
     await cluster.set(group, backoff=backoff)
     async with running(cluster.consumer(group=group), failing):
         await cluster.publish(*values)
         await cluster.until_done(group)
+    await cluster.until(lambda: cluster.registry.read(lambda tx: is_rebalanced(tx, group)))
+
+
+def is_rebalanced(tx: Snapshot, group: str) -> bool:
+    row = tx.group(group)
+    return row is not None and row.assigned == row.inputs
 
 
 async def visit(cluster: Cluster, group: str) -> None:
