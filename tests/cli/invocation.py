@@ -1,5 +1,6 @@
 """Runs the command in this process, which is fast, and lets a pipeline job use the tests' Spark session."""
 
+import asyncio
 import functools
 import io
 import json
@@ -10,6 +11,7 @@ import pytest
 import typer.main
 
 from shardyard.cli import main
+from shardyard.runtime.clock import SystemClock
 
 build_once = functools.cache(typer.main.get_command)
 """Typer builds all commands anew whenever it is called, which takes longer than most of them."""
@@ -24,12 +26,31 @@ def invoke(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> object:
     return exit_.value.code
 
 
+class SkippingClock(SystemClock):
+    """Skips the time between two attempts: a call is retried as often as it would be, for as long as it counts, at
+    once."""
+
+    def __init__(self) -> None:
+        self._skipped = 0.0
+
+    def monotonic(self) -> float:
+        return super().monotonic() + self._skipped
+
+    async def sleep(self, seconds: float) -> None:
+        self._skipped += seconds
+        await asyncio.sleep(0)
+
+
 class Shell:
     """Runs commands in this process."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
         self._monkeypatch, self._capsys = monkeypatch, capsys
         self.err = ""
+
+    def skip_waits(self) -> None:
+        """From now on, do not wait before a call to brokers is retried."""
+        self._monkeypatch.setattr("shardyard.client.brokers.SystemClock", SkippingClock)
 
     def run(self, *arguments: str, stdin: bytes = b"") -> tuple[object, str]:
         """Run a command; returns its exit code and standard output, and keeps its standard error in `err`."""

@@ -825,6 +825,7 @@ def test_a_malformed_line_is_named_with_the_number_of_records_published_before_i
 
 @pytest.mark.parametrize("call", ["publish orders a", "consume g orders"])
 def test_without_a_broker_the_error_says_how_to_start_one(shell: Shell, call: str) -> None:
+    shell.skip_waits()
     assert shell.run(*call.split(), "--broker", NO_BROKER) == (1, "")
     assert shell.err.startswith(f"error: none of {NO_BROKER} could be reached for 2 s")
     assert (
@@ -840,6 +841,7 @@ class QuietHandler(http.server.SimpleHTTPRequestHandler):
 
 @pytest.mark.parametrize("call", ["topics list", "topics create new", "publish orders a", "consume g orders"])
 def test_an_address_of_something_else_than_a_broker_is_named_in_one_line(shell: Shell, call: str) -> None:
+    shell.skip_waits()
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), QuietHandler) as server:
         serving = threading.Thread(target=server.serve_forever, args=(0.01,))
         serving.start()

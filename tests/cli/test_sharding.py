@@ -345,6 +345,7 @@ def test_without_a_broker_the_error_says_what_to_do(
     shell: Shell, monkeypatch: pytest.MonkeyPatch, command: list[str]
 ) -> None:
     monkeypatch.setenv("SHARDYARD_BROKER", NO_BROKER)
+    shell.skip_waits()
     assert shell.run(*command)[0] == 1
     assert "start one with `shardyard broker`" in shell.err
 

@@ -475,8 +475,10 @@ def test_an_interrupted_blocking_consumer_commits_and_leaves() -> None:
 
 
 def test_a_consumer_that_cannot_leave_warns_when_its_partitions_get_other_owners(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("shardyard.client.remote.LEAVE_SECONDS", 0.1)
+
     async def scenario(cluster: Cluster) -> None:
         await cluster.topic(partitions=1)
         async with cluster.consumer("m1", session_timeout=3.0, retry_seconds=0.2):

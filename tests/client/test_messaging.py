@@ -383,10 +383,11 @@ def test_a_client_goes_where_its_server_sends_it_and_takes_along_what_is_not_ans
 
 def test_a_client_that_is_told_no_address_or_a_dead_one_asks_for_a_new_session() -> None:
     async def scenario(server: ScriptedServer) -> None:
-        async with connected(server) as (_, peer):
+        clock = ManualClock()
+        async with connected(server, clock=clock) as (_, peer):
             for address in (None, "ws://127.0.0.1:9/v1/messaging", "nonsense"):
                 await peer.send(Elsewhere(address, 0))
-                peer = await server.accept_new()
+                peer = await advance_until(clock, background(server.accept_new()))
             assert len(server.sessions) == 4
 
     run(scenario)

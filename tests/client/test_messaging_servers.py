@@ -16,10 +16,11 @@ from shardyard.client import MessagingClient
 from shardyard.client.messaging import Chat, Event, IsTyping, Marked, Presence
 from shardyard.client.messaging_directory import locate
 from shardyard.log import open_log
-from shardyard.messaging.config import MessagingConfig
+from shardyard.messaging.config import DEFAULT_CONFIG, MessagingConfig
 from shardyard.messaging.history import open_history
 from shardyard.model import RetryLater, WrongToken
 from shardyard.registry import open_registry
+from shardyard.runtime.metrics import CLIENTS_CUT
 from shardyard.server.messaging.app import MessengerOptions, running_messenger
 from shardyard.wire.messaging import PATH
 from tests.client.messaging_server import until
@@ -33,12 +34,15 @@ def run(
     *,
     mirror: Mirror = "log",
     servers: int = 1,
+    rate: float = DEFAULT_CONFIG.rate,
+    queued: int = DEFAULT_CONFIG.queued,
     **options: Any,
 ) -> None:
     """Run a scenario with messaging servers on one log; it gets their URLs."""
 
     async def with_servers() -> None:
-        chosen = MessengerOptions(topic_partitions=4, config=MessagingConfig(mirror=mirror), **options)
+        config = MessagingConfig(mirror=mirror, rate=rate, queued=queued)
+        chosen = MessengerOptions(topic_partitions=4, config=config, **options)
         async with asyncio.timeout(60), contextlib.AsyncExitStack() as stack:
             registry = stack.enter_context(open_registry("memory://"))
             log = await stack.enter_async_context(open_log("memory://"))
@@ -194,14 +198,15 @@ def test_a_slow_program_is_cut_off_by_the_server_and_gets_everything_later() -> 
             MessagingClient(urls, "alice", max_queued=50, mark_delivered=False) as alice,
             MessagingClient(urls, "bob") as bob,
         ):
-            text = "x" * 4000
-            for start in range(0, 600, 20):
+            text, cut = "x" * 16_000, CLIENTS_CUT.value  # together more than the buffers of a connection hold
+            for start in range(0, 900, 20):
                 await asyncio.gather(*(bob.send("alice", f"{start + i} {text}") for i in range(20)))
+            assert CLIENTS_CUT.value > cut
             assert (await alice.send("carol", "still here")).id  # though nothing was taken
-            taken = await take(alice, 600)
-            assert [int(each.split()[0]) for each in taken] == list(range(600))
+            taken = await take(alice, 900)
+            assert [int(each.split()[0]) for each in taken] == list(range(900))
 
-    run(scenario)
+    run(scenario, rate=10_000.0, queued=100)  # it is the receiver who is slow
 
 
 @contextlib.asynccontextmanager

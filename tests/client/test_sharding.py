@@ -435,6 +435,7 @@ def test_acknowledgements_of_deliveries_that_came_together_travel_together() -> 
         assert {(ack.subscription, *ack.tags) for ack in acks} == {(number, 1, 2) for number in numbers}
         assert len(peer.messages) == before + 1
         working.cancel()
+        peer.abort()
 
     run(scenario)
 

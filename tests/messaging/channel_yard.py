@@ -3,6 +3,8 @@
 import asyncio
 import itertools
 
+import pytest
+
 from shardyard.messaging.history.channel_materialiser import GROUP as CHANNELS_GROUP
 from shardyard.model import Partition, Record
 from shardyard.placement import partitioner_named
@@ -38,6 +40,12 @@ async def create_topics(yard: Yard) -> None:
     await yard.log.create_topic(EVENTS, 2)
     await yard.log.create_topic(MEMBERS, FANOUT_PARTITIONS, partitioner=PARTITIONER, hash_=HASH)
     await yard.log.create_topic(PRESENCE, PARTITIONS)
+
+
+def look_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let servers notice sooner that topics were created or deleted, and that clients are to go offline."""
+    monkeypatch.setattr("shardyard.messaging.server.LOOK_SECONDS", 0.05)
+    monkeypatch.setattr("shardyard.messaging.channels.channels.SWEEP_SECONDS", 0.05)
 
 
 async def change_members(yard: Yard, channel: str, *users: str, joined: bool = True) -> int:

@@ -26,6 +26,7 @@ from tests.messaging.channel_yard import (
     gaps,
     in_history,
     join_channel,
+    look_often,
     online,
     post,
     posts,
@@ -122,7 +123,11 @@ def test_only_members_post_and_read(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
-def test_without_the_topics_everything_is_refused_until_they_exist(tmp_path: Path) -> None:
+def test_without_the_topics_everything_is_refused_until_they_exist(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look_often(monkeypatch)
+
     async def scenario(yard: Yard) -> None:
         server = await yard.start()
         alice, bob = await yard.join(server, ALICE), await yard.join(server, BOB)
@@ -354,7 +359,11 @@ def test_a_client_gets_a_gap_also_if_its_membership_was_not_followed_yet(
     run(tmp_path, scenario)
 
 
-def test_clients_that_were_connected_before_channels_were_switched_on_get_a_gap(tmp_path: Path) -> None:
+def test_clients_that_were_connected_before_channels_were_switched_on_get_a_gap(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look_often(monkeypatch)
+
     async def scenario(yard: Yard) -> None:
         server = await yard.start()
         alice, bob = await yard.join(server, ALICE), await yard.join(server, BOB)

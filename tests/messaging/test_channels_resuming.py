@@ -17,6 +17,7 @@ from tests.messaging.channel_yard import (
     gaps,
     in_history,
     join_channel,
+    look_often,
     online,
     post,
     until_online,
@@ -71,7 +72,9 @@ def test_a_client_gets_missed_posts_from_memory_or_from_the_log_among_its_messag
     run(tmp_path, scenario, engine)
 
 
-def test_one_that_was_away_gets_a_gap_and_its_messages(tmp_path: Path) -> None:
+def test_one_that_was_away_gets_a_gap_and_its_messages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    look_often(monkeypatch)
+
     async def scenario(yard: Yard) -> None:
         await create_topics(yard)
         server = await yard.start(config(away_seconds=0.0))
@@ -105,7 +108,9 @@ def test_one_that_was_away_gets_a_gap_and_its_messages(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
-def test_one_without_channels_gets_no_gap_for_having_been_away(tmp_path: Path) -> None:
+def test_one_without_channels_gets_no_gap_for_having_been_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    look_often(monkeypatch)
+
     async def scenario(yard: Yard) -> None:
         await create_topics(yard)
         server = await yard.start(config(away_seconds=0.0))
@@ -247,7 +252,9 @@ def test_clients_of_a_partition_that_moves_miss_nothing(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
-def test_presence_is_compacted(tmp_path: Path) -> None:
+def test_presence_is_compacted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    look_often(monkeypatch)
+
     async def scenario(yard: Yard) -> None:
         await create_topics(yard)
         server = await yard.start(config(away_seconds=0.0, presence_records=6))

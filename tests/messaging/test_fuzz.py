@@ -24,7 +24,9 @@ from tests.messaging.servers import Running, config, no_errors_logged, yard
 from tests.server.websockets import BINARY, CLOSE, CONTINUATION, PING, TEXT, frame
 from tests.wire.messaging_samples import FROM_CLIENT
 
-EXAMPLES = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+EXAMPLES = settings(
+    max_examples=min(150, 2 * settings().max_examples), deadline=None, suppress_health_check=list(HealthCheck)
+)
 KINDS = {Format.JSON: TEXT, Format.MSGPACK: BINARY}
 
 

@@ -812,7 +812,9 @@ def test_the_description_of_the_api_is_complete() -> None:
     run(scenario)
 
 
-def test_a_broker_that_stops_answers_waiting_reads_at_once() -> None:
+def test_a_broker_that_stops_answers_waiting_reads_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shardyard.client.remote.LEAVE_SECONDS", 0.1)  # there is no broker then
+
     async def scenario(cluster: Cluster) -> None:
         await cluster.topic(partitions=1)
         async with cluster.consumer("m1") as consumer:

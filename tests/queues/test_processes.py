@@ -714,6 +714,12 @@ def test_lost_responses_do_no_harm(cluster: Cluster, consumers: Start) -> None:
             await load.send(200)
             await done(brokers, "answers", "answers", first, second)
             check_all_handled(handled_by(first, second), load.acknowledged)
+
+            async def lost_a_heartbeat() -> bool:
+                """the response to a heartbeat was lost"""
+                return any(kind.endswith("/heartbeat") for kind in lost)
+
+            await until(lost_a_heartbeat)
             second.signal(signal.SIGTERM)
             await shared_by(brokers, "answers", "answers", {"answers-0": 4})
             kinds = {(method, path.rpartition("/")[2]) for method, path in map(str.split, lost)}

@@ -176,4 +176,6 @@ class Changes(RuleBasedStateMachine):
 
 
 TestChanges = Changes.TestCase
-TestChanges.settings = settings(stateful_step_count=30, max_examples=200, deadline=None)
+TestChanges.settings = settings(
+    stateful_step_count=30, max_examples=min(200, 2 * settings().max_examples), deadline=None
+)

@@ -230,7 +230,7 @@ def test_a_queue_does_what_its_model_does(engine: str, examples: int) -> None:
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=examples,
+            max_examples=min(examples, 2 * settings().max_examples),
             stateful_step_count=30,
             deadline=None,
             suppress_health_check=list(HealthCheck),
