@@ -75,7 +75,7 @@ async def test_a_large_step_is_appended_in_several_calls_and_never_whole_in_memo
 
     async with NotingLog() as log:
         await log.create_topic("t", 9)
-        await Outlet(cast(Log, log), ManualClock(), "w").append("t", parts(), lambda: True)
+        await Outlet(cast(Log, log), ManualClock()).append("t", parts(), lambda: True)
         assert log.calls == [
             [(0, ["0.0"]), (1, ["1.0"]), (2, ["2.0", "2.1"])],
             [(2, ["2.2", "2.3"]), (3, ["3.0"]), (4, ["4.0"]), (5, ["5.0"]), (6, ["6.0"])],

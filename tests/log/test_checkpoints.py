@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -91,7 +92,7 @@ def test_the_write_ahead_log_does_not_grow_after_the_writer_has_finished_a_check
 def test_only_a_large_write_ahead_log_is_left_to_the_writer_to_be_finished(
     unfinished: Checkpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pages = [checkpoints.FINISH_BYTES // unfinished.page_bytes, FULL, -1]
+    pages = [checkpoints.FINISH_BYTES // unfinished.page_bytes, FULL, -1, -1]
     begun = [threading.Semaphore(0) for _ in pages]
     seen: list[bool] = []
 
@@ -103,9 +104,23 @@ def test_only_a_large_write_ahead_log_is_left_to_the_writer_to_be_finished(
 
     monkeypatch.setattr(Checkpoints, "_checkpoint", checkpoint)
     for each in begun:
-        unfinished.grew(checkpoints.CHECKPOINT_BYTES + 1)
+        unfinished.grew(checkpoints.BUSY_CHECKPOINT_BYTES + 1, 0.0)
         assert each.acquire(timeout=TIMEOUT_SECONDS)
-    assert seen == [False, False, True], "one that is in progress elsewhere takes nothing back"
+    assert seen == [False, False, True, True], "one that is in progress elsewhere takes nothing back"
+
+
+@pytest.mark.parametrize(("busy", "makes_one"), [(0.4, True), (0.6, False)])
+def test_a_busy_writer_makes_fewer_and_larger_checkpoints(
+    path: Path, monkeypatch: pytest.MonkeyPatch, busy: float, makes_one: bool
+) -> None:
+    times = iter([100.0])
+    monkeypatch.setattr(checkpoints, "time", SimpleNamespace(monotonic=lambda: next(times, 101.0)))
+    with closing(Checkpoints(path)) as writer:
+        writer.grew(checkpoints.CHECKPOINT_BYTES, busy)
+        writer.grew(1, 0.0)
+        assert (writer._bytes == 0) is makes_one
+        writer.grew(checkpoints.BUSY_CHECKPOINT_BYTES, 0.0)
+        assert writer._bytes == 0, "however busy it is"
 
 
 def test_what_a_restart_leaves_of_the_file_is_not_counted_as_written(

@@ -8,7 +8,7 @@ import pytest
 
 from shardyard.model import Closed, InvalidCall
 from shardyard.runtime import group_commit
-from shardyard.runtime.group_commit import GroupCommit, Outcome
+from shardyard.runtime.group_commit import CommitTimes, GroupCommit, Outcome
 
 
 class Gate:
@@ -227,3 +227,13 @@ def test_it_waits_ever_more_seldom_for_callers_that_do_not_come_back(monkeypatch
         together.close()
     assert groups == 20
     assert waits == [1, 3, 7, 15]
+
+
+@pytest.mark.parametrize(("every", "are_short"), [(1000, True), (200, False), (8, False)])
+def test_commits_stay_short_with_a_rare_stall_but_not_with_one_after_the_other(every: int, are_short: bool) -> None:
+    times = CommitTimes()
+    found = set()
+    for number in range(1, 2001):
+        times.took(1.0 if number % every == 0 else 0.0003)
+        found.add(times.are_short)
+    assert found == ({True} if are_short else {True, False})

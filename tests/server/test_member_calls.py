@@ -173,6 +173,23 @@ def test_a_commit_is_checked_whether_or_not_it_takes_a_look_at_the_log() -> None
     run(scenario)
 
 
+def test_a_commit_of_what_was_read_here_needs_no_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fail(*_: object) -> None:
+        raise AssertionError("it was carried out by a task")
+
+    async def scenario(running: Running) -> None:
+        client = await running.connect()
+        member = await client.join("worker-1")
+        epoch = (await client.owned(member))["orders/0"]
+        stored = (await client.result(1, publish("a")))["stored"][0]
+        await client.result(2, read(epoch))
+        monkeypatch.setattr(calls, "commit", fail)
+        body = requests.Commit(member.epoch, {"orders/0": (epoch, stored["epoch"], 1)})
+        assert await client.result(3, frames.Commit("billing", "worker-1", body)) is None
+
+    run(scenario)
+
+
 # Requests
 
 

@@ -54,7 +54,7 @@ class Coordinator(ForwardingMember):
             max_bytes=config.read_bytes,
             prepares=False,
         )
-        self._outlet = Outlet(node.log, node.clock, self.name)
+        self._outlet = Outlet(node.log, node.clock)
         self._place = partitioner_named(PARTITIONER, FANOUT_PARTITIONS, HASH).place_array
         self._hot = HotChannels(node)
         self._buffer = Buffer(node, config)

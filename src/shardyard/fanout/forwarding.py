@@ -6,7 +6,7 @@ so nobody but the owner forwards. A new owner looks in the target partitions for
 
 import asyncio
 import itertools
-import uuid
+import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -193,10 +193,11 @@ class Outlet:
     """Appends to the partitions of a topic. An append that may or may not have been stored is repeated under the same
     stamp."""
 
-    def __init__(self, log: Log, clock: Clock, name: str) -> None:
+    def __init__(self, log: Log, clock: Clock) -> None:
         self._log = log
         self._clock = clock
-        self._producer = f"{name}/{uuid.uuid4().hex}"
+        self._producer = secrets.token_urlsafe(12)
+        """Short, because the log stores it with each append: with names of 50 bytes, a step wrote a tenth more."""
         self._sequences: dict[Partition, itertools.count[int]] = {}
 
     async def append(

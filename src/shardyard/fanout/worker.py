@@ -89,7 +89,7 @@ class Worker(ForwardingMember):
             prepares=True,
         )
         self._replicated = source != FANOUT
-        self._outlet = Outlet(node.log, node.clock, self.name)
+        self._outlet = Outlet(node.log, node.clock)
         self._catch_up = CatchUp(node.log, table or self._routing_table, config)
         self._folder = snapshot
         self._snapshot: Snapshot | None = None

@@ -102,8 +102,8 @@ def decode(stored: bytes, checksum: int, partition_id: int, first: int, count: i
 def join(rows: Iterable[tuple[int, int, int, bytes]], partition_id: int, where: str) -> pa.RecordBatch:
     """The records of stored batches that follow each other: their first offsets, counts, checksums and bytes.
     `Damaged` if one is not what was stored, or if there is a gap between them: in one batch, the records behind it
-    would get wrong offsets. Those in MessagePack become Arrow columns without becoming objects on the way, which a
-    thread could only make while the event loop waits for the interpreter."""
+    would get wrong offsets. Those in MessagePack become Arrow columns without a `Record` for each: the event loop would
+    have to wait for the interpreter while a thread makes these."""
     contents: list[pa.RecordBatch | _FewColumns] = []
     end = None
     for first, count, checksum, stored in rows:

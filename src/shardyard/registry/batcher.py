@@ -109,8 +109,8 @@ class TransactionBatcher:
         return done
 
     def close(self) -> None:
-        """Finish the work that was submitted, but for bulk work of the last turns of the event loop, which that does in
-        its next turns: keep the registry open until its callers have their results. Then stop."""
+        """Finish the work that was submitted, and stop. Bulk work of the last few turns is still carried out by the
+        event loop if it is little and the registry is open by then; otherwise its callers get `Closed`."""
         self._closed = True
         self._commits.close()
 
@@ -121,8 +121,8 @@ class TransactionBatcher:
             self._carry_out_turn()
 
     def _carry_out_turn(self) -> None:
-        """Do this bulk work in the event loop, if it is little; or leave it to the thread, which waits for
-        others and finds out what is wrong."""
+        """Do this bulk work in the event loop, if it is little; or leave it to the thread, which waits for others and
+        finds out what is wrong."""
         turn, size = [(unit, done) for unit, done in self._turn if not done.done()], self._turn_size
         self._turn, self._turn_size = [], 0
         if not turn:

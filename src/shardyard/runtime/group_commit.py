@@ -23,10 +23,12 @@ _MAX_SKIPPED = 63
 SHORT_SECONDS = 0.001
 """How long commits may take in an event loop, on average."""
 MOST_SECONDS = 4 * SHORT_SECONDS
-"""What a long commit after a short one counts for at most."""
+"""What a stall counts for at most if it is rare."""
 AVERAGED_COMMITS = 16
 DECAY_COMMITS = 256
 """How slowly an average that is too long is forgotten while a thread commits, until the event loop is tried again."""
+RARE_COMMITS = 256
+"""A stall is rare if it is the only one of so many commits in the event loop."""
 
 
 class GroupCommit(Generic[Work]):
@@ -157,15 +159,18 @@ class CommitTimes:
 
     def __init__(self) -> None:
         self._average = 0.0
-        self._was_short = True
-        """Of the last commit."""
+        self._since_stall = RARE_COMMITS
+        """Commits since the last one that took more than `MOST_SECONDS`."""
 
     def took(self, seconds: float) -> None:
-        """A commit in the event loop took so long, whether or not it succeeded. One after a short one counts for no
-        more than `MOST_SECONDS`: that a disk stalls for once says nothing about the next commits."""
-        counted = min(seconds, MOST_SECONDS) if self._was_short else seconds
-        self._was_short = seconds < SHORT_SECONDS
-        self._average += (counted - self._average) / AVERAGED_COMMITS
+        """A commit in the event loop took so long, whether or not it succeeded. A rare stall counts for no more than
+        `MOST_SECONDS`: that a disk stalls for once says nothing about the next commits. One that stalls again and again
+        would stop the event loop each time."""
+        self._since_stall += 1
+        if seconds > MOST_SECONDS:
+            is_rare, self._since_stall = self._since_stall > RARE_COMMITS, 0
+            seconds = MOST_SECONDS if is_rare else seconds
+        self._average += (seconds - self._average) / AVERAGED_COMMITS
 
     def decay(self) -> None:
         """A commit was left to a thread. Only those in the event loop tell how quick the disk is, because a thread also

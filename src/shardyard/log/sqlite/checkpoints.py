@@ -1,13 +1,14 @@
 """Checkpoints: copying pages from the write-ahead log into the database file without delaying appends.
 
 A separate thread copies most of them while the writer goes on. Once the write-ahead log is large, the writer copies the
-rest between two commits, when this process adds no page, so that it can be restarted. If other processes write too, it
-may never be empty by itself: beyond a limit, all writers wait for a moment.
+rest between two commits, when this process adds no page, so that the write-ahead log can be restarted. If other
+processes write too, it may never be empty by itself: beyond a limit, all writers wait for a moment.
 """
 
 import logging
 import sqlite3
 import threading
+import time
 from pathlib import Path
 
 from shardyard.log.sqlite import files
@@ -15,9 +16,11 @@ from shardyard.log.sqlite.files import connect
 
 _log = logging.getLogger(__name__)
 
-CHECKPOINT_BYTES = 16 * 1024 * 1024
+CHECKPOINT_BYTES = 4 * 1024 * 1024
 """How far the write-ahead log grows before a checkpoint, by what `grew` was told, which is about half of it. The larger
 it is, the longer do commits wait for the disk meanwhile."""
+BUSY_CHECKPOINT_BYTES = 16 * 1024 * 1024
+"""The same while the writer is busy for most of the time: fewer checkpoints take less of it."""
 FINISH_BYTES = 48 * 1024 * 1024
 """How large the write-ahead log is when the writer completes a checkpoint, for which appends wait."""
 LIMIT_BYTES = 128 * 1024 * 1024
@@ -33,6 +36,9 @@ class Checkpoints:
         self._db = connect(path, "power")
         self.page_bytes: int = self._db.execute("PRAGMA page_size").fetchone()[0]
         self._bytes = 0
+        self._busy_seconds = 0.0
+        self._since = time.monotonic()
+        """When the last checkpoint was asked for."""
         self._size = self.wal_bytes()
         """Of the file, when it was last looked at."""
         self._wanted = threading.Event()
@@ -42,12 +48,18 @@ class Checkpoints:
         self._thread = threading.Thread(target=self._run, name="shardyard-log-checkpoint", daemon=True)
         self._thread.start()
 
-    def grew(self, size: int) -> None:
-        """Count what was written to the write-ahead log. Asking for its size would cost more than this."""
+    def grew(self, size: int, seconds: float) -> None:
+        """Count what was written to the write-ahead log, and how long that took. Asking for its size would cost more
+        than this."""
         self._bytes += size
-        if self._bytes > CHECKPOINT_BYTES:
-            self._bytes = 0
+        self._busy_seconds += seconds
+        if self._bytes > CHECKPOINT_BYTES and (self._bytes > BUSY_CHECKPOINT_BYTES or not self._is_busy()):
+            self._bytes, self._busy_seconds, self._since = 0, 0.0, time.monotonic()
             self._wanted.set()
+
+    def _is_busy(self) -> bool:
+        """Whether the writer has spent most of the time since the last checkpoint with writing."""
+        return self._busy_seconds > (time.monotonic() - self._since) / 2
 
     def finish(self, db: sqlite3.Connection) -> None:
         """Complete the thread's checkpoint on the writer's connection."""
@@ -88,8 +100,8 @@ class Checkpoints:
                 self.unfinished = True
 
     def _checkpoint(self, db: sqlite3.Connection, kind: str) -> int:
-        """Returns how many pages the write-ahead log holds, also those that were copied before; none if it failed, or
-        another process makes a checkpoint."""
+        """Returns how many pages the write-ahead log holds, also those that were copied before; none, or -1, if it
+        failed or another process makes a checkpoint."""
         try:
             _, pages, _ = db.execute(f"PRAGMA wal_checkpoint({kind})").fetchone()
         except sqlite3.Error as error:  # the pages are as safe in the write-ahead log

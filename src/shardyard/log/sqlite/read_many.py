@@ -23,7 +23,7 @@ FEW_RECORDS = 10_000
 DENSE = 200
 """Up to so many partitions of a topic are looked at for each that is read: to read it by itself takes as long."""
 MOST_KNOWN = 20_000
-"""Epochs of fences that are kept. Beyond that, all are looked up again."""
+"""Epochs of fences and ranges of names that are kept. Beyond that, all are looked up again."""
 MAX_INT64 = 2**63 - 1
 """SQLite has no larger numbers, and so no partition has one."""
 _ENDS = """
@@ -155,7 +155,7 @@ class KnownFences:
         self._epochs: dict[tuple[str, str], tuple[tuple[int, ...], dict[str, int]]] = {}
         """By the names between which they lie: what tells whether one in between has changed, and their epochs."""
         self._count = 0
-        """Of all epochs; about, since threads may add some at the same time."""
+        """Of all epochs and ranges; about, since threads may add some at the same time."""
 
     def all_hold(self, db: sqlite3.Connection, reads: Reads) -> bool:
         """Whether no higher epoch of a fence of these reads is known."""
@@ -164,12 +164,13 @@ class KnownFences:
         changes = db.execute(_FENCE_CHANGES, reads.between).fetchone()
         seen, epochs = self._epochs.get(reads.between, (None, {}))
         if seen != changes:
-            self._count -= len(epochs)
+            if seen is not None:
+                self._count -= 1 + len(epochs)
             epochs = dict(db.execute(_FENCES, reads.between).fetchall())
-            self._count += len(epochs)
+            self._count += 1 + len(epochs)
             if self._count > MOST_KNOWN:
                 self._epochs.clear()
-                self._count = len(epochs)
+                self._count = 1 + len(epochs)
             self._epochs[reads.between] = (changes, epochs)
         known = map(epochs.get, reads.fence_names, reads.fence_epochs)
         return all(map(le, known, reads.fence_epochs))

@@ -124,6 +124,8 @@ class Writer:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_busy = False
         """A group is being written, or is about to be."""
+        self._busy_since = 0.0
+        """When the group began, or the last commit of a part of it."""
         self._commits = CommitTimes()
         self._closing = False
         self._groups: queue.SimpleQueue[_Group | threading.Event | None] = queue.SimpleQueue()
@@ -195,6 +197,7 @@ class Writer:
             self._is_busy = False
             self._stop_if_idle()
             return
+        self._busy_since = time.monotonic()
         count = sum(map(_count, group.requests))
         GROUP_COMMIT_UNITS.observe(count)
         if (
@@ -329,7 +332,9 @@ class Writer:
         )
         if operations:  # they may write any amount
             size = max(size, self._checkpoints.grown())
-        self._checkpoints.grew(size)
+        now = time.monotonic()
+        self._checkpoints.grew(size, now - self._busy_since)
+        self._busy_since = now
 
     def _write(self, requests: list[Request]) -> _Written:
         """Carry out the requests in the transaction that was begun. If this raises, it was rolled back."""
