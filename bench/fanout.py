@@ -26,7 +26,8 @@ from bench.figures import filesystem, milliseconds, pin_to_cores, rate, sync_sec
 from bench.servers import find_redis, redis_server
 
 from shardyard.cli.serving import collect_garbage_less_often
-from shardyard.fanout.config import WORKERS_GROUP
+from shardyard.fanout.catch_up import CatchUp
+from shardyard.fanout.config import DEFAULT_CONFIG, WORKERS_GROUP
 from shardyard.fanout.coordinator import Coordinator
 from shardyard.fanout.forwarding import record_batch
 from shardyard.fanout.routing import RoutingTable, compile_loops
@@ -56,6 +57,7 @@ RATE_17TH = 100
 ROUNDS_17TH = 4
 """How often it joins: the events of one time are too few for a p99."""
 NEW_WORKER = "worker-17"
+LATENCY_SECONDS = 15.0
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
@@ -340,9 +342,12 @@ async def measure_latency(channels: int, per_second: int, seconds: float) -> Seq
             return latencies(times, skip)
 
 
-async def measure_17th(channels: int, per_second: int, seconds: float) -> tuple[int, dict[str, Sequence[float]]]:
+async def measure_17th(
+    channels: int, per_second: int, seconds: float, *, joins: bool
+) -> tuple[int, dict[str, Sequence[float]]]:
     """How many partitions move to a 17th worker, and the latencies of their events and of the others: before it joins,
-    and from then until one second after it owns its partitions. Its process was started before all of that."""
+    and from then until one second after it owns its partitions. Its process was started before all of that. Unless it
+    `joins`, it only loads the table of as many partitions, which takes processor time from the other workers alike."""
     with tempfile.TemporaryDirectory() as folder:
         async with opened(folder) as (log, node), contextlib.AsyncExitStack() as stack:
             world = World(channels)
@@ -354,7 +359,7 @@ async def measure_17th(channels: int, per_second: int, seconds: float) -> tuple[
             await until(lambda: not (any(len(worker.owned) != SHARE for worker in workers)), 0.05)
             names = [name.decode() for name in world.channels.slice(0, 3000).to_pylist()]
             await until(lambda: all(any(w.lookup(name) is not None for w in workers) for name in names), 0.2)
-            command = [sys.executable, "-m", "bench.fanout", "worker", folder, str(count)]
+            command = [sys.executable, "-m", "bench.fanout", "worker" if joins else "loader", folder, str(count)]
             process = await asyncio.create_subprocess_exec(*command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
             stack.push_async_callback(process.wait)
             stack.callback(process.terminate)
@@ -367,7 +372,9 @@ async def measure_17th(channels: int, per_second: int, seconds: float) -> tuple[
             await asyncio.sleep(seconds / 3)
             joined_at = time.time()
             process.stdin.write(b"join\n")
-            while len(moved := await owned_by(node, NEW_WORKER)) < FANOUT_PARTITIONS // 17:
+            if not joins:
+                await process.stdout.readline()  # it has loaded the table
+            while len(moved := await owned_by(node, NEW_WORKER)) < FANOUT_PARTITIONS // 17 and joins:
                 if process.returncode is not None:
                     raise RuntimeError(f"the 17th worker has ended with {process.returncode}")
                 await asyncio.sleep(0.01)
@@ -375,7 +382,7 @@ async def measure_17th(channels: int, per_second: int, seconds: float) -> tuple[
             await feeding
             rows = np.random.default_rng(3).choice(np.flatnonzero(world.places < FANOUT_PARTITIONS), count)
             is_moved = np.isin(world.places[rows], moved)
-            print(f"17th worker: it owned its partitions {moved_at - joined_at:.1f} s after it began to join")
+            print(f"17th worker, {joins=}: ready {moved_at - joined_at:.1f} s after it began")
             before = (times.sent < joined_at) & (np.arange(count) >= per_second)  # the first second warms up
             meanwhile = (times.sent > joined_at) & (times.sent < moved_at + 1.0)
             return len(moved), {
@@ -387,11 +394,21 @@ async def measure_17th(channels: int, per_second: int, seconds: float) -> tuple[
 
 
 def rows_of_17th(channels: int) -> list[tuple[str, str]]:
-    rounds = [run(measure_17th(channels, RATE_17TH, 12.0)) for _ in range(ROUNDS_17TH)]
-    rows = [("17th worker: partitions that move", ", ".join(str(moved) for moved, _ in rounds))]
-    for name in rounds[0][1]:
-        seconds = [one for _, delays in rounds for one in delays[name]]
-        rows.append((f"   {name} ({len(seconds)}), p50 / p99 / max ms", milliseconds(seconds, 50, 99, 100)))
+    """In turn, a worker joins, and a process only loads a table."""
+    rows = []
+    both: dict[bool, list[tuple[int, dict[str, Sequence[float]]]]] = {True: [], False: []}
+    for _ in range(ROUNDS_17TH):
+        for joins, rounds in both.items():
+            rounds.append(run(measure_17th(channels, RATE_17TH, 12.0, joins=joins)))
+    for joins, rounds in both.items():
+        what = "17th worker" if joins else "a process that loads the same table and does not join"
+        rows.append((f"{what}: partitions that move", ", ".join(str(moved) for moved, _ in rounds)))
+        found = {name: [one for _, delays in rounds for one in delays[name]] for name in rounds[0][1]}
+        rows += [
+            (f"   {name} ({len(seconds)}), p50 / p99 / max ms", milliseconds(seconds, 50, 99, 100))
+            for name, seconds in found.items()
+            if seconds
+        ]
     return rows
 
 
@@ -413,6 +430,27 @@ def join_as_worker(folder: str, count: int) -> None:
             await Worker(node, name=NEW_WORKER).run()
 
     run(work())
+
+
+def load_as_worker(folder: str) -> None:
+    """A process that loads what the 17th worker would load when it reads a line, and joins nothing."""
+
+    async def work() -> None:
+        async with opened(folder) as (log, _):
+            await asyncio.to_thread(compile_loops)
+            print("ready", flush=True)
+            await asyncio.to_thread(sys.stdin.readline)
+            catch_up = CatchUp(log, lambda inbox: RoutingTable(inbox.receiving), DEFAULT_CONFIG)
+            await catch_up.open()
+            await asyncio.gather(*(catch_up.load(p, _no_snapshot) for p in range(FANOUT_PARTITIONS // 17)))
+            print("loaded", flush=True)
+            await asyncio.to_thread(sys.stdin.readline)
+
+    run(work())
+
+
+async def _no_snapshot(_: int) -> None:
+    return None
 
 
 # The same with a dictionary and Redis
@@ -478,6 +516,9 @@ def main() -> None:
     if sys.argv[1:2] == ["worker"]:
         join_as_worker(sys.argv[2], int(sys.argv[3]))
         return
+    if sys.argv[1:2] == ["loader"]:
+        load_as_worker(sys.argv[2])
+        return
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--channels", type=int, default=20_000)
     parser.add_argument("--events", type=int, default=400_000)
@@ -503,7 +544,7 @@ def main() -> None:
         ]
     if options.only in ("all", "latency"):
         for per_second in options.rate:
-            found = run(measure_latency(options.channels, per_second, 6.0))
+            found = run(measure_latency(options.channels, per_second, LATENCY_SECONDS))
             name = f"fanout to inbox at {per_second} events/s, p50 / p99 / p99.9 ms"
             rows.append((name, milliseconds(found, 50, 99, 99.9)))
     if options.only in ("all", "17th"):
