@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import math
 import os
 import time
 from collections import Counter, defaultdict
@@ -90,7 +91,9 @@ def seconds(title: str) -> Line:
 
 
 def least(title: str, digits: int = 1) -> Line:
-    return Line(title, lambda values: f"{min(values):,.{digits}f}", lambda values: 1 / min(values))
+    return Line(
+        title, lambda values: f"{min(values):,.{digits}f}", lambda values: 1 / min(values) if min(values) else math.inf
+    )
 
 
 def total(title: str) -> Line:
