@@ -313,7 +313,7 @@ def of_version(version: int, folder: Path) -> Iterator[sqlite3.Connection]:
         db.executescript(f"BEGIN; {tables} {marks} COMMIT;")
         with db:
             db.execute("BEGIN")
-            store.put_batch(db, 1, encode(1, 0, arrow(records(0, 1))))
+            store.put_batches(db, [(1, encode(1, 0, arrow(records(0, 1))))])
             db.execute("INSERT INTO stamps VALUES (1, 'p', 3, 0, 2, 1)")
             db.execute('UPDATE partitions SET "end" = 2 WHERE id = 1')
         yield db

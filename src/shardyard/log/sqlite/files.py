@@ -178,6 +178,7 @@ def _connect(path: Path, durability: Durability) -> sqlite3.Connection:
     connection = sqlite3.connect(path, isolation_level=None, timeout=OPEN_SECONDS, check_same_thread=False)
     # In WAL mode FULL syncs every commit; NORMAL leaves them to the operating system, which outlives our processes.
     connection.execute(f"PRAGMA synchronous = {'FULL' if durability == 'power' else 'NORMAL'}")
+    connection.execute("PRAGMA secure_delete = OFF")  # Debian's SQLite overwrites and writes all pages that it frees
     connection.execute("PRAGMA wal_autocheckpoint = 0")
     connection.execute(f"PRAGMA journal_size_limit = {WAL_KEEP_BYTES}")
     connection.execute("PRAGMA cache_size = -16384")

@@ -8,8 +8,12 @@ import json
 import logging
 import random
 import sqlite3
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import pyarrow as pa
 
 from shardyard.log import merging
 from shardyard.log.appending import PartitionState
@@ -31,6 +35,13 @@ PARTITIONS_A_STEP = 200
 """Partitions examined in one step."""
 STAMPS_A_STEP = 2000
 """Stamps examined or deleted in one step; more than one producer has."""
+PIECE_RECORDS = 100
+"""After joining so many, the thread rests: the event loop gets the interpreter only then, and needs it for each of its
+statements again."""
+PIECE_REST = 3
+"""How many times longer the thread rests than it works."""
+_Row: TypeAlias = tuple[int, int, int, bytes]
+"""First offset, count, checksum and data of a batch."""
 _BEFORE_ALL = (0, "")
 """A partition and a producer that come before all others."""
 
@@ -268,7 +279,33 @@ def _merged(db: sqlite3.Connection, partition: int, ids: list[int]) -> StoredBat
         "SELECT first, count, checksum, data FROM batches WHERE id IN (SELECT value FROM json_each(?)) ORDER BY first",
         (json.dumps(ids),),
     ).fetchall()
-    return encode(partition, rows[0][0], join(rows, partition, f"partition {partition}"))
+    return _joined(partition, rows)
+
+
+def _joined(partition: int, rows: list[_Row]) -> StoredBatch:
+    """One batch with the records of all rows."""
+    where, pieces, end = f"partition {partition}", list[pa.RecordBatch](), rows[0][0]
+    for piece in _pieces(rows):
+        started = time.perf_counter()
+        if piece[0][0] != end:
+            raise Damaged(where, f"offsets {end} to {piece[0][0] - 1} are missing")
+        pieces.append(join(piece, partition, where))
+        end += len(pieces[-1])
+        time.sleep(PIECE_REST * (time.perf_counter() - started))
+    return encode(partition, rows[0][0], pa.concat_batches(pieces))
+
+
+def _pieces(rows: list[_Row]) -> Iterator[list[_Row]]:
+    piece: list[_Row] = []
+    records = 0
+    for row in rows:
+        piece.append(row)
+        records += row[1]
+        if records >= PIECE_RECORDS:
+            yield piece
+            piece, records = [], 0
+    if piece:
+        yield piece
 
 
 def _replace(db: sqlite3.Connection, partition: int, ids: list[int], merged: StoredBatch) -> bool:
@@ -280,7 +317,7 @@ def _replace(db: sqlite3.Connection, partition: int, ids: list[int], merged: Sto
     if db.execute(f"SELECT count(*) {those}", listed).fetchone() != (len(ids),):
         return False
     db.execute(f"DELETE {those}", listed)
-    store.put_batch(db, partition, merged)
+    store.put_batches(db, [(partition, merged)])
     return True
 
 

@@ -4,9 +4,10 @@ of all partitions of a topic come as one value, because Python takes longer for 
 import sqlite3
 import threading
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from operator import le
+from itertools import groupby
+from operator import itemgetter, le
 
 import msgspec
 
@@ -14,8 +15,9 @@ from shardyard.log.appending import outcome_of
 from shardyard.log.batch_cache import BatchCache
 from shardyard.log.requests import News, ReadRequest
 from shardyard.log.sqlite import store
+from shardyard.log.stored_batches import Read, decode
 from shardyard.log.waiting import Looked
-from shardyard.model import Partition
+from shardyard.model import Damaged, Partition, Span
 from shardyard.model.batch import Batch
 
 FEW_RECORDS = 10_000
@@ -46,6 +48,15 @@ JOIN batches b ON b.partition = json_extract(w.value, '$[0]') AND b.first >= (
     AND first <= json_extract(w.value, '$[1]')
 )
 """
+_NEW = """
+SELECT w.key, p.first, b.first, b.count, b.checksum, b.data FROM json_each(?) w
+JOIN partitions p ON p.id = json_extract(w.value, '$[0]')
+JOIN batches b ON b.partition = p.id AND b.first >= (
+    SELECT max(first) FROM batches WHERE partition = p.id AND first <= json_extract(w.value, '$[1]')
+)
+ORDER BY w.key, b.first
+"""
+"""The batches from an offset on, of several partitions; with their places in the list that is given."""
 _json = msgspec.json.Encoder().encode
 _numbers = msgspec.json.Decoder(list[int]).decode
 
@@ -61,6 +72,11 @@ class KnownIds:
 
     def find(self, partition: Partition) -> int | None:
         return self._topics.get(partition.topic, _UNREAD)[1].get(partition.index)
+
+    def place(self, partition: Partition) -> tuple[int, int | None]:
+        """The epoch of the topic, and the partition's id."""
+        epoch, ids = self._topics.get(partition.topic, _UNREAD)
+        return epoch, ids.get(partition.index)
 
     def of(self, topic: str, epoch: int | None) -> dict[int, int]:
         """Those of a topic in this epoch."""
@@ -196,7 +212,8 @@ class ManyReader:
     ) -> Looked | None:
         """What is new. None if more than `most` bytes have arrived, or an unknown number."""
         requests, news = reads.requests, self._find_news(db, reads)
-        if most is not None and not self._are_few(db, requests, news, most):
+        are_few = most is not None and self._are_few(db, requests, news, most)
+        if most is not None and not are_few:
             return None
         if not self._fences.all_hold(db, reads):
             news = dict.fromkeys(range(len(requests)))  # which one does not, their reads find out
@@ -208,13 +225,69 @@ class ManyReader:
             self.ids.add(request.partition, place.epoch, place.id)
             return batch
 
+        new = self._read_new(db, requests, news, max_records, max_bytes) if are_few else {}
         found = News(total_bytes)
         for number in sorted(news):
             if not found.is_enough:
-                found.add(requests[number], outcome_of(read, requests[number]))
+                found.add(requests[number], new.get(number) or outcome_of(read, requests[number]))
         if found.outcomes:
             return found.outcomes, {}
         return {}, {self.ids.find(request.partition) or 0: request.offset for request in requests}
+
+    def _read_new(
+        self,
+        db: sqlite3.Connection,
+        requests: Sequence[ReadRequest],
+        news: dict[int, int | None],
+        max_records: int,
+        max_bytes: int,
+    ) -> dict[int, Batch]:
+        """What is new in partitions whose ids and ends are known, by the numbers of their requests: all of it by one
+        statement. Those that it does not suffice for are left out."""
+        grown: list[tuple[int, Span]] = []
+        places: list[tuple[int, int]] = []
+        for number, end in news.items():
+            request = requests[number]
+            epoch, id_ = self.ids.place(request.partition)
+            if (
+                end is not None
+                and id_ is not None
+                and request.offset < end
+                and request.epoch in (None, epoch)
+                and self._cache.find(request.partition, epoch, request.offset) is None
+            ):
+                grown.append((number, Span(epoch, 0, end)))
+                places.append((id_, request.offset))
+        if len(grown) < 2:
+            return {}
+        found: dict[int, Batch] = {}
+        rows = db.execute(_NEW, (_json(places).decode(),))
+        for place, batches in groupby(rows, itemgetter(0)):
+            number, span = grown[place]
+            request = requests[number]
+            wanted = Read(request.partition, span, request.offset, max_records, max_bytes)
+            if self._take(wanted, places[place][0], batches):
+                found[number] = wanted.result()
+        return found
+
+    def _take(self, wanted: Read, id_: int, rows: Iterable[tuple[int, int, int, int, int, bytes]]) -> bool:
+        """Take the records of a partition from the rows of `_NEW`. False if they were trimmed or are damaged, which a
+        read by itself reports."""
+        for _, start, first, count, checksum, data in rows:
+            if start > wanted.offset:
+                return False
+            if first + count <= wanted.end:
+                continue
+            try:
+                batch = decode(data, checksum, id_, first, count, str(wanted.partition))
+                takes_more = wanted.add(batch)
+            except Damaged:
+                return False
+            if not takes_more:
+                if wanted.end < batch.end:  # the next read will continue in this batch
+                    self._cache.add(wanted.partition, wanted.span.epoch, batch)
+                break
+        return wanted.end > wanted.offset
 
     def _find_news(self, db: sqlite3.Connection, reads: Reads) -> dict[int, int | None]:
         """The numbers of the requests that may have something new, each with the partition's end; None if that or the

@@ -1,7 +1,7 @@
 """The SQL of the embedded log: functions on a connection, within a transaction that the caller has started."""
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from shardyard.log import rules
 from shardyard.log.appending import Changes, PartitionState
@@ -85,8 +85,7 @@ class SqliteLookup:
 
 def put(db: Connection, changes: Changes, now: int) -> None:
     """Store what appends have changed."""
-    for partition_id, batch in changes.batches:
-        put_batch(db, partition_id, batch)
+    put_batches(db, changes.batches)
     if changes.stamps:
         stamps = [(s.partition_id, s.producer, s.sequence, s.first, s.count, now) for s in changes.stamps]
         db.executemany("INSERT INTO stamps VALUES (?, ?, ?, ?, ?, ?)", stamps)
@@ -106,10 +105,12 @@ def put(db: Connection, changes: Changes, now: int) -> None:
 # Batches
 
 
-def put_batch(db: Connection, partition_id: int, batch: StoredBatch) -> None:
-    db.execute(
+def put_batches(db: Connection, batches: Sequence[tuple[int, StoredBatch]]) -> None:
+    """Store batches, which are given with the ids of their partitions."""
+    rows = [(id_, b.first, b.count, b.latest, len(b.data), b.checksum, b.data) for id_, b in batches]
+    db.executemany(
         "INSERT INTO batches (partition, first, count, latest, bytes, checksum, data) VALUES (?, ?, ?, ?, ?, ?, ?)",
-        (partition_id, batch.first, batch.count, batch.latest, len(batch.data), batch.checksum, batch.data),
+        rows,
     )
 
 

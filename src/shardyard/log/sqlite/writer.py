@@ -51,7 +51,8 @@ class Operation(Struct):
     work: Callable[[sqlite3.Connection, int], Any]
     size: int = 0
     only_rearranges: bool = False
-    """It changes how records are stored, and nothing else: what is known of partitions and stamps stays true."""
+    """It changes how records are stored, and nothing else: what is known of partitions and stamps stays true. It does
+    not take long, so it may be carried out in the event loop."""
 
 
 class Appends(Struct, frozen=True):
@@ -116,6 +117,8 @@ class Writer:
         self._on_change_elsewhere = on_change_elsewhere
         self._db = connect(path, durability)
         self._db.execute("PRAGMA busy_timeout = 0")  # `_begin` tries more often than SQLite would
+        self._is_synced = self._survives_power_cuts = durability == "power"
+        """Whether the connection syncs its commits now."""
         self._lookup = LookupCache(self._db)
         self._checkpoints = Checkpoints(path)
         self.waiting_bytes = 0
@@ -204,7 +207,7 @@ class Writer:
             not self._checkpoints.unfinished
             and count <= SMALL_REQUESTS
             and sum(request.size for request in group.requests) <= SMALL_BYTES
-            and not any(isinstance(request, Operation) for request in group.requests)
+            and all(isinstance(request, Appends) or request.only_rearranges for request in group.requests)
         ):
             group.written = self._write_small(group.requests)
         if group.written is None:
@@ -223,7 +226,8 @@ class Writer:
             self._finish_group(group, [Interrupted(str(error))] * len(group.requests))
             raise
         finally:
-            self._commits.took(time.perf_counter() - started)
+            if self._is_synced == self._survives_power_cuts:  # others say nothing of the disk
+                self._commits.took(time.perf_counter() - started)
         self._finish_group(group, outcomes)
 
     def _next_group(self) -> _Group:
@@ -246,6 +250,7 @@ class Writer:
         """Everything but the commit; None if the thread has to do all of it, because another process is writing, or
         because something is wrong: it finds out for which of the requests."""
         try:
+            self._set_sync(requests)
             self._begin(SMALL_WAIT_SECONDS)
             return self._write(requests)
         except Exception as error:  # noqa: BLE001 the thread tries again, and tells the callers what is wrong
@@ -284,6 +289,7 @@ class Writer:
             if self._db.in_transaction:  # it could not be rolled back then
                 self._roll_back()
             self._checkpoints.finish(self._db)
+            self._set_sync(requests)
             self._begin(self._busy_wait)
             written = self._write(requests)
         except sqlite3.Error as error:
@@ -371,6 +377,14 @@ class Writer:
         if self._db.in_transaction:
             self._db.execute("ROLLBACK")
 
+    def _set_sync(self, requests: list[Request]) -> None:
+        """A commit is synced unless it only rearranges what is stored: a power cut that undoes it loses nothing, and
+        the sync of the next commit covers it."""
+        is_needed = self._survives_power_cuts and not all(map(_only_rearranges, requests))
+        if is_needed != self._is_synced:
+            self._db.execute(f"PRAGMA synchronous = {'FULL' if is_needed else 'NORMAL'}")
+            self._is_synced = is_needed
+
     def _begin(self, busy_wait: float) -> None:
         """Begin a transaction. `busy_wait`: seconds to wait for other processes."""
         deadline = time.monotonic() + busy_wait
@@ -392,6 +406,10 @@ def _apart(requests: list[Request]) -> list[list[Request]]:
     runs = groupby(requests, lambda request: isinstance(request, Operation))
     parts = ([[one] for one in same] if are_operations else [list(same)] for are_operations, same in runs)
     return [part for several in parts for part in several]
+
+
+def _only_rearranges(request: Request) -> bool:
+    return isinstance(request, Operation) and request.only_rearranges
 
 
 def _count(request: Request) -> int:
