@@ -25,7 +25,7 @@ import uvloop
 from bench.figures import filesystem, milliseconds, pin_to_cores, rate, sync_seconds, table
 from bench.servers import find_redis, redis_server
 
-from shardyard.cli.serving import collect_garbage_less_often
+from shardyard.cli.serving import reduce_stalls
 from shardyard.fanout.catch_up import CatchUp
 from shardyard.fanout.config import DEFAULT_CONFIG, WORKERS_GROUP
 from shardyard.fanout.coordinator import Coordinator
@@ -61,8 +61,8 @@ LATENCY_SECONDS = 15.0
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
-    """Run it as the servers of Shardyard run: on uvloop, with a garbage collector that seldom looks at everything."""
-    collect_garbage_less_often()
+    """Run it as the servers of Shardyard run: on uvloop, without stalls of the garbage collector and of huge pages."""
+    reduce_stalls()
     return uvloop.run(work)
 
 

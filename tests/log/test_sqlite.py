@@ -76,6 +76,14 @@ def rows(folder: Path) -> int:
     return int(sql(folder, "SELECT count(*) FROM batches")[0][0])
 
 
+def join_all(merger: maintenance.Merger) -> None:
+    """Join what it has planned to merge."""
+    for _ in merger.join():
+        pass
+    assert merger._next is not None
+    assert merger._next.merged is not None
+
+
 async def checkpoint(folder: Path) -> None:
     async with asyncio.timeout(TIMEOUT_SECONDS):
         while sql(folder, "PRAGMA wal_checkpoint(TRUNCATE)")[0][0]:  # noqa: ASYNC110 the log may be at one itself
@@ -696,6 +704,7 @@ async def test_what_changed_after_it_was_read_is_not_merged(folder: Path) -> Non
         merger = maintenance.Merger()
         with closing(connect(folder / "log.db", "process")) as db:
             merger.plan(db)
+            join_all(merger)
             db.execute("DELETE FROM batches WHERE first = 10")
             assert merger(db, 0), "it has to look again"
             assert db.execute("SELECT count(*) FROM batches").fetchone() == (99,)
@@ -712,6 +721,7 @@ async def test_new_batches_with_the_ids_of_deleted_ones_are_not_replaced_by_what
         merger = maintenance.Merger()
         with closing(connect(folder / "log.db", "process")) as db:
             assert merger.plan(db)
+            join_all(merger)
             await log.trim(T0, 70)
             await log.maintain()  # deletes them
             for i in range(70, 140):

@@ -16,7 +16,7 @@ import typer
 
 from shardyard.cli.logs import logs_on_stderr
 from shardyard.cli.options import integer_option, value_option
-from shardyard.cli.serving import Sigterm, absolute_url, collect_garbage_less_often, listening_socket, without_packages
+from shardyard.cli.serving import Sigterm, absolute_url, listening_socket, reduce_stalls, without_packages
 from shardyard.cli.stores import default_store
 from shardyard.model import InvalidValue
 from shardyard.model.extras import require
@@ -139,7 +139,7 @@ async def _serve(
     from shardyard.server.limits import ServerLimits, raise_open_files
     from shardyard.server.sharding.host import NodeOptions
 
-    collect_garbage_less_often()
+    reduce_stalls()
     limits = ServerLimits(connections=max_connections)
     raise_open_files(max_connections)
     with (

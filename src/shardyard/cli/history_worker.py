@@ -16,7 +16,7 @@ from typing import Any, Self
 import msgspec
 
 from shardyard.cli.logs import logs_on_stderr
-from shardyard.cli.serving import at_end_of_input, collect_garbage_less_often, without_packages
+from shardyard.cli.serving import at_end_of_input, reduce_stalls, without_packages
 
 _log = logging.getLogger(__name__)
 
@@ -112,7 +112,7 @@ async def _work(stores: Stores) -> None:
     from shardyard.messaging.history.materialiser import Materialiser
     from shardyard.registry import open_registry
 
-    collect_garbage_less_often()
+    reduce_stalls()
     with open_registry(stores.registry) as registry:
         async with (
             open_log(stores.log, maintains=False) as log,  # its server maintains it: this would delay appends

@@ -22,7 +22,7 @@ from shardyard.cli.logs import logs_on_stderr
 from shardyard.cli.options import integer_option, value_option
 from shardyard.cli.output import print_json
 from shardyard.cli.processes import run_processes, stop_with_parent
-from shardyard.cli.serving import Sigterm, absolute_url, collect_garbage_less_often, listening_socket, without_packages
+from shardyard.cli.serving import Sigterm, absolute_url, listening_socket, reduce_stalls, without_packages
 from shardyard.cli.stores import default_store
 from shardyard.model import Conflict, InvalidCall, InvalidValue, ShardyardError
 from shardyard.model.extras import require
@@ -249,7 +249,7 @@ async def _serve(
     from shardyard.server.limits import raise_open_files
     from shardyard.server.messaging.app import serving_messenger
 
-    collect_garbage_less_often()
+    reduce_stalls()
     stop_with_parent()
     raise_open_files(options.clients)
     with (

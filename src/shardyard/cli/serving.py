@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import ctypes
 import errno
 import gc
 import os
@@ -20,6 +21,10 @@ from shardyard.model.url import parse_url
 
 if TYPE_CHECKING:
     import uvicorn
+
+
+PR_SET_THP_DISABLE = 41
+"""From Linux' `prctl.h`."""
 
 
 class _Hidden(MetaPathFinder):
@@ -89,13 +94,19 @@ class Sigterm:
             self._server.handle_exit(number, frame)
 
 
-def collect_garbage_less_often() -> None:
-    """With thousands of connections, the garbage collector would take more time than everything else that a broker does
+def reduce_stalls() -> None:
+    """Keep Python and the kernel from stopping the event loop for milliseconds at a time.
+
+    With thousands of connections, the garbage collector would take more time than everything else that a broker does
     while nothing happens. It finds next to nothing: only reference cycles need it. The newest objects are examined
     a thousand at a time, which takes some tenths of a millisecond: clients would notice if it were ten times as
-    many."""
+    many.
+
+    Arrow's allocator asks the kernel for huge pages. It takes milliseconds to clear one, and small pages do as well."""
     gc.freeze()
     gc.set_threshold(1_000, 1_000, 20)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0)
 
 
 def listening_socket(host: str, port: int, backlog: int) -> socket.socket:

@@ -67,6 +67,8 @@ class DatabaseLog(Log):
         self._maintenance: asyncio.Task[None] | None = None
         self._appends = 0
         """Calls of `append` and `append_many` so far, and signs of those elsewhere, for which maintenance rests."""
+        self._paused = 0.0
+        """For how many seconds steps of maintenance have paused."""
         self._closed = False
 
     @property
@@ -251,13 +253,27 @@ class DatabaseLog(Log):
             except Exception:  # noqa: BLE001 the log works without it, and the next attempt may succeed
                 _log.exception("maintenance of %s failed and will be retried", self._name)
 
-    async def _take_all(self, step: Callable[[], Awaitable[bool]], *, in_background: bool) -> None:
+    async def _take_all(
+        self,
+        step: Callable[[], Awaitable[bool]],
+        *,
+        in_background: bool,
+        rest: Callable[[], float] = lambda: STEP_REST,
+    ) -> None:
         """Repeat a step of maintenance as long as it finds something to do. In the background appends have priority:
-        rest much longer than each step took if there were any meanwhile, and stop after a while."""
+        if there were any meanwhile, rest much longer than the step worked, and stop after a while. `rest`: how many
+        times longer."""
         until = self._clock.monotonic() + STEPS_SECONDS
         while True:
-            started, appends = self._clock.monotonic(), self._appends
+            started, paused, appends = self._clock.monotonic(), self._paused, self._appends
             if not await step() or (in_background and started > until):
                 break
             if in_background and self._appends != appends:
-                await self._clock.sleep(STEP_REST * (self._clock.monotonic() - started))
+                worked = self._clock.monotonic() - started - (self._paused - paused)
+                await self._clock.sleep(rest() * worked)
+
+    async def _pause(self, seconds: float) -> None:
+        """Let the event loop do other things for so long, or longer, in the middle of a step of maintenance."""
+        started = self._clock.monotonic()
+        await asyncio.sleep(seconds)
+        self._paused += self._clock.monotonic() - started

@@ -19,7 +19,7 @@ from shardyard.cli.fanout.options import DEFAULT_LOG, LogUrl, RegistryUrl, regis
 from shardyard.cli.logs import logs_on_stderr
 from shardyard.cli.options import integer_option, value_option
 from shardyard.cli.processes import run_processes, stop_with_parent
-from shardyard.cli.serving import Sigterm, absolute_url, collect_garbage_less_often, listening_socket, without_packages
+from shardyard.cli.serving import Sigterm, absolute_url, listening_socket, reduce_stalls, without_packages
 from shardyard.model import InvalidValue
 from shardyard.model.extras import require
 
@@ -171,7 +171,7 @@ async def _serve(
     from shardyard.server.app import BACKLOG
     from shardyard.server.fanout.app import serving_fanout
 
-    collect_garbage_less_often()
+    reduce_stalls()
     stop_with_parent()
     with (
         contextlib.ExitStack() as stack,

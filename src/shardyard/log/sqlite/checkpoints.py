@@ -16,7 +16,7 @@ from shardyard.log.sqlite.files import connect
 
 _log = logging.getLogger(__name__)
 
-CHECKPOINT_BYTES = 4 * 1024 * 1024
+CHECKPOINT_BYTES = 1024 * 1024
 """How far the write-ahead log grows before a checkpoint, by what `grew` was told, which is about half of it. The larger
 it is, the longer do commits wait for the disk meanwhile."""
 BUSY_CHECKPOINT_BYTES = 16 * 1024 * 1024

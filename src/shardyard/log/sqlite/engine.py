@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, TypeVar, get_args
 
-from shardyard.log import rules
+from shardyard.log import database, rules
 from shardyard.log.appending import Append
 from shardyard.log.catalog import StoredCatalog
 from shardyard.log.database import LOCK_SECONDS, DatabaseLog
@@ -41,6 +41,8 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 MAINTAIN_SECONDS = 2.0
+MERGE_PAUSE_SECONDS = 0.001
+"""How long the event loop does other things before it joins more records in the background."""
 
 
 class SqliteLog(DatabaseLog):
@@ -140,19 +142,28 @@ class SqliteLog(DatabaseLog):
             while not _acquired(lock):  # noqa: ASYNC110 another process sends no event
                 await asyncio.sleep(LOCK_SECONDS)
             for name, step in maintenance.steps(self._forgetter).items():
-                merge = partial(self._merge_run, step) if isinstance(step, maintenance.Merger) else None
-                take = merge or partial(self._change, step)
-                if name in maintenance.MAY_REST:
-                    await self._take_all(take, in_background=in_background)
+                if isinstance(step, maintenance.Merger):
+                    await self._merge_all(step, in_background=in_background)
+                elif name in maintenance.MAY_REST:
+                    await self._take_all(partial(self._change, step), in_background=in_background)
                 else:
-                    while await take():
+                    while await self._change(step):
                         pass
 
-    async def _merge_run(self, merger: maintenance.Merger) -> bool:
+    async def _merge_all(self, merger: maintenance.Merger, *, in_background: bool) -> None:
+        await self._take_all(
+            partial(self._merge_run, merger, MERGE_PAUSE_SECONDS if in_background else 0.0),
+            in_background=in_background,
+            rest=lambda: database.STEP_REST if merger.is_behind else maintenance.MERGE_REST,
+        )
+
+    async def _merge_run(self, merger: maintenance.Merger, pause: float = 0.0) -> bool:
         """Readers at the ends of their partitions, and appends, go on with what they know: looking all of it up again
         after each merge would take longer than the merge."""
         if not await self._snapshots.look(merger.plan):
             return False
+        for _ in merger.join():
+            await self._pause(pause)
         self._open()
         await self._writer.do(Operation(merger, only_rearranges=True))
         return True

@@ -8,7 +8,6 @@ import json
 import logging
 import random
 import sqlite3
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -35,11 +34,19 @@ PARTITIONS_A_STEP = 200
 """Partitions examined in one step."""
 STAMPS_A_STEP = 2000
 """Stamps examined or deleted in one step; more than one producer has."""
+MERGE_REST = 100.0
+"""How much longer than it took to merge a run merging rests while records are appended: what it does at that time delays
+them, and it takes less time later."""
+MOST_UNMERGED = 50_000
+"""Small batches; with more of them, it rests like other maintenance, so that they do not become more and more."""
 PIECE_RECORDS = 100
-"""After joining so many, the thread rests: the event loop gets the interpreter only then, and needs it for each of its
-statements again."""
-PIECE_REST = 3
-"""How many times longer the thread rests than it works."""
+"""How many are joined in one turn of the event loop."""
+MERGE_REST = 400.0
+"""How much longer than a step took merging rests while records are appended: it delays them, and a quieter time may
+come later."""
+MOST_UNMERGED = 50_000
+"""Small batches; with more of them, merging rests no longer than other maintenance does, so that they do not become
+ever more."""
 _Row: TypeAlias = tuple[int, int, int, bytes]
 """First offset, count, checksum and data of a batch."""
 _BEFORE_ALL = (0, "")
@@ -52,6 +59,11 @@ FROM (
     WHERE (partition, producer) > (?, ?) ORDER BY partition, producer, sequence LIMIT ?
 )
 GROUP BY partition, producer ORDER BY partition, producer
+"""
+_COUNT_UNMERGED = """
+SELECT count(*) FROM (
+    SELECT 1 FROM partitions p JOIN batches b ON b.partition = p.id AND b.first >= p.merged LIMIT ?
+)
 """
 _CLEAR_STAMPS = """
 DELETE FROM stamps WHERE (partition, producer, sequence) IN (
@@ -210,13 +222,15 @@ class _Merge:
     """The offset below which nothing is left to merge, if it has changed."""
     ids: list[int] = field(default_factory=list)
     """Of the batches that become one."""
+    rows: list[_Row] = field(default_factory=list)
+    """Those batches."""
     merged: StoredBatch | None = None
 
 
 class Merger:
-    """A step that merges a run of small neighbours into one batch. `plan`, which reads and encodes the batches, is
-    called before it in a thread that only reads: what is left for the writer takes a fraction of the time, and appends
-    do not wait for the rest.
+    """A step that merges a run of small neighbours into one batch. Before it, `plan` is called in a thread that only
+    reads, and then `join` in the event loop: a thread that joins batches would keep the interpreter from it, even
+    while the processor does something else.
 
     It merges what is there when it starts. What producers append meanwhile waits for the next time, or it would never
     finish."""
@@ -225,15 +239,39 @@ class Merger:
         self._left: dict[int, tuple[int, int]] | None = None
         """By partition, the offsets between which there may be something to merge."""
         self._next: _Merge | None = None
+        self.is_behind = False
+        """There is so much to merge that it should not wait for a quieter time."""
 
     def plan(self, db: sqlite3.Connection) -> bool:
         """Find what to merge next. Returns whether there is anything to do."""
         if self._left is None:
+            pa.array([0])  # the first array takes long, because Arrow loads pandas: not in the event loop
             unmerged = db.execute('SELECT id, merged, "end" FROM partitions WHERE merged < "end"').fetchall()
             random.shuffle(unmerged)  # under load there is no time for all of them
             self._left = {partition: (merged, end) for partition, merged, end in unmerged}
+            self.is_behind = db.execute(_COUNT_UNMERGED, (MOST_UNMERGED,)).fetchone()[0] >= MOST_UNMERGED
         self._next = _plan(db, self._left)
         return self._next is not None
+
+    def join(self) -> Iterator[None]:
+        """Join the batches that are to be merged, some records at a time."""
+        merge = self._next
+        if merge is None or not merge.rows:
+            return
+        where, first = f"partition {merge.partition}", merge.rows[0][0]
+        pieces, end = list[pa.RecordBatch](), first
+        try:
+            for piece in _pieces(merge.rows):
+                if piece[0][0] != end:
+                    raise Damaged(where, f"offsets {end} to {piece[0][0] - 1} are missing")
+                pieces.append(join(piece, merge.partition, where))
+                end += len(pieces[-1])
+                yield
+            merge.merged = encode(merge.partition, first, pa.concat_batches(pieces))
+        except Damaged as error:  # it is left for inspection, and must not block the others
+            _log.warning("merging will be retried: %s", error)
+            if self._left is not None:
+                del self._left[merge.partition]
 
     def __call__(self, db: sqlite3.Connection, _: int) -> bool:
         merge = self._next
@@ -259,13 +297,7 @@ def _plan(db: sqlite3.Connection, left: dict[int, tuple[int, int]]) -> _Merge | 
         merge = _Merge(partition, run.done if run.done > start else None)
         left[partition] = (max(run.done, start), end)
         if run.is_due:
-            try:
-                merge.merged = _merged(db, partition, run.ids)
-            except Damaged as error:  # it is left for inspection, and must not block the others
-                _log.warning("merging will be retried: %s", error)
-                del left[partition]
-                continue
-            merge.ids = run.ids
+            merge.ids, merge.rows = run.ids, _rows(db, run.ids)
             return merge
         if merge.done is None or len(rows) <= merging.MERGE_BATCHES:  # there is nothing else in this partition
             del left[partition]
@@ -274,25 +306,11 @@ def _plan(db: sqlite3.Connection, left: dict[int, tuple[int, int]]) -> _Merge | 
     return None
 
 
-def _merged(db: sqlite3.Connection, partition: int, ids: list[int]) -> StoredBatch:
-    rows = db.execute(
+def _rows(db: sqlite3.Connection, ids: list[int]) -> list[_Row]:
+    return db.execute(
         "SELECT first, count, checksum, data FROM batches WHERE id IN (SELECT value FROM json_each(?)) ORDER BY first",
         (json.dumps(ids),),
     ).fetchall()
-    return _joined(partition, rows)
-
-
-def _joined(partition: int, rows: list[_Row]) -> StoredBatch:
-    """One batch with the records of all rows."""
-    where, pieces, end = f"partition {partition}", list[pa.RecordBatch](), rows[0][0]
-    for piece in _pieces(rows):
-        started = time.perf_counter()
-        if piece[0][0] != end:
-            raise Damaged(where, f"offsets {end} to {piece[0][0] - 1} are missing")
-        pieces.append(join(piece, partition, where))
-        end += len(pieces[-1])
-        time.sleep(PIECE_REST * (time.perf_counter() - started))
-    return encode(partition, rows[0][0], pa.concat_batches(pieces))
 
 
 def _pieces(rows: list[_Row]) -> Iterator[list[_Row]]:

@@ -5,6 +5,7 @@ import sqlite3
 import threading
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter, le
@@ -53,10 +54,10 @@ SELECT w.key, p.first, b.first, b.count, b.checksum, b.data FROM json_each(?) w
 JOIN partitions p ON p.id = json_extract(w.value, '$[0]')
 JOIN batches b ON b.partition = p.id AND b.first >= (
     SELECT max(first) FROM batches WHERE partition = p.id AND first <= json_extract(w.value, '$[1]')
-)
+) AND b.first < json_extract(w.value, '$[1]') + ?
 ORDER BY w.key, b.first
 """
-"""The batches from an offset on, of several partitions; with their places in the list that is given."""
+"""The batches with the next so many offsets, of several partitions; with their places in the list that is given."""
 _json = msgspec.json.Encoder().encode
 _numbers = msgspec.json.Decoder(list[int]).decode
 
@@ -212,8 +213,7 @@ class ManyReader:
     ) -> Looked | None:
         """What is new. None if more than `most` bytes have arrived, or an unknown number."""
         requests, news = reads.requests, self._find_news(db, reads)
-        are_few = most is not None and self._are_few(db, requests, news, most)
-        if most is not None and not are_few:
+        if most is not None and not self._are_few(db, requests, news, most):
             return None
         if not self._fences.all_hold(db, reads):
             news = dict.fromkeys(range(len(requests)))  # which one does not, their reads find out
@@ -225,7 +225,8 @@ class ManyReader:
             self.ids.add(request.partition, place.epoch, place.id)
             return batch
 
-        new = self._read_new(db, requests, news, max_records, max_bytes) if are_few else {}
+        is_all_wanted = most is not None and (total_bytes is None or total_bytes >= most)
+        new = self._read_new(db, requests, news, max_records, max_bytes) if is_all_wanted else {}
         found = News(total_bytes)
         for number in sorted(news):
             if not found.is_enough:
@@ -254,6 +255,7 @@ class ManyReader:
                 and id_ is not None
                 and request.offset < end
                 and request.epoch in (None, epoch)
+                and type(request.partition.index) is int
                 and self._cache.find(request.partition, epoch, request.offset) is None
             ):
                 grown.append((number, Span(epoch, 0, end)))
@@ -261,13 +263,13 @@ class ManyReader:
         if len(grown) < 2:
             return {}
         found: dict[int, Batch] = {}
-        rows = db.execute(_NEW, (_json(places).decode(),))
-        for place, batches in groupby(rows, itemgetter(0)):
-            number, span = grown[place]
-            request = requests[number]
-            wanted = Read(request.partition, span, request.offset, max_records, max_bytes)
-            if self._take(wanted, places[place][0], batches):
-                found[number] = wanted.result()
+        with closing(db.execute(_NEW, (_json(places).decode(), min(max_records, FEW_RECORDS)))) as rows:
+            for place, batches in groupby(rows, itemgetter(0)):
+                number, span = grown[place]
+                request = requests[number]
+                wanted = Read(request.partition, span, request.offset, max_records, max_bytes)
+                if self._take(wanted, places[place][0], batches):
+                    found[number] = wanted.result()
         return found
 
     def _take(self, wanted: Read, id_: int, rows: Iterable[tuple[int, int, int, int, int, bytes]]) -> bool:

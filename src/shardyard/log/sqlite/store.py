@@ -2,6 +2,7 @@
 
 import sqlite3
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 
 from shardyard.log import rules
 from shardyard.log.appending import Changes, PartitionState
@@ -194,9 +195,10 @@ def _batches_from(
         " (SELECT max(first) FROM batches WHERE partition = ?1 AND first <= ?2) ORDER BY first",
         (found.id, offset),
     )
-    for first, count, checksum, stored in rows:
-        if first + count > offset:
-            yield decode(stored, checksum, found.id, first, count, str(partition))
+    with closing(rows):  # otherwise what an error refers to would keep the connection at this state of the file
+        for first, count, checksum, stored in rows:
+            if first + count > offset:
+                yield decode(stored, checksum, found.id, first, count, str(partition))
 
 
 def bytes_from(db: Connection, partition_id: int, offset: int) -> int:

@@ -51,8 +51,9 @@ class Operation(Struct):
     work: Callable[[sqlite3.Connection, int], Any]
     size: int = 0
     only_rearranges: bool = False
-    """It changes how records are stored, and nothing else: what is known of partitions and stamps stays true. It does
-    not take long, so it may be carried out in the event loop."""
+    """It changes how records are stored, and nothing else: what is known of partitions and stamps stays true. It need
+    not survive a power cut, so by itself it is committed without a sync. It does not take long, so it may be carried
+    out in the event loop."""
 
 
 class Appends(Struct, frozen=True):
@@ -78,6 +79,8 @@ class _Written:
     outcomes: list[Outcome]
     changes: Changes
     """Of all appends."""
+    has_changed: bool = False
+    """Something else was changed that others have to know."""
 
 
 @dataclass(slots=True)
@@ -108,8 +111,8 @@ class Writer:
         on_change_elsewhere: Callable[[], None],
     ) -> None:
         """`busy_wait`: seconds to wait for other processes. `now`: the time in milliseconds. `on_commit` is called
-        before any caller gets its result, in the event loop or in the thread; `on_change_elsewhere` before a commit if
-        something else has changed the log since the last one."""
+        before any caller gets its result, in the event loop or in the thread, if something was changed that others have
+        to know; `on_change_elsewhere` before a commit if something else has changed the log since the last one."""
         self._path = path
         self._now = now
         self._busy_wait = busy_wait
@@ -117,8 +120,9 @@ class Writer:
         self._on_change_elsewhere = on_change_elsewhere
         self._db = connect(path, durability)
         self._db.execute("PRAGMA busy_timeout = 0")  # `_begin` tries more often than SQLite would
-        self._is_synced = self._survives_power_cuts = durability == "power"
-        """Whether the connection syncs its commits now."""
+        self._survives_power_cuts = durability == "power"
+        self._is_synced: bool | None = self._survives_power_cuts
+        """Whether the connection syncs its commits now. None if that is not known."""
         self._lookup = LookupCache(self._db)
         self._checkpoints = Checkpoints(path)
         self.waiting_bytes = 0
@@ -137,7 +141,7 @@ class Writer:
         self._thread.start()
 
     async def do(self, request: Request) -> Any:
-        """Carry out a request. It is durable when this returns."""
+        """Carry out a request. It is durable when this returns, unless it `only_rearranges`."""
         return await self.submit(request)
 
     def submit(self, request: Request) -> "asyncio.Future[Any]":
@@ -331,12 +335,12 @@ class Writer:
             after_commit(lambda: self._committed(group.requests, written))
 
     def _committed(self, requests: list[Request], written: _Written) -> None:
-        operations = [request for request in requests if isinstance(request, Operation)]
-        self._on_commit(written.changes, only_appends=all(operation.only_rearranges for operation in operations))
+        if written.has_changed or written.changes.ends or written.changes.fences:
+            self._on_commit(written.changes, only_appends=not written.has_changed)
         size = (
             sum(request.size for request in requests) + len(written.changes.batches) * 2 * self._checkpoints.page_bytes
         )
-        if operations:  # they may write any amount
+        if any(isinstance(request, Operation) for request in requests):  # they may write any amount
             size = max(size, self._checkpoints.grown())
         now = time.monotonic()
         self._checkpoints.grew(size, now - self._busy_since)
@@ -355,9 +359,11 @@ class Writer:
                     if isinstance(request, Appends):
                         written.outcomes.append([outcome_of(appending.append, each) for each in request.requests])
                         continue
+                    before = db.total_changes
                     written.outcomes.append(outcome_of(request.work, db, now))
-                    if not request.only_rearranges:
+                    if db.total_changes != before and not request.only_rearranges:
                         self._lookup.clear()
+                        written.has_changed = True
                 if are_operations:
                     continue
                 changes = appending.changes()
@@ -382,6 +388,7 @@ class Writer:
         the sync of the next commit covers it."""
         is_needed = self._survives_power_cuts and not all(map(_only_rearranges, requests))
         if is_needed != self._is_synced:
+            self._is_synced = None  # in case of an interrupt between the two
             self._db.execute(f"PRAGMA synchronous = {'FULL' if is_needed else 'NORMAL'}")
             self._is_synced = is_needed
 
