@@ -34,11 +34,6 @@ PARTITIONS_A_STEP = 200
 """Partitions examined in one step."""
 STAMPS_A_STEP = 2000
 """Stamps examined or deleted in one step; more than one producer has."""
-MERGE_REST = 100.0
-"""How much longer than it took to merge a run merging rests while records are appended: what it does at that time delays
-them, and it takes less time later."""
-MOST_UNMERGED = 50_000
-"""Small batches; with more of them, it rests like other maintenance, so that they do not become more and more."""
 PIECE_RECORDS = 100
 """How many are joined in one turn of the event loop."""
 MERGE_REST = 400.0
