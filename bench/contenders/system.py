@@ -1,6 +1,7 @@
 """The interface to a work queue, and what all of them are measured with."""
 
 import asyncio
+import ctypes
 import os
 import random
 import struct
@@ -24,6 +25,10 @@ ROUND_SECONDS = 2.0
 ROUND_RECORDS = 300_000
 """A round of publishing in batches ends early once it has sent this many records."""
 
+_ABSOLUTE = 1
+"""`TFD_TIMER_ABSTIME`: the first expiration is a time of the clock."""
+_libc = ctypes.CDLL(None, use_errno=True)
+
 VALUES = [os.urandom(RECORD_BYTES) for _ in range(BATCH_RECORDS)]
 """Random bytes, which no system can compress."""
 
@@ -37,13 +42,14 @@ class Schedule:
     SECONDS = 5
     RECORDS = RECORDS_PER_SECOND * SECONDS
     GROUP_RECORDS = 5
-    """Records that are due at the same time: a timer of an event loop has a resolution of 1 ms."""
+    """Records that are due at the same time."""
     GROUP_NS = GROUP_RECORDS * 1_000_000_000 // RECORDS_PER_SECOND
     _STAMP = struct.Struct("<8sq")  # a mark, and the time in ns of the monotonic clock, which all processes share
     _MARK = b"schedule"
 
     def __init__(self) -> None:
-        self._start = time.monotonic_ns()
+        self.start = time.monotonic_ns()
+        """When the first records are due."""
         self._sent = 0
 
     @property
@@ -52,19 +58,19 @@ class Schedule:
 
     def due(self) -> list[bytes]:
         """The records whose time has come since the last call."""
-        groups = (time.monotonic_ns() - self._start) // self.GROUP_NS + 1
+        groups = (time.monotonic_ns() - self.start) // self.GROUP_NS + 1
         numbers = range(self._sent, min(groups * self.GROUP_RECORDS, self.RECORDS))
         self._sent = numbers.stop
         return [self._record(number) for number in numbers]
 
     def _record(self, number: int) -> bytes:
-        stamp = self._STAMP.pack(self._MARK, self._start + number // self.GROUP_RECORDS * self.GROUP_NS)
+        stamp = self._STAMP.pack(self._MARK, self.start + number // self.GROUP_RECORDS * self.GROUP_NS)
         return stamp + VALUES[number % len(VALUES)][len(stamp) :]
 
     def seconds_until_next(self) -> float:
-        """Until further records are due, at least 1 ms."""
-        due_at = self._start + self._sent // self.GROUP_RECORDS * self.GROUP_NS
-        return max((due_at - time.monotonic_ns()) / 1e9, 0.001)
+        """Until further records are due."""
+        due_at = self.start + self._sent // self.GROUP_RECORDS * self.GROUP_NS
+        return max((due_at - time.monotonic_ns()) / 1e9, 0.0)
 
     @classmethod
     def due_at(cls, value: bytes) -> int:
@@ -82,6 +88,37 @@ class SlowSchedule(Schedule):
     RECORDS = RECORDS_PER_SECOND * Schedule.SECONDS
     GROUP_RECORDS = 2
     GROUP_NS = GROUP_RECORDS * 1_000_000_000 // RECORDS_PER_SECOND
+
+
+class Ticks:
+    """Wakes a task whenever records are due, within some microseconds: an event loop's own timers have a resolution of
+    1 ms, so a sender would be late by more than most systems take to deliver a record."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        clock = time.CLOCK_MONOTONIC
+        self._timer: int = _libc.timerfd_create(clock, os.O_NONBLOCK | os.O_CLOEXEC)
+        interval, first = (divmod(ns, 10**9) for ns in (schedule.GROUP_NS, schedule.start + schedule.GROUP_NS))
+        if self._timer < 0 or _libc.timerfd_settime(self._timer, _ABSOLUTE, struct.pack("4q", *interval, *first), None):
+            raise OSError(ctypes.get_errno(), "a timer could not be set")
+        self._has_come = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._timer, self._come)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._loop.remove_reader(self._timer)
+        os.close(self._timer)
+
+    def _come(self) -> None:
+        os.read(self._timer, 8)
+        self._has_come.set()
+
+    async def next(self) -> None:
+        """Wait until the next records are due."""
+        await self._has_come.wait()
+        self._has_come.clear()
 
 
 class System(AsyncExitStack, ABC):
@@ -151,11 +188,12 @@ class AsyncSystem(System):
         return latencies
 
     async def send_on_schedule(self, schedule: Schedule) -> None:
-        async with asyncio.TaskGroup() as tasks:
-            while not schedule.is_done:
-                for value in schedule.due():
-                    tasks.create_task(self.send(value))
-                await asyncio.sleep(schedule.seconds_until_next())
+        with Ticks(schedule) as ticks:
+            async with asyncio.TaskGroup() as tasks:
+                while not schedule.is_done:
+                    for value in schedule.due():
+                        tasks.create_task(self.send(value))
+                    await ticks.next()
 
 
 @dataclass(frozen=True, slots=True)

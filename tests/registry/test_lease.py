@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
+from unittest import mock
 
 from shardyard.registry import TransactionBatcher, lease
 from shardyard.registry.lease import RegistryLease
@@ -85,5 +86,19 @@ def test_a_trusted_lease_that_was_released_is_acquired_under_a_new_token() -> No
         assert await c.trusting.acquire() == 1
         await c.trusting.release(1)
         assert await c.trusting.acquire() == 2
+
+    tell(story)
+
+
+def test_a_trusted_lease_is_renewed_in_one_transaction() -> None:
+    async def story(c: Candidates) -> None:
+        assert await c.trusting.acquire() == 1
+        await c.clock.advance(SECONDS / 2)
+        with (
+            mock.patch.object(c.registry, "read", wraps=c.registry.read) as read,
+            mock.patch.object(c.registry, "run", wraps=c.registry.run) as run,
+        ):
+            assert await c.trusting.acquire() == 1
+        assert (read.call_count, run.call_count) == (0, 1)
 
     tell(story)

@@ -61,8 +61,9 @@ class RegistryLease:
         time is left."""
         now = 0.0 if self._trusted is None else self._trusted.monotonic()
         if self._token is None or self._trusted is None or now >= self._renew_at:
+            is_due = self._token is not None and self._trusted is not None
             self._token = None  # if this fails
-            self._token, seconds = await self._acquire()
+            self._token, seconds = await (self._renew() if is_due else self._acquire())
             self._renew_at = now + seconds
         return self._token
 
@@ -82,4 +83,9 @@ class RegistryLease:
                 return None, 0.0
             if row.expires_at > now + half:
                 return row.token, row.expires_at - now - half
-        return await self._transactions.run(lambda tx: acquire(tx, self._name, self._holder, self._seconds)), half
+        return await self._renew()
+
+    async def _renew(self) -> tuple[int | None, float]:
+        """The same, without a look whether there is something to write."""
+        token = await self._transactions.run(lambda tx: acquire(tx, self._name, self._holder, self._seconds))
+        return token, self._seconds / 2
