@@ -10,7 +10,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 import pyarrow as pa
@@ -1279,6 +1279,9 @@ async def test_a_read_of_many_partitions_gives_what_reads_of_those_with_news_giv
     for wrong in ({"max_records": 0}, {"max_bytes": 0}, {"total_bytes": 0}):
         with pytest.raises(InvalidValue):
             await log.read_many(few, **wrong)
+    for index in (True, 1.0):  # as numbers they equal that of a partition
+        with pytest.raises(InvalidValue):
+            await log.read_many([*few, ReadRequest(Partition("t", cast(Any, index)), last)])
 
 
 @awaited

@@ -18,7 +18,6 @@ from shardyard.model import (
     Damaged,
     Fence,
     Fenced,
-    InvalidValue,
     OffsetTrimmed,
     Partition,
     Record,
@@ -149,16 +148,6 @@ async def test_a_partition_whose_records_were_trimmed_has_its_error_and_the_othe
         assert news(await log.read_many(requests())) == {0: ["r0", "r1"], 1: OffsetTrimmed, 2: ["r0", "r1"]}
         assert news(await log.read_many(requests(0, 1, 0))) == {0: ["r0", "r1"], 1: ["r1"], 2: ["r0", "r1"]}
         assert at_once == [[0, 2], [0, 1, 2]]
-
-
-@awaited
-async def test_a_partition_whose_number_is_a_boolean_is_refused_also_if_that_number_is_known(folder: Path) -> None:
-    async with opened(folder) as log:
-        wrong = ReadRequest(Partition("t", True), 0)
-        await known(log)
-        await grow(log, records(0))
-        found = await log.read_many([ReadRequest(T0, 0), wrong, ReadRequest(T2, 0)])
-        assert news(found) == {0: ["r0"], 1: InvalidValue, 2: ["r0"]}
 
 
 # Which records are read --------------------------------------------------------------------------------------------

@@ -389,15 +389,18 @@ async def test_a_commit_that_fails_slowly_tells_that_the_disk_is_slow(tmp_path: 
         assert not log._writer._commits.are_short
 
 
-def test_a_commit_that_is_interrupted_leaves_nobody_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(_: writing.Writer) -> None:
+@pytest.mark.parametrize("step", ["_begin", "_write", "_commit"])
+def test_a_group_that_is_interrupted_leaves_nobody_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    def interrupt(*_: object) -> None:
         monkeypatch.undo()
         raise KeyboardInterrupt
 
     loop = asyncio.new_event_loop()
     log = SqliteLog(tmp_path / "log", maintain_every=None)
     loop.run_until_complete(log.create_topic("t", 1))
-    monkeypatch.setattr(writing.Writer, "_commit", interrupt)
+    monkeypatch.setattr(writing.Writer, step, interrupt)
     appending = loop.create_task(log.append(P, record()))
     with pytest.raises(KeyboardInterrupt):
         loop.run_until_complete(appending)

@@ -66,6 +66,8 @@ def check_reads(
     if total_bytes is not None:
         whole_number("total_bytes", total_bytes, at_least=1)
     for request in requests:
+        if type(request.partition.index) is not int:  # a bool or a float would be found under the number it equals
+            check_partition(request.partition)
         if not isinstance(request.offset, int) or request.offset < 0:
             whole_number("offset", request.offset, at_least=0)
 

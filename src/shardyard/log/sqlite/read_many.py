@@ -255,7 +255,6 @@ class ManyReader:
                 and id_ is not None
                 and request.offset < end
                 and request.epoch in (None, epoch)
-                and type(request.partition.index) is int
                 and self._cache.find(request.partition, epoch, request.offset) is None
             ):
                 grown.append((number, Span(epoch, 0, end)))

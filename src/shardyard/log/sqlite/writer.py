@@ -213,7 +213,11 @@ class Writer:
             and sum(request.size for request in group.requests) <= SMALL_BYTES
             and all(isinstance(request, Appends) or request.only_rearranges for request in group.requests)
         ):
-            group.written = self._write_small(group.requests)
+            try:
+                group.written = self._write_small(group.requests)
+            except BaseException as error:  # such as Ctrl-C
+                self._finish_group(group, [Interrupted(str(error))] * len(group.requests))
+                raise
         if group.written is None:
             self._groups.put(group)
         elif self._commits.are_short:
