@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from shardyard.cli import processes
+from shardyard.client import MessagingClient
 from shardyard.log import open_log
 from shardyard.model import ShardyardError
 from shardyard.wire.inbox import TOPIC
@@ -129,3 +130,17 @@ def test_partitions_that_differ_from_those_of_the_topic_are_warned_of(
 
     said = asyncio.run(scenario())
     assert ("--partitions 8 has no effect: the topic inbox exists with 4" in said) == warns, said
+
+
+def test_a_server_that_stops_says_how_many_clients_are_connected(tmp_path: Path) -> None:
+    async def scenario() -> str:
+        server = ServerProcess(tmp_path, "messenger", ["messenger"])
+        try:
+            await server.ready()
+            async with MessagingClient(server.url, "ann"):
+                await server.end(signal.SIGTERM)
+        finally:
+            server.discard()
+        return server.output.read_text()
+
+    assert "1 connections are open" in asyncio.run(scenario())

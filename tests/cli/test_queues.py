@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import http.server
+import io
 import json
 import logging
 import os
@@ -22,6 +23,7 @@ from typing import Any
 
 import pytest
 
+from shardyard.cli.logs import logs_on_stderr
 from shardyard.cli.queues.consume import print_warnings
 from shardyard.cli.queues.session import request
 from shardyard.client import Consumer, Message
@@ -273,11 +275,28 @@ def test_control_characters_are_escaped_on_a_terminal_and_only_there(shell: Shel
     ]
     assert not any(character in "".join(lines) for character in "\x1b\x9b\u202e\U000e0041")
     assert value in {json.loads(line).get("value") for line in lines}
-    assert "\x1b" not in terminal("search", topic, "--key", "k\x1b]0;title\x07")
+    for options in ([], ["--json"]):
+        found = terminal("search", topic, "--key", "k\x1b]0;title\x07", *options)
+        assert not any(character in found for character in "\x1b\x9b\u202e\U000e0041")
+    assert value in {row.get("value") for row in json.loads(found)}
     command = [SHARDYARD, "consume", f"{group}-2", topic, "--count", "2"]
     piped = subprocess.run(command, capture_output=True, check=True).stdout
     assert value.encode() in piped
     assert b"\xff\xfe" in piped
+
+
+def test_the_log_on_a_terminal_escapes_what_errors_quote(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setattr(sys, "stderr", printed := Terminal())
+    monkeypatch.setenv("TERM", "dumb")
+    with logs_on_stderr():
+        logging.getLogger("shardyard.test").warning("it failed: %s\nnext line", "\x1b[31mred\x07")
+    assert "\\x1b[31mred\\x07" in printed.getvalue()
+    assert not any(character in printed.getvalue() for character in "\x1b\x07")
+    assert "next line" in printed.getvalue()
 
 
 class ConsumeProcess:

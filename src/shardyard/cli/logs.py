@@ -6,9 +6,11 @@ import sys
 import time
 from collections.abc import Iterator
 
-from rich.console import Console
+from rich.console import Console, ConsoleRenderable
 from rich.highlighter import NullHighlighter
 from rich.logging import RichHandler
+
+from shardyard.cli.output import printable_lines
 
 
 @contextlib.contextmanager
@@ -26,8 +28,15 @@ def logs_on_stderr() -> Iterator[None]:
         root.removeHandler(handler)
 
 
+class _TerminalHandler(RichHandler):
+    """Escapes what a terminal would obey: errors may quote what others wrote."""
+
+    def render_message(self, record: logging.LogRecord, message: str) -> ConsoleRenderable:
+        return super().render_message(record, printable_lines(message))
+
+
 def _for_terminals() -> logging.Handler:
-    return RichHandler(
+    return _TerminalHandler(
         console=Console(stderr=True),
         show_path=False,
         omit_repeated_times=False,

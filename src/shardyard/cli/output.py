@@ -21,7 +21,12 @@ dumps = partial(json.dumps, ensure_ascii=False)
 
 
 def print_json(data: object) -> None:
-    sys.stdout.write(dumps(data) + "\n")
+    sys.stdout.write(_dumps(data) + "\n")
+
+
+def _dumps(data: object) -> str:
+    text = dumps(data)
+    return printable(text, escape_json) if sys.stdout.isatty() else text
 
 
 def print_table(rows: Sequence[Row], title: str | None = None, *, header: bool = True) -> None:
@@ -62,9 +67,9 @@ def print_blocks(blocks: Iterable[Sequence[Row]], *, json: bool) -> None:
     non_empty = (block for block in blocks if block)
     first = next(non_empty, [])  # an invalid call fails here, before anything is printed
     if json:
-        sys.stdout.write("[" + ", ".join(map(dumps, first)))
+        sys.stdout.write("[" + ", ".join(map(_dumps, first)))
         for block in non_empty:
-            sys.stdout.writelines(", " + dumps(row) for row in block)
+            sys.stdout.writelines(", " + _dumps(row) for row in block)
         sys.stdout.write("]\n")
         return
     print_table(first)
@@ -90,6 +95,11 @@ def escape(character: str) -> str:
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
+def escape_json(character: str) -> str:
+    """The character as JSON may have it in a string, such as `\\u001b`."""
+    return json.dumps(character)[1:-1]
+
+
 def printable(text: str, escape: Callable[[str], str] = escape) -> str:
     """The text for a terminal: control characters, and those that change the direction or are invisible, are escaped.
     `escape`: how one is written."""
@@ -98,9 +108,14 @@ def printable(text: str, escape: Callable[[str], str] = escape) -> str:
     return "".join(escape(c) if category(c) in _OBEYED and c not in _JOINERS else c for c in text)
 
 
+def printable_lines(text: str) -> str:
+    """The same of several lines."""
+    return "\n".join(map(printable, text.split("\n")))
+
+
 def print_message(text: str) -> None:
     """Print a message to standard error; standard output is for data. It may quote what others wrote."""
-    sys.stderr.write("\n".join(map(printable, text.split("\n"))) + "\n")
+    sys.stderr.write(printable_lines(text) + "\n")
 
 
 def _format_cell(value: object) -> str:

@@ -18,6 +18,7 @@ from shardyard.log import Log
 from shardyard.queues.broker import Broker
 from shardyard.registry import Registry
 from shardyard.runtime.clock import Clock
+from shardyard.runtime.metrics import CLIENTS
 from shardyard.server import health
 from shardyard.server.bodies import Bodies, limit_bodies
 from shardyard.server.connection_checks import ConnectionChecks
@@ -114,7 +115,8 @@ class Server(uvicorn.Server):
         super().handle_exit(sig, frame)
 
     async def shutdown(self, sockets: Any = None) -> None:
-        _log.info("stopping: %s; %d connections are open", self._reason, len(self.server_state.connections))
+        connections = len(self.server_state.connections) + int(CLIENTS.value)  # those of users are not uvicorn's
+        _log.info("stopping: %s; %d connections are open", self._reason, connections)
         self.drain.start()
         await super().shutdown(sockets)
 

@@ -9,14 +9,13 @@ import os
 import signal
 import sys
 from collections.abc import Coroutine, Iterator, Sequence
-from json import dumps
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import msgspec
 import typer
 
 from shardyard.cli.options import integer_option, value_option
-from shardyard.cli.output import escape, print_message, printable
+from shardyard.cli.output import escape, escape_json, print_message, printable
 from shardyard.cli.queues.options import Brokers, Group, check_group, check_name
 from shardyard.cli.queues.session import addresses, explain_errors, request, token
 from shardyard.model import Fenced, InvalidCall, InvalidValue, Partition, Record, Unreachable, whole_number
@@ -246,11 +245,7 @@ def _format_json(record: Record, partition: Partition, offset: int) -> bytes:
 def _escaped(line: bytes, *, json: bool) -> bytes:
     """The line for a terminal: what it would obey, or can't show, is escaped, all but the tabs between columns."""
     cells = line.decode(errors="backslashreplace").split("\t")
-    return "\t".join(printable(cell, _escape_json if json else escape) for cell in cells).encode()
-
-
-def _escape_json(character: str) -> str:
-    return dumps(character)[1:-1]
+    return "\t".join(printable(cell, escape_json if json else escape) for cell in cells).encode()
 
 
 class CommandFailed(Exception):
