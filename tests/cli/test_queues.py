@@ -495,6 +495,33 @@ def test_a_topic_with_a_token_is_changed_only_by_those_who_know_it(
     assert shell.json("topics", "set", topic, "token=none")["token"] is False
 
 
+def test_retries_and_dead_letters_of_a_topic_with_a_token_are_redriven_and_deleted_only_by_those_who_know_it(
+    shell: Shell, topic: str, group: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    retry, dead = f"{group}.{topic}.retry", f"{group}.{topic}.dead"
+    shell("groups", "set", group, "backoff=none")
+    shell("publish", topic, "bad")
+    shell("consume", group, topic, "--exec", "exit 3", "--count", "1")
+    wait_until(lambda: shell.json("dead", "list", group, topic))
+    shell("topics", "set", topic, "token=open-sesame")
+    for call, refused in (
+        (("groups", "delete", group), retry),
+        (("groups", "delete", group, "--force"), dead),
+        (("dead", "redrive", group, topic, "--all"), dead),
+    ):
+        assert shell.run(*call) == (1, "")
+        assert shell.err == (
+            f"error: changing or deleting topic '{refused}' requires its current token, or that of the broker, and the "
+            "call has none or another one: set SHARDYARD_TOKEN\n"
+        )
+    assert len(shell.json("dead", "list", group, topic)) == 1
+    assert group in [found["group"] for found in shell.json("groups", "list")]
+    assert {retry, dead} <= {found["name"] for found in shell.json("topics", "list", "--all")}
+    monkeypatch.setenv("SHARDYARD_TOKEN", "open-sesame")
+    assert shell.json("dead", "redrive", group, topic, "--all") == {"redriven": 1}
+    assert sorted(shell.json("groups", "delete", group, "--force")["also_deleted"]) == [dead, retry]
+
+
 @pytest.mark.parametrize("name", ["events", "fanout", "inbox", "members", "presence"])
 def test_names_of_the_topics_of_messaging_and_channels_are_refused(shell: Shell, name: str) -> None:
     assert shell.run("topics", "create", name) == (2, "")

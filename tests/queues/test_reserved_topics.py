@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from shardyard.client import Message
-from shardyard.model import InvalidValue, Partition, Record, WrongToken
+from shardyard.client import Consumer, Message
+from shardyard.model import InvalidValue, Partition, Record, TopicKind, WrongToken
 from shardyard.queues.delays import UNDELIVERABLE
 from shardyard.queues.lineage import lineage, with_protectors
 from shardyard.queues.settings import WATCH_NAME
@@ -244,6 +244,124 @@ def test_retries_and_dead_letters_of_a_topic_with_a_token_are_deleted_only_with_
                 refused = await cluster.request(method, f"/v1/topics/{name}", content, token=token)
                 assert (refused.status, refused.code) == (401, "wrong_token")
             await cluster.do(method, f"/v1/topics/{name}", content, token="of-publishers")
+
+    run(scenario)
+
+
+async def die(cluster: Cluster, *values: str, group: str = "billing", topic: str = "orders") -> None:
+    """Let these records become dead letters of a group, whose member then leaves. Its retry topic is empty."""
+
+    async def fail(_: Message) -> None:
+        raise ValueError("no")
+
+    await cluster.set(group, backoff=[])
+    async with running(Consumer(cluster.urls, group, [topic], session_timeout=2.0), fail):
+        await cluster.publish(*values, topic=topic)
+        await cluster.until_done(group, topic)
+
+
+async def state(cluster: Cluster) -> Any:
+    """The names of all topics, the settings and positions of the group, its dead letters, and the audit log."""
+    names = sorted(topic.name for topic in await cluster.log.topics())
+    group = await cluster.get("/v1/groups/billing")
+    rows = {(row["topic"], row["partition"]): row["committed"] for row in group["partitions"]}
+    letters = [[record.id for record in records] for records in await cluster.records(DEAD)]
+    return names, group["settings"], rows, letters, await cluster.get("/v1/audit")
+
+
+@pytest.mark.parametrize("force", [False, True])
+@pytest.mark.parametrize("resharded", [False, True])
+def test_a_group_is_not_deleted_with_retries_or_dead_letters_of_a_topic_whose_token_is_not_shown(
+    resharded: bool, force: bool
+) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.topic()
+        await die(cluster, "a")
+        await cluster.do("PATCH", "/v1/topics/orders", {"token": "of-publishers"})
+        if resharded:
+            await move(cluster, "orders", "orders.2")
+        before = await state(cluster)
+        for token in (None, "another-one"):
+            refused = await cluster.request("DELETE", "/v1/groups/billing", token=token, force=force)
+            assert (refused.status, refused.code) == (401, "wrong_token")
+            assert await state(cluster) == before
+        deleted = await cluster.do("DELETE", "/v1/groups/billing", token="of-publishers", force=force)
+        assert sorted(deleted["also_deleted"]) == ([DEAD, RETRY] if force else [RETRY])
+        assert [kept["topic"] for kept in deleted["kept"]] == ([] if force else [DEAD])
+        assert (await cluster.request("GET", "/v1/groups/billing")).code == "unknown_group"
+        assert (await _exists(cluster, DEAD), await _exists(cluster, RETRY)) == (not force, False)
+
+    run(scenario)
+
+
+def test_dead_letters_that_a_deleted_group_has_left_are_deleted_by_force_only_with_the_token_of_their_topic() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.topic()
+        await die(cluster, "a")
+        await cluster.do("DELETE", "/v1/groups/billing")
+        await cluster.do("PATCH", "/v1/topics/orders", {"token": "of-publishers"})
+        kept = await cluster.do("DELETE", "/v1/groups/billing")
+        assert [each["topic"] for each in kept["kept"]] == [DEAD], "nothing is deleted, so it takes no token"
+        refused = await cluster.request("DELETE", "/v1/groups/billing", force=True)
+        assert (refused.status, refused.code) == (401, "wrong_token")
+        assert await _exists(cluster, DEAD)
+        deleted = await cluster.do("DELETE", "/v1/groups/billing", token="of-publishers", force=True)
+        assert deleted["also_deleted"] == [DEAD]
+
+    run(scenario)
+
+
+def test_companions_of_companions_are_deleted_with_a_group_only_with_the_token_of_the_first_topic() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.topic()
+        await cluster.set()
+        await cluster.do("PATCH", "/v1/topics/orders", {"token": "of-publishers"})
+        await cluster.log.create_topic(f"billing.repair.{DEAD}.dead.retry", 1, kind=TopicKind.RETRY)
+        refused = await cluster.request("DELETE", "/v1/groups/billing", token="another-one")
+        assert (refused.status, refused.code) == (401, "wrong_token")
+        assert (await cluster.get("/v1/groups/billing"))["joined"] is False, "it still has its settings"
+        deleted = await cluster.do("DELETE", "/v1/groups/billing", token="of-publishers")
+        assert deleted["also_deleted"] == [f"billing.repair.{DEAD}.dead.retry"]
+
+    run(scenario)
+
+
+def test_a_group_with_topics_of_two_tokens_is_deleted_when_one_of_them_has_no_companions_left() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.set()
+        for topic in ("orders", "returns", "open"):
+            await cluster.topic(topic)
+            await cluster.log.create_topic(f"billing.{topic}.retry", 1, kind=TopicKind.RETRY)
+            if topic != "open":
+                await cluster.do("PATCH", f"/v1/topics/{topic}", {"token": f"token-of-{topic}"})
+        topics = sorted(topic.name for topic in await cluster.log.topics())
+        for token in (None, "token-of-orders", "token-of-returns"):
+            refused = await cluster.request("DELETE", "/v1/groups/billing", token=token)
+            assert (refused.status, refused.code) == (401, "wrong_token")
+            assert sorted(topic.name for topic in await cluster.log.topics()) == topics
+        await cluster.do("DELETE", f"/v1/topics/{RETRY}", token="token-of-orders")
+        deleted = await cluster.do("DELETE", "/v1/groups/billing", token="token-of-returns")
+        assert sorted(deleted["also_deleted"]) == ["billing.open.retry", "billing.returns.retry"]
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("named", ["orders", RETRY, "orders.2"])
+def test_dead_letters_of_a_topic_with_a_token_are_redriven_only_with_it(named: str) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.topic()
+        await die(cluster, "a")
+        await cluster.do("PATCH", "/v1/topics/orders", {"token": "of-publishers"})
+        if named == "orders.2":
+            await move(cluster, "orders", "orders.2")
+        before, retries = await state(cluster), await cluster.records(RETRY)
+        for token in (None, "another-one"):
+            refused = await cluster.request("POST", "/v1/groups/billing/dead/redrive", {"topic": named}, token=token)
+            assert (refused.status, refused.code) == (401, "wrong_token")
+            assert (await state(cluster), await cluster.records(RETRY)) == (before, retries)
+        redriven = await cluster.do("POST", "/v1/groups/billing/dead/redrive", {"topic": named}, token="of-publishers")
+        assert redriven == {"redriven": 1}
+        assert [record.value for records in await cluster.records(RETRY) for record in records] == [b"a"]
 
     run(scenario)
 

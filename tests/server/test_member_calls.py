@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from shardyard.model import TopicKind
 from shardyard.runtime.metrics import CALLS, COMMITS, DELIVERED_RECORDS, HEARTBEATS, REQUESTS
 from shardyard.server.queues import calls
 from shardyard.wire import frames, requests
@@ -220,6 +221,24 @@ def test_a_tunnelled_request_has_the_address_and_the_token_of_its_connection() -
 
     run(scenario, token="the-broker's")
     run(scenario, token="the-broker's", trusted_proxies=["127.0.0.1"])
+
+
+def test_a_tunnelled_deletion_of_a_group_requires_the_token_of_the_topic_from_its_connection() -> None:
+    async def scenario(running: Running) -> None:
+        owner = await running.connect("of-publishers")
+        await owner.request(1, "POST", "/v1/topics", {"name": "pictures", "partitions": 1})
+        await owner.request(2, "PATCH", "/v1/topics/pictures", {"token": "of-publishers"})
+        await owner.request(3, "PATCH", "/v1/groups/billing", {"paused": True})
+        await running.log.create_topic("billing.pictures.retry", 1, kind=TopicKind.RETRY)
+        other = await running.connect("another-one")
+        forged = {"Authorization": "Bearer of-publishers"}
+        refused = await other.call(4, frames.Request("DELETE", "/v1/groups/billing", {}, forged, b""))
+        assert isinstance(refused, frames.Response)
+        assert refused.status == 401
+        assert msgspec.json.decode(refused.body)["error"]["code"] == "wrong_token"
+        assert (await owner.request(5, "DELETE", "/v1/groups/billing"))["also_deleted"] == ["billing.pictures.retry"]
+
+    run(scenario)
 
 
 def test_a_tunnelled_request_of_a_client_behind_a_proxy_has_the_address_that_the_proxy_gave() -> None:

@@ -9,12 +9,14 @@ from fastapi import FastAPI
 from fastapi.routing import APIRoute
 
 from shardyard.log.memory import MemoryLog
+from shardyard.model import Partition, Record, TopicKind
 from shardyard.queues.broker import Broker
 from shardyard.registry.memory import MemoryRegistry
 from shardyard.runtime.metrics import REQUESTS
 from shardyard.server.app import ROUTERS, create_app
 from shardyard.server.measuring import NO_ROUTE, measure
 from shardyard.wire import requests
+from shardyard.wire.headers import DIED
 from tests.server.asgi import call
 
 TOKEN = "the broker's"
@@ -87,6 +89,29 @@ def test_the_token_of_a_topic_is_for_publishing_to_it_alone() -> None:
             is_publish = (method, template) == ("POST", "/v1/topics/{topic}/records")
             assert response.status == (200 if is_publish or template in OPEN else 401), f"{method} {template}"
         assert (await call(whole, "POST", "/v1/topics/orders/records", b'{"value": "x"}', admin)).status == 401
+
+    run(scenario)
+
+
+def test_the_token_of_the_broker_redrives_and_deletes_dead_letters_of_a_topic_with_a_token() -> None:
+    async def scenario(app: FastAPI) -> None:
+        admin, publisher = {"Authorization": f"Bearer {TOKEN}"}, {"Authorization": "Bearer of-publishers"}
+        log = app.state.broker.log
+        await log.create_topic("billing.orders.retry", 1, kind=TopicKind.RETRY)
+        await log.create_topic("billing.orders.dead", 1)
+        await log.append(Partition("billing.orders.dead", 0), [Record.new("x", headers={DIED: b"1"})])
+        redrive = ("POST", "/v1/groups/billing/dead/redrive", b'{"topic": "orders"}')
+        delete = ("DELETE", "/v1/groups/billing?force=true", b"")
+        for path, body in (("topics/orders", b'{"token": "of-publishers"}'), ("groups/billing", b'{"paused": true}')):
+            assert (await call(app, "PATCH", f"/v1/{path}", body, admin)).status == 200
+        for headers in ({}, publisher):
+            for request in (redrive, delete):
+                refused = await call(app, *request, headers)
+                assert (refused.status, refused.json["error"]["code"]) == (401, "wrong_token")
+        assert {"billing.orders.retry", "billing.orders.dead"} <= {topic.name for topic in await log.topics()}
+        assert (await call(app, *redrive, admin)).json == {"redriven": 1}
+        deleted = (await call(app, *delete, admin)).json["also_deleted"]
+        assert sorted(deleted) == ["billing.orders.dead", "billing.orders.retry"]
 
     run(scenario)
 

@@ -12,14 +12,16 @@ from shardyard.queues import cascade_delete
 from shardyard.queues.broker import Broker
 from shardyard.queues.dead_letters import find_dead_topic, list_dead_letters
 from shardyard.queues.dropped_unread import dropped_unread
+from shardyard.queues.lineage import moves_of
 from shardyard.queues.redrive import redrive as redrive_letters
+from shardyard.queues.retry_topics import dead_topic, home_topic, retry_topic
 from shardyard.queues.settings import change_group, delete_settings, group_scope, group_settings, is_joined
 from shardyard.queues.topic_readers import topic_readers
 from shardyard.registry import MemberRow, Snapshot, Transaction
 from shardyard.server.auth import Authorised
 from shardyard.server.http import caller_of, read_body, request_body, respond
 from shardyard.server.queues.members import check_group_name
-from shardyard.server.queues.topics import delete_topics, kept_topics
+from shardyard.server.queues.topics import check_shown_token, delete_topics, kept_topics, require_token
 from shardyard.server.routing import StrictRoute
 from shardyard.wire import requests, responses
 from shardyard.wire.records import json_record
@@ -125,12 +127,22 @@ async def delete_group(group: str, request: Request, broker: Authorised, force: 
 
     Its retry and dead-letter topics are deleted too. Those with records that wait for a retry, or with dead letters,
     are kept, unless by `force`; a second request with `force` deletes them.
+
+    If one that is to be deleted belongs to a topic that has a token, this takes that token, or the broker's; otherwise
+    nothing is deleted.
     """
     readers = await broker.node.transactions.read(topic_readers)
     companions = await cascade_delete.companions_of_group(broker.log, readers, group, force=force)
     who = caller_of(request)
     has_topics = bool(companions.deleted or companions.kept)
-    await broker.node.transactions.run(lambda tx: _delete(tx, group, who, has_topics=has_topics))
+    moves = moves_of(await broker.log.topics())
+
+    def delete(tx: Transaction) -> None:
+        for topic in companions.deleted:  # before anything is changed
+            check_shown_token(tx, broker, topic, moves, request)
+        _delete(tx, group, who, has_topics=has_topics)
+
+    await broker.node.transactions.run(delete)
     broker.settings.forget()
     now = await broker.node.transactions.read(topic_readers)  # a member may have joined in the meantime
     deleted = [topic for topic in companions.deleted if not now.subscribed_groups([topic])]
@@ -201,7 +213,10 @@ async def show_dead_letters(group: str, topic: str, broker: Authorised, limit: L
 
 @router.post("/groups/{group}/dead/redrive", openapi_extra=request_body(requests.Redrive))
 async def redrive(group: str, request: Request, broker: Authorised) -> Response:
-    """Redrive dead letters: those with the ids of the request, or all."""
+    """Redrive dead letters: those with the ids of the request, or all.
+
+    If the topic has a token, this takes that token, or the broker's.
+    """
     body = await read_body(request, requests.Redrive)
     if not await _parts(broker, group):
         raise UnknownGroup(group)
@@ -209,6 +224,10 @@ async def redrive(group: str, request: Request, broker: Authorised) -> Response:
         raise InvalidCall(
             f"group {group!r} is a broadcast group: publish its dead letters again for all of its members"
         )
+    home = await home_topic(broker.log, group, body.topic)
+    moves = moves_of(await broker.log.topics())
+    for name in (dead_topic(group, home), retry_topic(group, home)):  # letters move from one to the other
+        await require_token(broker, name, moves, request)
     count = await redrive_letters(broker.log, group, body.topic, ids=body.ids)
     who = caller_of(request)
     detail = {"topic": body.topic, "records": count}

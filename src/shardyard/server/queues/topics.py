@@ -134,10 +134,10 @@ async def set_topic(name: str, request: Request, broker: Authorised) -> Response
     check_topic(changes)  # before anything is changed
 
     def change(tx: Transaction) -> None:
-        _check_shown_token(tx, broker, name, moves, request)
+        check_shown_token(tx, broker, name, moves, request)
         change_topic(tx, name, caller_of(request), changes, limits)
 
-    await _require_token(broker, name, moves, request)
+    await require_token(broker, name, moves, request)
     if retention != current:
         await broker.log.set_retention(name, retention)
     if changes or retention != current:
@@ -161,7 +161,7 @@ async def delete_topic(name: str, request: Request, broker: Authorised, force: b
     who = caller_of(request)
     if await _finish_deletion(broker, name, who):
         return respond(responses.TopicDeleted(name, [], []))
-    await _require_token(broker, name, moves, request)
+    await require_token(broker, name, moves, request)
     topic = await broker.log.topic(name)
     readers = await broker.node.transactions.read(topic_readers)
     if not force and (groups := readers.subscribed_groups(with_predecessors(name, topics))):
@@ -181,14 +181,15 @@ async def _require_ours(broker: Broker, name: str, request: Request) -> None:
     """Refuse a topic of Shardyard's own, and one with a token that the caller has not shown."""
     moves = moves_of(await broker.log.topics())
     check_not_reserved(name, lineage(name, moves))
-    await _require_token(broker, name, moves, request)
+    await require_token(broker, name, moves, request)
 
 
-async def _require_token(broker: Broker, name: str, moves: Mapping[str, str], request: Request) -> None:
-    await broker.node.transactions.read(lambda tx: _check_shown_token(tx, broker, name, moves, request))
+async def require_token(broker: Broker, name: str, moves: Mapping[str, str], request: Request) -> None:
+    """`WrongToken` as by `check_shown_token`."""
+    await broker.node.transactions.read(lambda tx: check_shown_token(tx, broker, name, moves, request))
 
 
-def _check_shown_token(tx: Snapshot, broker: Broker, name: str, moves: Mapping[str, str], request: Request) -> None:
+def check_shown_token(tx: Snapshot, broker: Broker, name: str, moves: Mapping[str, str], request: Request) -> None:
     """`WrongToken` if the topic has a token, and the caller has shown neither that one nor the broker's."""
     if not broker.has_token:  # otherwise the caller has shown that one
         check_topic_token(tx, name, with_protectors(name, moves), token_of(request.headers))
