@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from shardyard.client import BlockingConsumer, Consumer
+from shardyard.client import BlockingConsumer, Consumer, Message
 from shardyard.client import consumer as consumer_module
+from shardyard.client.failures import HandlerExit
 from shardyard.client.handling import Slots
 from shardyard.client.signals import sigterm_as_interrupt
 from shardyard.model import InvalidCall
@@ -224,6 +225,47 @@ def test_a_consumer_that_stops_starts_no_more_handlers() -> None:
             await asyncio.sleep(0)
             assert not draining.done()
         await draining
+        assert not waiting.done()
+        waiting.cancel()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("in_thread", [True, False], ids=["thread", "coroutine"])
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt])
+def test_no_further_handler_is_started_after_one_that_ends_the_program(
+    error: type[BaseException], *, in_thread: bool
+) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.topic(partitions=1)
+        await cluster.do("POST", RECORDS, {"records": [{"value": value} for value in "abc"]})
+        started: list[bytes] = []
+
+        def handle(message: Message) -> None:
+            started.append(message.value)
+            raise error
+
+        async def handle_in_the_loop(message: Message) -> None:
+            handle(message)
+
+        async with asyncio.timeout(60), cluster.consumer() as consumer:
+            with pytest.raises(error):
+                await consumer.run(handle if in_thread else handle_in_the_loop, concurrency=1)
+        assert started == [b"a"]
+
+    run(scenario)
+
+
+def test_a_new_limit_starts_no_handler_after_one_that_ends_the_program() -> None:
+    async def scenario() -> None:
+        slots = Slots(1)
+        with pytest.raises(HandlerExit):
+            async with slots:
+                waiting = asyncio.create_task(slots.__aenter__())
+                await asyncio.sleep(0)
+                raise HandlerExit(SystemExit(3))
+        slots.set(5)
+        await asyncio.sleep(0)
         assert not waiting.done()
         waiting.cancel()
 
