@@ -2,12 +2,12 @@
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import AsyncIterable, Callable, Coroutine
 from typing import Any, cast
 
 import pytest
 
-from shardyard.client import BlockingConsumer, BlockingProducer, Consumer, Producer
+from shardyard.client import BlockingConsumer, BlockingProducer, Consumer, MessagingClient, Producer
 from shardyard.model import InvalidCall, InvalidValue, Record
 from tests.queues.setup import Cluster, run
 
@@ -39,6 +39,42 @@ def test_a_blocking_producer_after_its_block_is_not_open() -> None:
         pass
     with pytest.raises(InvalidCall, match="is not open"):
         producer.send("orders", "a")
+
+
+async def next_of(events: AsyncIterable[object]) -> object:
+    return await anext(aiter(events))
+
+
+MESSAGING: dict[str, Callable[[MessagingClient], Coroutine[Any, Any, object]]] = {
+    "send": lambda client: client.send("bob", "hello"),
+    "mark_seen": lambda client: client.mark_seen("bob", "5"),
+    "mark_delivered": lambda client: client.mark_delivered("bob", "5"),
+    "typing": lambda client: client.typing("bob"),
+    "watch": lambda client: client.watch(["bob"]),
+    "history": lambda client: client.history("bob"),
+    "chats": lambda client: client.chats(),
+    "join": lambda client: client.join("general"),
+    "leave": lambda client: client.leave("general"),
+    "post": lambda client: client.post("general", "hello"),
+    "typing_in": lambda client: client.typing_in("general"),
+    "posts": lambda client: client.posts("general"),
+    "channels": lambda client: client.channels(),
+    "next_event": lambda client: client.next_event(),
+    "iterating": next_of,
+    "events": lambda client: next_of(client.events()),
+}
+
+
+@pytest.mark.parametrize("call", MESSAGING.values(), ids=MESSAGING)
+def test_a_messaging_client_that_was_not_entered_says_so_at_once(
+    call: Callable[[MessagingClient], Coroutine[Any, Any, object]],
+) -> None:
+    async def scenario() -> None:
+        async with asyncio.timeout(10):
+            await call(MessagingClient(URL, "alice"))
+
+    with pytest.raises(InvalidCall, match=r"^the client is not open: enter it by `async with` first$"):
+        asyncio.run(scenario())
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [
