@@ -5,6 +5,7 @@ import json
 from collections.abc import AsyncIterable, Callable, Coroutine
 from typing import Any, cast
 
+import numpy as np
 import pytest
 
 from shardyard.client import BlockingConsumer, BlockingProducer, Consumer, MessagingClient, Producer
@@ -116,10 +117,18 @@ CALLS: list[tuple[Callable[[], object], str]] = [
     (lambda: asyncio.run(Producer(URL).send(cast(Any, 5), "x")), "topic is 5: expected a string"),
     (lambda: asyncio.run(Producer(URL).send(cast(Any, ["a"]), "x", delay=1)), "topic is ['a']: expected a string"),
     (lambda: asyncio.run(Producer(URL).publish(cast(Any, 5), [Record.new("x")])), "topic is 5: expected a string"),
+    (lambda: publish_on("3"), "partition is '3': expected a whole number of at least 0"),
+    (lambda: publish_on(-1), "partition is -1: expected a whole number of at least 0"),
+    (lambda: publish_on(True), "partition is True: expected a whole number of at least 0"),
+    (lambda: publish_on(2**70), f"partition is {2**70}: expected at most 2**63 - 1"),
     (lambda: asyncio.run(consumer().run(cast(Any, None))), "handler is missing: expected a function"),
     (lambda: asyncio.run(consumer().run(print, concurrency=cast(Any, "3"))), "concurrency is '3': expected a whole"),
     (lambda: asyncio.run(consumer().run(print, concurrency=0)), "concurrency is 0: expected a whole number"),
 ]
+
+
+def publish_on(partition: object) -> object:
+    return asyncio.run(Producer(URL).publish("orders", [Record.new("x")], partition=cast(Any, partition)))
 
 
 def consumer() -> Consumer:
@@ -140,7 +149,8 @@ def test_what_can_only_mean_one_thing_is_stored() -> None:
             headers: dict[str, bytes | str] = {"a": b"\xff", "b": "é"}
             await producer.send("orders", "é", key="k", headers=headers, tag="eu")
             await producer.send("orders", {"customer": "é", "items": [1, 2.5, None]})
-            await producer.publish("orders", [Record.new("text", "key", {"a": "b"}), Record.new([1])])
+            batch = [Record.new("text", "key", {"a": "b"}), Record.new([1])]
+            await producer.publish("orders", batch, partition=cast(Any, np.int64(0)))
         first, second, third, fourth = (await cluster.records())[0]
         assert (first.value, first.key) == ("é".encode(), b"k")
         assert first.headers == (("tag", b"eu"), ("a", b"\xff"), ("b", "é".encode()))
