@@ -2,12 +2,13 @@
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import AsyncIterable, Callable, Coroutine
 from typing import Any, cast
 
+import numpy as np
 import pytest
 
-from shardyard.client import BlockingConsumer, BlockingProducer, Consumer, Producer
+from shardyard.client import BlockingConsumer, BlockingProducer, Consumer, MessagingClient, Producer
 from shardyard.model import InvalidCall, InvalidValue, Record
 from tests.queues.setup import Cluster, run
 
@@ -39,6 +40,42 @@ def test_a_blocking_producer_after_its_block_is_not_open() -> None:
         pass
     with pytest.raises(InvalidCall, match="is not open"):
         producer.send("orders", "a")
+
+
+async def next_of(events: AsyncIterable[object]) -> object:
+    return await anext(aiter(events))
+
+
+MESSAGING: dict[str, Callable[[MessagingClient], Coroutine[Any, Any, object]]] = {
+    "send": lambda client: client.send("bob", "hello"),
+    "mark_seen": lambda client: client.mark_seen("bob", "5"),
+    "mark_delivered": lambda client: client.mark_delivered("bob", "5"),
+    "typing": lambda client: client.typing("bob"),
+    "watch": lambda client: client.watch(["bob"]),
+    "history": lambda client: client.history("bob"),
+    "chats": lambda client: client.chats(),
+    "join": lambda client: client.join("general"),
+    "leave": lambda client: client.leave("general"),
+    "post": lambda client: client.post("general", "hello"),
+    "typing_in": lambda client: client.typing_in("general"),
+    "posts": lambda client: client.posts("general"),
+    "channels": lambda client: client.channels(),
+    "next_event": lambda client: client.next_event(),
+    "iterating": next_of,
+    "events": lambda client: next_of(client.events()),
+}
+
+
+@pytest.mark.parametrize("call", MESSAGING.values(), ids=MESSAGING)
+def test_a_messaging_client_that_was_not_entered_says_so_at_once(
+    call: Callable[[MessagingClient], Coroutine[Any, Any, object]],
+) -> None:
+    async def scenario() -> None:
+        async with asyncio.timeout(10):
+            await call(MessagingClient(URL, "alice"))
+
+    with pytest.raises(InvalidCall, match=r"^the client is not open: enter it by `async with` first$"):
+        asyncio.run(scenario())
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [
@@ -80,10 +117,18 @@ CALLS: list[tuple[Callable[[], object], str]] = [
     (lambda: asyncio.run(Producer(URL).send(cast(Any, 5), "x")), "topic is 5: expected a string"),
     (lambda: asyncio.run(Producer(URL).send(cast(Any, ["a"]), "x", delay=1)), "topic is ['a']: expected a string"),
     (lambda: asyncio.run(Producer(URL).publish(cast(Any, 5), [Record.new("x")])), "topic is 5: expected a string"),
+    (lambda: publish_on("3"), "partition is '3': expected a whole number of at least 0"),
+    (lambda: publish_on(-1), "partition is -1: expected a whole number of at least 0"),
+    (lambda: publish_on(True), "partition is True: expected a whole number of at least 0"),
+    (lambda: publish_on(2**70), f"partition is {2**70}: expected at most 2**63 - 1"),
     (lambda: asyncio.run(consumer().run(cast(Any, None))), "handler is missing: expected a function"),
     (lambda: asyncio.run(consumer().run(print, concurrency=cast(Any, "3"))), "concurrency is '3': expected a whole"),
     (lambda: asyncio.run(consumer().run(print, concurrency=0)), "concurrency is 0: expected a whole number"),
 ]
+
+
+def publish_on(partition: object) -> object:
+    return asyncio.run(Producer(URL).publish("orders", [Record.new("x")], partition=cast(Any, partition)))
 
 
 def consumer() -> Consumer:
@@ -104,7 +149,8 @@ def test_what_can_only_mean_one_thing_is_stored() -> None:
             headers: dict[str, bytes | str] = {"a": b"\xff", "b": "é"}
             await producer.send("orders", "é", key="k", headers=headers, tag="eu")
             await producer.send("orders", {"customer": "é", "items": [1, 2.5, None]})
-            await producer.publish("orders", [Record.new("text", "key", {"a": "b"}), Record.new([1])])
+            batch = [Record.new("text", "key", {"a": "b"}), Record.new([1])]
+            await producer.publish("orders", batch, partition=cast(Any, np.int64(0)))
         first, second, third, fourth = (await cluster.records())[0]
         assert (first.value, first.key) == ("é".encode(), b"k")
         assert first.headers == (("tag", b"eu"), ("a", b"\xff"), ("b", "é".encode()))

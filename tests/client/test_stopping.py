@@ -11,11 +11,14 @@ from typing import Any
 
 import pytest
 
-from shardyard.client import BlockingConsumer, Consumer
+from shardyard.client import BlockingConsumer, BlockingProducer, Consumer, Message
 from shardyard.client import consumer as consumer_module
+from shardyard.client.failures import HandlerExit
 from shardyard.client.handling import Slots
 from shardyard.client.signals import sigterm_as_interrupt
 from shardyard.model import InvalidCall
+from shardyard.runtime.loop_thread import LoopThread
+from tests.client.test_producer import dead_address
 from tests.queues.setup import Cluster, run
 
 RECORDS = "/v1/topics/orders/records"
@@ -74,6 +77,14 @@ async def main():
         await consumer.run(handle)
 
 asyncio.run(main())
+"""
+OPENING = """
+import logging, sys
+from shardyard.client import BlockingConsumer
+
+logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(message)s")
+with BlockingConsumer(sys.argv[1], "billing", ["orders"], name="m1"):
+    print("open")
 """
 LATE_EXIT_IN_THREAD = EXIT_IN_THREAD.replace("sys.exit(3)", "print('b', flush=True), sys.stdin.readline(), sys.exit(3)")
 LATE_EXIT_IN_COROUTINE = EXIT_IN_COROUTINE.replace(
@@ -208,6 +219,25 @@ def test_ctrl_c_right_after_the_work_has_begun_ends_a_blocking_consumer(monkeypa
     run(scenario)
 
 
+def test_ctrl_c_right_after_a_blocking_producer_has_opened_closes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    schedule = asyncio.run_coroutine_threadsafe
+
+    def interrupt(work: Any, loop: asyncio.AbstractEventLoop) -> Any:
+        future = schedule(work, loop)
+        if work.__name__ == "__aenter__":
+            future.result()
+            raise KeyboardInterrupt
+        return future
+
+    monkeypatch.setattr(asyncio, "run_coroutine_threadsafe", interrupt)
+    producer = BlockingProducer(dead_address())
+    with pytest.raises(KeyboardInterrupt):
+        producer.__enter__()
+    assert not producer._producer._brokers.is_open
+    with pytest.raises(InvalidCall, match="the BlockingProducer is not open"):
+        producer.send("orders", "a")
+
+
 def catches_sigterm(pid: int) -> bool:
     """Whether a process still handles SIGTERM in its own way: consumers do so only with the first one."""
     caught = Path(f"/proc/{pid}/status").read_text().partition("SigCgt:")[2].split()[0]
@@ -230,6 +260,47 @@ def test_a_consumer_that_stops_starts_no_more_handlers() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize("in_thread", [True, False], ids=["thread", "coroutine"])
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt])
+def test_no_further_handler_is_started_after_one_that_ends_the_program(
+    error: type[BaseException], *, in_thread: bool
+) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.topic(partitions=1)
+        await cluster.do("POST", RECORDS, {"records": [{"value": value} for value in "abc"]})
+        started: list[bytes] = []
+
+        def handle(message: Message) -> None:
+            started.append(message.value)
+            raise error
+
+        async def handle_in_the_loop(message: Message) -> None:
+            handle(message)
+
+        async with asyncio.timeout(60), cluster.consumer() as consumer:
+            with pytest.raises(error):
+                await consumer.run(handle if in_thread else handle_in_the_loop, concurrency=1)
+        assert started == [b"a"]
+
+    run(scenario)
+
+
+def test_a_new_limit_starts_no_handler_after_one_that_ends_the_program() -> None:
+    async def scenario() -> None:
+        slots = Slots(1)
+        with pytest.raises(HandlerExit):
+            async with slots:
+                waiting = asyncio.create_task(slots.__aenter__())
+                await asyncio.sleep(0)
+                raise HandlerExit(SystemExit(3))
+        slots.set(5)
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        waiting.cancel()
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.processes
 @pytest.mark.parametrize("program", [EXIT_IN_THREAD, EXIT_IN_COROUTINE], ids=["thread", "coroutine"])
 def test_sys_exit_in_a_handler_ends_the_program_with_its_code_and_commits_what_is_done(program: str) -> None:
@@ -245,6 +316,59 @@ def test_sys_exit_in_a_handler_ends_the_program_with_its_code_and_commits_what_i
         assert await cluster.get("/v1/groups/billing/dead", topic="orders") == []
 
     run(scenario)
+
+
+async def interrupt_while_opening(url: str, reason: bytes) -> None:
+    """Ctrl-C when a consumer has logged why it is not open yet."""
+    async with start(OPENING, url) as process:
+        assert process.stdout is not None
+        assert reason in await process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        async with asyncio.timeout(60):
+            output, errors = await process.communicate()
+        assert output == b""
+        assert errors.startswith(b"Traceback")
+        assert errors.endswith(b"\nKeyboardInterrupt\n")
+        assert errors.count(b"Traceback") == 1
+        assert process.returncode == -signal.SIGINT
+
+
+@pytest.mark.processes
+def test_ctrl_c_while_no_broker_can_be_reached_is_a_keyboard_interrupt_and_nothing_else() -> None:
+    asyncio.run(interrupt_while_opening(dead_address(), b"can't be reached"))
+
+
+@pytest.mark.processes
+def test_ctrl_c_while_a_member_waits_to_be_allowed_is_a_keyboard_interrupt_and_nothing_else() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.topic(partitions=1)
+        await cluster.set(deny=["m1"])
+        await interrupt_while_opening(cluster.urls[0], b"waiting until they let it in")
+
+    run(scenario)
+
+
+def test_closing_the_loop_of_a_blocking_client_ends_what_still_runs_in_it() -> None:
+    ended: list[str] = []
+
+    async def end_late(name: str) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+            ended.append(name)
+
+    async def start_both() -> list["asyncio.Task[None]"]:
+        tasks = [asyncio.create_task(end_late(name)) for name in ("cancelled before", "running")]
+        await asyncio.sleep(0)
+        tasks[0].cancel()
+        return tasks
+
+    loop = LoopThread("loop of a test")
+    tasks = loop.run(start_both())
+    loop.close()
+    assert ended == ["cancelled before", "running"]
+    assert all(task.cancelled() for task in tasks)
 
 
 def test_signals_are_refused_outside_of_the_main_thread() -> None:

@@ -48,7 +48,12 @@ class BlockingProducer(_Blocking):
         self._producer = Producer(brokers, **options)
 
     def __enter__(self) -> Self:
-        self._start().run(self._producer.__aenter__())
+        loop = self._start()
+        try:
+            loop.run(self._producer.__aenter__())
+        except BaseException as error:
+            self.__exit__(type(error), error, error.__traceback__)  # it may be open all the same
+            raise
         return self
 
     def __exit__(

@@ -8,6 +8,7 @@ from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from types import TracebackType
 
 from shardyard.client.failures import HandlerExit, HandlerFailure, LoggedKinds, handler_exit
 from shardyard.client.threads import Threads
@@ -71,17 +72,20 @@ Fail = Callable[[Sequence[Failed]], Awaitable[None]]
 
 
 class Slots:
-    """Limits how many records are handled at once. The limit can change at any time."""
+    """Limits how many records are handled at once. The limit can change at any time, until a handler wants to end the
+    process: from then on none is given out."""
 
     def __init__(self, count: int) -> None:
         self._count = count
         self._taken = 0
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._drained: asyncio.Event | None = None
+        self._has_ended = False
 
     def set(self, count: int) -> None:
-        self._count = count
-        self._wake()
+        if not self._has_ended:
+            self._count = count
+            self._wake()
 
     async def __aenter__(self) -> None:
         while self._taken >= self._count:
@@ -94,7 +98,11 @@ class Slots:
                 raise
         self._taken += 1
 
-    async def __aexit__(self, *_: object) -> None:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, HandlerExit):
+            self._has_ended, self._count = True, 0
         self._taken -= 1
         self._wake()
         if self._drained is not None and not self._taken:

@@ -238,6 +238,7 @@ class MessagingClient(ChannelCalls):
 
     async def next_event(self) -> Event:
         """The next of `events()`. `StopAsyncIteration` if the client is closed."""
+        _ = self._opened  # nothing would ever come
         event = await self._inbox.next()
         if isinstance(event, Message) and self._marks is not None and event.sender != self.user:
             self._marks.delivered(event.sender, event.id)
@@ -263,7 +264,7 @@ class MessagingClient(ChannelCalls):
         which is then stored once."""
         checked_user(to)
         checked_message(text)
-        return await self._calls.store(
+        return await self._opened.calls.store(
             f"the message to {to!r}",
             lambda given: Send(given, to, text),
             ("send", to),
@@ -287,7 +288,7 @@ class MessagingClient(ChannelCalls):
     async def _mark(self, kind: MarkKind, sender: str, upto: str, seconds: float | None) -> Sent:
         checked_user(sender)
         checked_id("upto", upto)
-        return await self._calls.store(
+        return await self._opened.calls.store(
             f"the mark for {sender!r}", lambda given: SetMark(given, sender, kind, upto), (kind, sender), seconds
         )
 
@@ -307,7 +308,7 @@ class MessagingClient(ChannelCalls):
         """Messages of a conversation, newest first. `before`: only older ones than the message with this id."""
         checked_user(peer)
         before, limit = checked_before(before), checked_page_size(limit)
-        return await self._calls.ask(
+        return await self._opened.calls.ask(
             "the history", lambda number: GetHistory(number, peer, before, limit), History, self._timeout
         )
 
@@ -315,7 +316,7 @@ class MessagingClient(ChannelCalls):
         """The user's conversations, the one with the newest message first. `before`: only those whose last message is
         older than the one with this id."""
         before, limit = checked_before(before), checked_page_size(limit)
-        return await self._calls.ask(
+        return await self._opened.calls.ask(
             "the list of chats", lambda number: GetChats(number, before, limit), Chats, self._timeout
         )
 

@@ -1,6 +1,5 @@
 """What a messaging client does with channels: joining, posting, and reading what was posted."""
 
-from shardyard.client.messaging_calls import Calls
 from shardyard.client.messaging_checks import (
     checked_before,
     checked_channel,
@@ -29,7 +28,6 @@ class ChannelCalls:
     A server that has no channels, or where nobody forwards posts, refuses these calls: the error says what to do.
     """
 
-    _calls: Calls
     _timeout: float
 
     @property
@@ -40,14 +38,14 @@ class ChannelCalls:
         """Join a channel; it exists as soon as somebody joins. Returns when that is durable: everything that is posted
         from then on is delivered. Joining a channel twice changes nothing."""
         checked_channel(channel)
-        await self._calls.ask(
+        await self._opened.calls.ask(
             f"joining {channel!r}", lambda number: Join(number, channel), Done, self._timeout, ("member", channel)
         )
 
     async def leave(self, channel: str) -> None:
         """Leave a channel. Returns when that is durable. Leaving a channel that the user is not in changes nothing."""
         checked_channel(channel)
-        await self._calls.ask(
+        await self._opened.calls.ask(
             f"leaving {channel!r}", lambda number: Leave(number, channel), Done, self._timeout, ("member", channel)
         )
 
@@ -65,7 +63,7 @@ class ChannelCalls:
         of `NotAcknowledged` to post the same again, which is then stored once."""
         checked_channel(channel)
         checked_message(text)
-        return await self._calls.store(
+        return await self._opened.calls.store(
             f"the post to {channel!r}",
             lambda given: Post(given, channel, text),
             ("post", channel),
@@ -83,7 +81,7 @@ class ChannelCalls:
         with this id."""
         checked_channel(channel)
         before, limit = checked_before(before), checked_page_size(limit)
-        return await self._calls.ask(
+        return await self._opened.calls.ask(
             f"the posts of {channel!r}", lambda number: GetPosts(number, channel, before, limit), Posts, self._timeout
         )
 
@@ -91,6 +89,6 @@ class ChannelCalls:
         """The channels that the user has joined, in the order of their names. `after`: only those that come after this
         name, which is the last one of the page before."""
         after, limit = None if after is None else checked_channel(after), checked_page_size(limit)
-        return await self._calls.ask(
+        return await self._opened.calls.ask(
             "the list of channels", lambda number: GetChannels(number, after, limit), Channels, self._timeout
         )

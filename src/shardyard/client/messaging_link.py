@@ -59,7 +59,7 @@ class Link:
         self._address: str | None = None
         """Where to connect next; None: where a new session says."""
         self._inbox = inbox
-        self._calls = calls
+        self.calls = calls
         self._format = format_
         self._clock = clock
         self._connection: Connection | None = None
@@ -118,7 +118,7 @@ class Link:
                 raise GoElsewhere(welcome)
             if isinstance(welcome, wire.Welcome):
                 self._open(connection, welcome)
-                receiving = Receiving(connection, frames, self._inbox, self._calls, self._learn)
+                receiving = Receiving(connection, frames, self._inbox, self.calls, self._learn)
                 pings = asyncio.create_task(self._keep_alive(connection, receiving), name="pings to a messaging server")
                 await receiving.run()
             elif welcome is not None:
@@ -127,7 +127,7 @@ class Link:
             raise ConnectionError(f"{connection.address}: no answer to the first frame") from None
         finally:
             self._connection = None
-            self._calls.disconnected()
+            self.calls.disconnected()
             if pings is not None:
                 pings.cancel()
                 await asyncio.gather(pings, return_exceptions=True)
@@ -154,7 +154,7 @@ class Link:
         self._connection = connection
         if self.watched:
             self.send(wire.Watch(self.watched))
-        self._calls.connected(connection.send)
+        self.calls.connected(connection.send)
         if self.failure is not None:
             _log.info("connected to %s", connection.address)
         self.failure = None

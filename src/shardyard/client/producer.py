@@ -200,6 +200,8 @@ class Producer:
         if self._closed:
             raise Closed("the producer")
         rows = records if is_arrow(records) else check_records(records, _LIMITS)[0]
+        if partition is not None:
+            partition = check_int64("partition", partition, at_least=0)
         lane = self._lane(topic)
         async with lane.capacity, lane.window.sequence() as sequence:
             call = self._call(topic, rows, sequence, partition=partition)

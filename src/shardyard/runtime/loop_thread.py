@@ -7,6 +7,9 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
+CLEANUP_SECONDS = 5.0
+"""For what was cancelled, to end before the loop is closed."""
+
 
 class LoopThread:
     """Runs coroutines for code that blocks. It also works where the calling thread runs an event loop already."""
@@ -27,7 +30,26 @@ class LoopThread:
             raise
 
     def close(self) -> None:
-        """Stop the loop and wait for its thread."""
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+        """Cancel what still runs, so that it can clean up, stop the loop and wait for its thread."""
+        try:
+            self.run(_end_all())
+        finally:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
+
+
+async def _end_all() -> None:
+    """Wait for the tasks of this loop that were cancelled before, then cancel the others and wait for them. Not for
+    ever: those of a program may ignore it."""
+    if cancelled := {task for task in _others() if task.cancelling()}:
+        await asyncio.wait(cancelled, timeout=CLEANUP_SECONDS)  # a second cancellation would interrupt their cleanup
+    if left := _others():
+        for task in left:
+            task.cancel()
+        await asyncio.wait(left, timeout=CLEANUP_SECONDS)
+    await asyncio.get_running_loop().shutdown_asyncgens()
+
+
+def _others() -> "set[asyncio.Task[Any]]":
+    return {task for task in asyncio.all_tasks() if task is not asyncio.current_task()}
