@@ -10,6 +10,7 @@ import importlib.util
 import os
 import re
 import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -27,6 +28,8 @@ from bench.queue_rows import ROWS, Figures, Row
 from bench.queue_workers import Worker, run_client
 
 ROUNDS = 3
+SETTLE_SECONDS = 5.0
+"""Between two measurements, so that none meets what another system does in the background after its load."""
 CONTENDERS = (SHARDYARD, RABBITMQ, REDIS, NATS, KAFKA, KAFKA_FLUSHED)
 MEMBER_ROWS = ("idle", "growth")
 
@@ -63,6 +66,7 @@ def compare(contenders: Sequence[Contender], rows: Sequence[Row], rounds: int, r
         for row in rows:
             for number in range(1, rounds + 1):
                 for system in systems[number - 1 :] + systems[: number - 1]:
+                    time.sleep(SETTLE_SECONDS)
                     os.sync()  # so that no system pays for what another one has left in the page cache
                     row.measure(system.publisher, system.consumer, system.figures)
                 print(f"{row.name}: round {number} of {rounds}, load average {os.getloadavg()[0]:.1f}", flush=True)
