@@ -68,7 +68,7 @@ $(VENV)/.bench: $(VENV)/.ready
 	@touch $@
 
 .PHONY: bench
-bench: $(VENV)/.bench delta ## measure the figures in bench/README.md, next to comparable systems (about 45 minutes)
+bench: $(VENV)/.bench delta ## measure the figures in bench/README.md, next to comparable systems (about 55 minutes)
 	@$(BIN)/python -m bench.imports
 	@$(BIN)/python -m bench.placement
 	@$(BIN)/python -m bench.log
