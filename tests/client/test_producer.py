@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from shardyard.client import BlockingProducer, Brokers, Producer
+from shardyard.client.producer import PIPELINED_RECORDS, PIPELINED_SECONDS
 from shardyard.model import (
     SEQUENCE_WINDOW,
     Appended,
@@ -21,6 +22,7 @@ from shardyard.model import (
     Unreachable,
     WrongToken,
 )
+from shardyard.runtime.clock import ManualClock
 from shardyard.wire import frames, responses
 from tests.queues.setup import Cluster, run
 
@@ -242,6 +244,92 @@ def test_sequences_stay_within_the_window_of_the_oldest_batch_in_flight() -> Non
             brokers.held.set()
             await asyncio.gather(*sends)
         assert len((await cluster.records())[0]) == 2 * SEQUENCE_WINDOW
+
+    run(scenario)
+
+
+class Holding(Brokers):
+    """Calls are on their way until they are let through."""
+
+    def __init__(self, urls: list[str], clock: ManualClock, *, keeps_order: bool = True) -> None:
+        super().__init__(urls, clock=clock, carrier="websocket" if keeps_order else "http")
+        self.through = asyncio.Event()
+
+    async def attempt(self, call: Any, *arguments: Any, **named: Any) -> Any:
+        async def held(carrier: Any) -> Any:
+            await self.through.wait()
+            return await call(carrier)
+
+        return await super().attempt(held, *arguments, **named)
+
+
+class NotingProducer(Producer):
+    """Notes how many records each batch has."""
+
+    def __init__(self, brokers: Brokers) -> None:
+        super().__init__(brokers)
+        self.sizes: list[int] = []
+
+    def _call(self, topic: str, rows: Any, *arguments: Any, **named: Any) -> frames.Publish:
+        self.sizes.append(len(rows))
+        return super()._call(topic, rows, *arguments, **named)
+
+
+async def settle() -> None:
+    """Let everything happen that needs no answer."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+def send_numbers(producer: Producer, numbers: range) -> list["asyncio.Task[str]"]:
+    return [asyncio.create_task(producer.send("orders", f"{i}", key="k")) for i in numbers]
+
+
+@pytest.mark.parametrize("keeps_order", [True, False])
+def test_records_wait_for_a_batch_in_flight_only_for_a_moment(keeps_order: bool) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.topic(partitions=1)
+        clock = ManualClock()
+        async with (
+            Holding(cluster.urls, clock, keeps_order=keeps_order) as brokers,
+            NotingProducer(brokers) as producer,
+        ):
+            sends = send_numbers(producer, range(2))
+            await settle()
+            sends += send_numbers(producer, range(2, 4))
+            await settle()
+            assert producer.sizes == [2], "the first batch was just sent"
+            await clock.advance(PIPELINED_SECONDS * 1.5)
+            sends += send_numbers(producer, range(4, 6))
+            await settle()
+            assert producer.sizes == ([2, 4] if keeps_order else [2])
+            await clock.advance(PIPELINED_SECONDS * 1.5)
+            sends += send_numbers(producer, range(6, 8))
+            await settle()
+            assert producer.sizes == ([2, 4] if keeps_order else [2]), "no more than two are in flight"
+            brokers.through.set()
+            await asyncio.gather(*sends)
+            assert producer.sizes == ([2, 4, 2] if keeps_order else [2, 6])
+        assert [int(record.value) for record in (await cluster.records())[0]] == list(range(8))
+
+    run(scenario)
+
+
+def test_many_records_do_not_wait_for_a_batch_in_flight() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.topic(partitions=1)
+        async with Holding(cluster.urls, ManualClock()) as brokers, NotingProducer(brokers) as producer:
+            sends = send_numbers(producer, range(1))
+            await settle()
+            sends += send_numbers(producer, range(1, PIPELINED_RECORDS))
+            await settle()
+            assert producer.sizes == [1], "one too few"
+            sends += send_numbers(producer, range(PIPELINED_RECORDS, PIPELINED_RECORDS + 1))
+            await settle()
+            assert producer.sizes == [1, PIPELINED_RECORDS]
+            brokers.through.set()
+            await asyncio.gather(*sends)
+        assert [int(record.value) for record in (await cluster.records())[0]] == list(range(PIPELINED_RECORDS + 1))
 
     run(scenario)
 

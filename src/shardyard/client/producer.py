@@ -33,7 +33,9 @@ MAX_BATCH_BYTES = 1024 * 1024
 MAX_PIPELINED = 2
 """Batches of `send` per topic that are in flight at the same time, on a connection that keeps their order."""
 PIPELINED_RECORDS = 16
-"""How many must wait for a second batch to be worth its cost. Fewer wait until the first one is durable."""
+"""How many must wait for a second batch to be worth its cost if the first one was just sent."""
+PIPELINED_SECONDS = 0.0005
+"""A record that is added so long after the last batch was sent does not wait until that batch is durable."""
 BUSY_SECONDS = 0.1
 """A lane is busy if a batch follows the last one within this time."""
 MAX_IN_FLIGHT = 16
@@ -72,6 +74,8 @@ class _Lane:
         self.draining: asyncio.Task[None] | None = None
         self.batches: dict[asyncio.Task[None], _Batch] = {}
         """Those in flight, in their order."""
+        self.changed = asyncio.Event()
+        """A record was added to those that wait, or a batch is no longer in flight."""
         self.retrying = 0
         """How many of them are sent again: then each waits for the one before it."""
         self.window = SequenceWindow()
@@ -80,6 +84,28 @@ class _Lane:
         self._round_robin_start = 0
         self._next_together = random.getrandbits(16)
         self._sent_at = -math.inf
+
+    def put(self, waiting: Waiting) -> None:
+        self.waiting.append(waiting)
+        self.changed.set()
+
+    def can_send(self, *, keeps_order: bool) -> bool:
+        """Whether another batch is to be sent now. `keeps_order`: the connection stores batches in their order."""
+        if not keeps_order or not self.batches:
+            return not self.batches
+        is_worth_it = (
+            len(self.waiting) >= PIPELINED_RECORDS or self._clock.monotonic() - self._sent_at > PIPELINED_SECONDS
+        )
+        return is_worth_it and len(self.batches) < MAX_PIPELINED
+
+    def start(self, sending: "asyncio.Task[None]", batch: _Batch) -> None:
+        """The task that sends a batch was created."""
+        self.batches[sending] = batch
+        sending.add_done_callback(self._ended)
+
+    def _ended(self, sending: "asyncio.Task[None]") -> None:
+        del self.batches[sending]
+        self.changed.set()
 
     def distribute(self, count: int) -> tuple[int, int]:
         """`round_robin_start` and `together` of the next batch: how its records without a key are distributed.
@@ -187,7 +213,7 @@ class Producer:
             await self._delay(topic, record, delay, deliver_at)
             return record.id
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        lane.waiting.append((record, done))
+        lane.put((record, done))
         if lane.draining is None or lane.draining.done():
             lane.draining = asyncio.create_task(self._drain(topic, lane), name=f"sending to {topic}")
         await done
@@ -243,9 +269,9 @@ class Producer:
     async def _drain(self, topic: str, lane: _Lane) -> None:
         """Send what is waiting, batch after batch, until nothing is left."""
         while lane.waiting:
-            pipelined = self._brokers.keeps_order and len(lane.waiting) >= PIPELINED_RECORDS
-            if len(lane.batches) >= (MAX_PIPELINED if pipelined else 1):
-                await asyncio.wait(lane.batches, return_when=asyncio.FIRST_COMPLETED)
+            if not lane.can_send(keeps_order=self._brokers.keeps_order):
+                lane.changed.clear()
+                await lane.changed.wait()
                 continue
             if self._linger and len(lane.waiting) < MAX_BATCH_RECORDS:
                 await self._clock.sleep(self._linger)
@@ -253,8 +279,7 @@ class Producer:
             del lane.waiting[: len(batch.records)]
             before = next(reversed(lane.batches.items()), None)
             sending = asyncio.create_task(self._send_batch(topic, lane, batch, before))
-            lane.batches[sending] = batch
-            sending.add_done_callback(lane.batches.pop)
+            lane.start(sending, batch)
 
     async def _send_batch(self, topic: str, lane: _Lane, batch: _Batch, before: InFlight | None) -> None:
         """Send a batch of `send`, after the one before it, and report to those who wait."""
