@@ -43,7 +43,7 @@ def kafka_server(jars: Path, folder: Path, **settings: object) -> Iterator[int]:
     config = folder / "kafka.properties"
     config.write_text("".join(f"{name.replace('_', '.')}={value}\n" for name, value in properties.items()))
     cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-    format_folder = _kafka(jars, "kafka.tools.StorageTool", "format", "-t", cluster, "-c", str(config))
+    format_folder = _kafka(jars, "kafka.tools.StorageTool", "format", f"--cluster-id={cluster}", "-c", str(config))
     with server_process(format_folder, folder) as formatting:
         if formatting.wait(READY_SECONDS) != 0:
             raise RuntimeError(f"Kafka's folder could not be formatted:\n{(folder / 'server.log').read_text()}")
