@@ -116,12 +116,27 @@ def test_a_traceback_is_logged_again_after_a_while_and_the_kinds_that_are_rememb
 
 
 def test_only_the_end_of_a_long_traceback_is_kept_in_whole_characters() -> None:
-    failure = HandlerFailure.of(ValueError("é" * TRACEBACK_BYTES))
-    assert failure.traceback == "é" * (TRACEBACK_BYTES // 2 - 1) + "\n"
+    notes = ValueError("é" * 10)
+    notes.add_note("é" * TRACEBACK_BYTES)
+    notes.add_note("ü")
+    failure = HandlerFailure.of(ExceptionGroup("several", [notes]))
+    assert len(failure.traceback.encode()) in (TRACEBACK_BYTES, TRACEBACK_BYTES - 1)
+    assert failure.traceback.rstrip().endswith("-" * 36)
+    assert "é" * 100 in failure.traceback
+
+
+def test_a_long_message_leaves_room_for_the_place_where_the_error_was_raised() -> None:
+    def handler() -> None:
+        raise ValueError("é" * TRACEBACK_BYTES)
+
+    failure = failure_of(handler)
+    assert 'raise ValueError("é" * TRACEBACK_BYTES)' in failure.traceback
+    assert failure.traceback.endswith("é [...]\n")
+    assert TRACEBACK_BYTES // 2 < len(failure.traceback.encode()) <= TRACEBACK_BYTES
 
 
 @pytest.mark.parametrize("text", ["x" * 10**6, "file \udcff"])
-def test_an_error_that_is_huge_or_cannot_be_encoded_is_logged_from_its_end_only(
+def test_an_error_that_is_huge_or_cannot_be_encoded_is_logged_in_part(
     text: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     try:
@@ -129,7 +144,7 @@ def test_an_error_that_is_huge_or_cannot_be_encoded_is_logged_from_its_end_only(
     except ValueError as error:
         HandlerFailure.of(error).log("orders/0/0", "a", 1, last=False)
     assert len(caplog.text.encode()) < 2 * TRACEBACK_BYTES
-    assert caplog.text.endswith(("xxx\n\n", "ValueError: file ?\n\n"))
+    assert caplog.text.endswith(("xxx [...]\n\n", "ValueError: file ?\n\n"))
 
 
 def test_an_error_that_cannot_be_shown_is_logged_all_the_same(caplog: pytest.LogCaptureFixture) -> None:

@@ -109,7 +109,8 @@ def test_no_more_partitions_are_recommended_than_the_keys_can_fill() -> None:
     one = make_plan(replace(load, distinct_keys=1), partitions=[16, 8], members=[2], assignors=["sticky"])
     assert one.recommended_partitions == 8
     assert one.recommendation.endswith(
-        "The load has 1 different key, which fills at most 1 partition: more would stay empty."
+        "The load has 1 different key, which fills at most 1 partition: 7 of 8 stay empty. Compare lower numbers by"
+        " --partitions."
     )
 
 

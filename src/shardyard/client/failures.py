@@ -5,7 +5,7 @@ import traceback
 from dataclasses import dataclass
 from types import TracebackType
 
-from shardyard.wire.headers import REASON_CHARACTERS, TRACEBACK_BYTES, end_of
+from shardyard.wire.headers import REASON_CHARACTERS, TRACEBACK_BYTES, end_of, start_of
 
 _log = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ class HandlerFailure:
 
     reason: str
     traceback: str = ""
-    """The end of the error's traceback; empty if there is none."""
+    """The end of the error's traceback, with the start of a long message; empty if there is none."""
     exc_info: ExcInfo | None = None
     """The error for the log; None if it is too large to be logged in full, or has text that can't be encoded."""
     kind: int | None = None
@@ -41,7 +41,7 @@ class HandlerFailure:
         can_be_logged = len(whole) <= LOGGED_CHARACTERS and whole == whole.encode(errors="replace").decode()
         return cls(
             _reason(error) if reason is None else reason,
-            end_of(whole, TRACEBACK_BYTES).decode(),
+            _shortened(whole, exc_info).decode(),
             exc_info if can_be_logged else None,
             None if exc_info[2] is None else _kind(error, exc_info[2]),
         )
@@ -83,6 +83,16 @@ class LoggedKinds:
             del self._logged_at[next(iter(self._logged_at))]
         self._logged_at[kind] = now
         return True
+
+
+def _shortened(whole: str, exc_info: ExcInfo) -> bytes:
+    """The end of a traceback. A long message does not take the place of the lines where the error was raised."""
+    if len(whole) > TRACEBACK_BYTES // 4:
+        message = "".join(traceback.format_exception_only(*exc_info[:2]))
+        most = TRACEBACK_BYTES // 2
+        if len(message.encode(errors="replace")) > most and whole.endswith(message):
+            whole = f"{whole.removesuffix(message)}{start_of(message, most).decode()} [...]\n"
+    return end_of(whole, TRACEBACK_BYTES)
 
 
 def _kind(error: Exception, trace: TracebackType) -> int:

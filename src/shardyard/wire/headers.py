@@ -31,3 +31,8 @@ def end_of(text: str, size: int) -> bytes:
     """The end of a string in UTF-8, at most `size` bytes, without half a character."""
     encoded = text[-size:].encode(errors="replace")
     return encoded if len(encoded) <= size else encoded[-size:].decode(errors="ignore").encode()
+
+
+def start_of(text: str, size: int) -> bytes:
+    """The start of a string in UTF-8, at most `size` bytes, without half a character."""
+    return text[:size].encode(errors="replace")[:size].decode(errors="ignore").encode()

@@ -79,7 +79,12 @@ def recommendation(
     few_keys = ""
     if keys is not None and keys < max(count.partitions for count in counts):
         fill = f"{_plural(keys, 'different key')}, which {'fills' if keys == 1 else 'fill'}"
-        few_keys = f" The load has {fill} at most {_plural(keys, 'partition')}: more would stay empty."
+        then = "more would stay empty."
+        if keys < chosen.partitions:
+            then = (
+                f"{chosen.partitions - keys} of {chosen.partitions} stay empty. Compare lower numbers by --partitions."
+            )
+        few_keys = f" The load has {fill} at most {_plural(keys, 'partition')}: {then}"
     return f"{_limit(largest_key, members)}{first} Adding a {ordinal(now + 1)} moves {moves}{use}.{few_keys}"
 
 
