@@ -11,9 +11,10 @@ from typing import Any
 import aiohttp
 import pytest
 
-from shardyard.client import Brokers, Consumer, Producer, websocket
+from shardyard.client import Brokers, Consumer, Producer, connections, websocket
 from shardyard.client.brokers import CarrierName
 from shardyard.client.connections import HTTP_SECONDS
+from shardyard.client.websocket import NoWebSocket, WebSocketCarrier
 from shardyard.model import Busy, InvalidCall, InvalidValue, Record, TooLarge, Unreachable, WrongToken
 from shardyard.runtime.clock import ManualClock
 from shardyard.runtime.metrics import CALLS, REQUESTS, WEBSOCKETS
@@ -115,6 +116,39 @@ def test_a_client_on_http_tries_a_connection_again_after_a_while() -> None:
             assert tried == [1, 1, 2, 2, 3]
 
     run(scenario)
+
+
+def test_the_end_of_a_fallback_is_logged_and_another_one_is_warned_of(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    passes = False
+
+    async def connect(session: aiohttp.ClientSession, url: str) -> WebSocketCarrier:
+        if not passes:
+            raise NoWebSocket("status 404")
+        return await websocket.connect(session, url)
+
+    monkeypatch.setattr(connections, "connect", connect)
+
+    async def scenario(cluster: Cluster) -> None:
+        nonlocal passes
+        clock = ManualClock()
+        async with Brokers(cluster.urls, clock=clock) as brokers:
+            for lets_through in (False, False, True):
+                passes = lets_through
+                await brokers.get("/healthz")
+                await clock.advance(HTTP_SECONDS + 1)
+            carrier = await brokers.connect(1.0)
+            assert isinstance(carrier, WebSocketCarrier)
+            await carrier.close()
+            passes = False
+            await brokers.get("/healthz")
+
+    with caplog.at_level(logging.INFO, "shardyard.client.connections"):
+        run(scenario)
+    logged = [record.message for record in caplog.records if record.name == "shardyard.client.connections"]
+    assert ["using HTTP" in message for message in logged] == [True, False, True]
+    assert logged[1].endswith("takes WebSocket connections again")
 
 
 @pytest.mark.parametrize("carrier", CARRIERS)

@@ -311,6 +311,29 @@ def test_dead_letters_that_a_deleted_group_has_left_are_deleted_by_force_only_wi
     run(scenario)
 
 
+def test_dead_letters_that_a_deleted_topic_has_left_stay_protected_by_its_token() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.topic()
+        await die(cluster, "a")
+        await cluster.do("PATCH", "/v1/topics/orders", {"token": "of-publishers"})
+        deleted = await cluster.do("DELETE", "/v1/topics/orders", token="of-publishers")
+        assert [kept["topic"] for kept in deleted["kept"]] == [DEAD]
+        await cluster.topic()  # another one of that name, without a token
+        for method, path, content in (
+            ("DELETE", f"/v1/topics/{DEAD}", None),
+            ("PATCH", f"/v1/topics/{DEAD}", {"retention_ms": 1}),
+            ("POST", "/v1/groups/billing/dead/redrive", {"topic": "orders"}),
+        ):
+            for token in (None, "another-one"):
+                refused = await cluster.request(method, path, content, token=token)
+                assert (refused.status, refused.code) == (401, "wrong_token"), path
+        assert sum(map(len, await cluster.records(DEAD))) == 1
+        await cluster.do("DELETE", f"/v1/topics/{DEAD}", token="of-publishers")
+        assert not await _exists(cluster, DEAD)
+
+    run(scenario)
+
+
 def test_companions_of_companions_are_deleted_with_a_group_only_with_the_token_of_the_first_topic() -> None:
     async def scenario(cluster: Cluster) -> None:
         await cluster.topic()

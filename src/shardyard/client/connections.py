@@ -68,6 +68,7 @@ class _Broker:
         self._clock = clock
         self._http = HttpCarrier(session, url)
         self._http_until = float("inf") if carrier == "http" else 0.0
+        """On the monotonic clock; 0 unless it has fallen back to HTTP."""
         self._websocket: WebSocketCarrier | None = None
         self._opening = asyncio.Lock()
         self._openings = Interruptible()
@@ -103,6 +104,9 @@ class _Broker:
                 if isinstance(error, UpgradeFailed) and not await self._answers_http():
                     raise
                 return self._fall_back(error)
+            if self._http_until:
+                _log.info("%s takes WebSocket connections again", without_password(self._url))
+                self._http_until = 0.0
             return self._websocket
 
     def _fall_back(self, error: Exception) -> HttpCarrier:

@@ -139,8 +139,9 @@ class Producer:
     """Sends records; each call returns when what it sent is durable.
 
     What is retried, through any broker, is stored once; only records with a delay may be stored twice then, with the
-    same id. `send` keeps the order of its calls and sends batches: records that come while one is in flight are sent
-    together in the next one. Batches of `publish` that are in flight at the same time have no order among them.
+    same id. `send` keeps the order of its calls and sends batches: records that come soon after one was sent, or while
+    two are in flight, are sent together in the next one. Batches of `publish` that are in flight at the same time have
+    no order among them.
     """
 
     def __init__(

@@ -134,14 +134,16 @@ def change_topic(
     return changed
 
 
-def hand_over_token(tx: Transaction, topic: str, successor: str, names: Iterable[str], who: str) -> None:
-    """Give the token of a topic, which is about to be deleted, to its successor, unless that one has its own.
-    `names`: as for `topic_settings`."""
-    heir, token = topic_settings(tx, successor), topic_settings(tx, topic, names).token_hash
-    if token is not None and heir.token_hash is None:
-        tx.put_setting(topic_scope(successor), NAME, msgspec.to_builtins(structs.replace(heir, token_hash=token)))
-        tx.touch(WATCH_NAME)
-        tx.audit(who, "topic settings changed", successor, {"token of": topic})
+def hand_over_token(tx: Transaction, topic: str, heirs: Iterable[str], names: Iterable[str], who: str) -> None:
+    """Give the token of a topic, which is about to be deleted, to the topics that it leaves behind, unless they have
+    one. `names`: as for `topic_settings`."""
+    token = topic_settings(tx, topic, names).token_hash
+    for heir in heirs if token is not None else ():
+        settings = topic_settings(tx, heir)
+        if settings.token_hash is None:
+            tx.put_setting(topic_scope(heir), NAME, msgspec.to_builtins(structs.replace(settings, token_hash=token)))
+            tx.touch(WATCH_NAME)
+            tx.audit(who, "topic settings changed", heir, {"token of": topic})
 
 
 def change_group(tx: Transaction, group: str, who: str, changes: Mapping[str, Any]) -> GroupSettings:

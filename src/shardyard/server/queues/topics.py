@@ -152,7 +152,7 @@ async def delete_topic(name: str, request: Request, broker: Authorised, force: b
     token, or the broker's.
 
     Its companion topics, where groups keep retries and dead letters, are deleted too. Those with dead letters are kept,
-    unless by `force`. A deletion that a crash interrupted can be repeated.
+    unless by `force`, and so is their protection by the token. A deletion that a crash interrupted can be repeated.
     """
     topics = await broker.log.topics()
     moves = moves_of(topics)
@@ -169,9 +169,9 @@ async def delete_topic(name: str, request: Request, broker: Authorised, force: b
     companions = await cascade_delete.companions_of_topic(broker.log, readers, topic, force=force)
     # Companions first: if this fails halfway, it can be repeated.
     await delete_topics(broker, companions.deleted, who, {"with": f"topic {name}"})
-    heir = topic.successor
-    if heir is not None and any(each.name == heir for each in topics):
-        await broker.node.transactions.run(lambda tx: hand_over_token(tx, name, heir, names, who))
+    heirs = [each.name for each in topics if each.name == topic.successor] + [kept.topic for kept in companions.kept]
+    if heirs:
+        await broker.node.transactions.run(lambda tx: hand_over_token(tx, name, heirs, names, who))
     await broker.log.delete_topic(name)
     await _forget(broker, name, who, {"force": force})
     return respond(responses.TopicDeleted(name, list(companions.deleted), kept_topics(companions.kept)))
