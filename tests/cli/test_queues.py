@@ -737,6 +737,8 @@ def test_an_nginx_configuration_names_the_brokers(shell: Shell) -> None:
 COUNT = "an integer from 1 to 2147483647"
 INVALID = [
     ("broker --max-connections 0", "--max-connections is 0: expected at least 1"),
+    ("broker --trust-proxy proxy", "--trust-proxy is 'proxy': expected an IP address or a network"),
+    ("broker --trust-proxy 10.0.0.1 --trust-proxy 10.0.0.1/8", "--trust-proxy is '10.0.0.1/8': expected"),
     ("topics show nope", "topic 'nope' does not exist"),
     ("topics show a/b", "name is 'a/b': expected letters, digits"),
     ("topics show ..", "name is '..': expected letters, digits"),

@@ -331,10 +331,15 @@ def test_lost_answers_do_no_harm(tmp_path: Path) -> None:
     run(scenario, tmp_path)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    ("seed", "count", "pauses"),
+    [*((seed, 6000, 0.005) for seed in range(3)), *((seed, 1500, 0.5) for seed in range(3))],
+)
 def test_pipelined_records_stay_in_order_while_publishes_are_refused_and_connections_cut(
-    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    seed: int, count: int, pauses: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Large batches, and small ones that are sent because the one before is not durable after a moment."""
+
     async def scenario(cluster: Cluster) -> None:
         chance = random.Random(seed)
         publish = calls.publish
@@ -359,18 +364,18 @@ def test_pipelined_records_stay_in_order_while_publishes_are_refused_and_connect
             urls = [await stack.enter_async_context(proxy.running()) for proxy in proxies]
             producer = await stack.enter_async_context(Producer(urls, carrier="websocket"))
             sending: list[asyncio.Task[str]] = []
-            for number in range(6000):
+            for number in range(count):
                 sending.append(asyncio.create_task(producer.send("orders", f"{number}", key=f"k{number % 10}")))
-                if chance.random() < 0.005:
+                if chance.random() < pauses:
                     await asyncio.sleep(chance.choice((0.0, 0.002, 0.01)))
-                if number % 1000 == 500:
+                if number % (count // 6) == count // 12:
                     await asyncio.sleep(0.01 * chance.random())
                     for proxy in proxies:
                         proxy.cut()
             await asyncio.gather(*sending)
         assert refused > 3
         assert sum(proxy.accepted for proxy in proxies) > 3
-        check_stored(await cluster.records(), 6000)
+        check_stored(await cluster.records(), count)
 
     run(scenario, tmp_path, brokers=2)
 

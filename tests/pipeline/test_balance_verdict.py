@@ -90,6 +90,13 @@ CASES = {
             "39 %)"
         ),
     ),
+    "records without keys": (
+        topic(load([300, 0, 0], [3000, 0, 0]), distinct=0, keyless=300),
+        (
+            "partition 0 carries 100 % of the bytes, 3.0 times the mean, and 100 % of the records have no key: those "
+            "of a large request go to one partition together, so smaller requests even it out"
+        ),
+    ),
     "one record that is large": (
         topic(load([25, 25, 25, 25], [25, 925, 25, 25]), hot=[key(b"a", 1, 1, 900)]),
         (

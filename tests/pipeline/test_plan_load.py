@@ -88,7 +88,7 @@ def test_without_partitions_timestamps_and_keys_only_totals_are_known(spark: Spa
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ([], "loads is 'empty': expected at least one record"),
+        ([], "records is 0: expected at least one"),
         ([*ROWS, ("bills", 0, b"a", 1, None)], "topics is 'bills, orders': expected one: filter the loads"),
         ([*ROWS, ("orders", None, b"a", 1, None)], "partition is missing: expected known for all records, or for none"),
         ([("orders", -1, b"a", 1, None)], "partition is -1: expected from 0 to 99999"),

@@ -46,7 +46,8 @@ def broker(
         list[str] | None,
         typer.Option(
             "--trust-proxy",
-            help="A proxy whose X-Forwarded-For header is trusted for the caller's address; may be repeated.",
+            help="A proxy, or a network of proxies, whose X-Forwarded-For header is trusted for the caller's address; "
+            "may be repeated.",
             metavar="ADDRESS",
         ),
     ] = None,
@@ -95,6 +96,7 @@ def broker(
         raise InvalidValue("--port", port, "0 to 65535")
     if max_connections < 1:
         raise InvalidValue("--max-connections", max_connections, "at least 1")
+    _check_proxies(trust_proxy or ())
     _check_node(node_name, address)
     if registry is None:
         registry = default_store("--registry", "log", log, "registry.db")
@@ -112,6 +114,15 @@ def broker(
         uvloop.run(
             _serve(log, registry, host, port, token, trust_proxy or (), max_connections, node_name, address, sigterm)
         )
+
+
+def _check_proxies(addresses: Sequence[str]) -> None:
+    for address in addresses:
+        try:
+            ipaddress.ip_network(address)
+        except ValueError:
+            expected = "an IP address or a network, such as 127.0.0.1 or 10.0.0.0/8"
+            raise InvalidValue("--trust-proxy", address, expected) from None
 
 
 def _check_node(name: str | None, address: str | None) -> None:

@@ -60,7 +60,11 @@ def publish(
     key: Annotated[
         str | None,
         value_option(
-            "--key", "-k", metavar="KEY", help="The records' key. Default: none; records are distributed round-robin."
+            "--key",
+            "-k",
+            metavar="KEY",
+            help="The records' key. Default: none; then 100 or more that are sent together go to one partition, and "
+            "others are distributed round-robin.",
         ),
     ] = None,
     record_id: Annotated[

@@ -131,6 +131,12 @@ def _uneven(found: TopicBalance, load: SchemeLoad) -> str | None:
         return None
     most = max(_on(found.hot_keys.keys, load.scheme, spread.fullest), key=lambda key: _of(key, unit), default=None)
     part = _of(most, unit) / spread.counts[spread.fullest] if most else 0.0
+    if load.scheme == ACTUAL_NAME and part < 0.1 and found.keyless * 2 > found.records:
+        return (
+            f"{_fullest(load, unit, spread)}, {_times(spread.over_mean)} the mean, and "
+            f"{_percent(found.keyless / found.records)} of the records have no key: those of a large request go to one "
+            "partition together, so smaller requests even it out"
+        )
     if most and part >= 0.1:
         cause = f"{_percent(part)} of it the key `{shortened(most.key)}`, which is not too large for a partition"
     elif found.key_check.distinct < FEW_KEYS * load.partitions:

@@ -172,7 +172,7 @@ def _one_topic(rows: Sequence[Row]) -> tuple[Row, dict[int, Row]]:
     by_partition: dict[int | None, Row] = {row["partition"]: row for row in rows if not row["everything"]}
     total = next((row for row in rows if row["everything"]), None)
     if total is None:
-        raise InvalidValue("loads", "empty", "at least one record")
+        raise InvalidValue("records", 0, "at least one, by which to plan")
     if total["topic"] != total["other_topic"]:
         raise InvalidValue("topics", f"{total['topic']}, {total['other_topic']}", "one: filter the loads")
     parts = {i: row for i, row in by_partition.items() if i is not None}

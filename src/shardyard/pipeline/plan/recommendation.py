@@ -64,14 +64,16 @@ def recommendation(
     within = f"within {100 * MAX_EXCESS:.0f} % of even, by number of partitions, with {any_number}"
     at_worst = f" (at worst {format_percent(above)} more partitions than the mean, with {at})" if above else ""
     given = "given counts" if len(_supported(counts, keys)) == len(counts) else "given counts that the keys can fill"
-    why = f"the smallest of the {given} that stays "
+    why = f"the smallest of the {given} that stays {within}{at_worst}"
     if above > MAX_EXCESS:
-        why = f"the closest of the {given}, none of which stays "
+        why = f"the closest of the {given}, none of which stays {within}{at_worst}"
+    if keys is not None and keys < chosen.partitions:
+        why = "the smallest of the given counts, none of which the keys can fill"
     size = f"{format_bytes(chosen.bytes_mean)} per partition"
     if chosen.max_over_mean is not None:
         size += f" (the fullest has {chosen.max_over_mean:.2f} times that)"
     what = f"{_plural(chosen.partitions, 'partition')} for {_plural(now, 'member')}"
-    first = f"{what}: {_each(chosen.partitions, now)}, {size}; {why}{within}{at_worst}."
+    first = f"{what}: {_each(chosen.partitions, now)}, {size}; {why}."
     next_steps = [s for s in steps if (s.partitions, s.before, s.after) == (chosen.partitions, now, now + 1)]
     next_steps.sort(key=lambda s: (max(s.most_partitions - s.fewest_partitions, 1), s.moves))
     moves = ", ".join(_moves(step, noun=step is next_steps[0]) for step in next_steps)
@@ -85,13 +87,15 @@ def recommendation(
                 f"{chosen.partitions - keys} of {chosen.partitions} stay empty. Compare lower numbers by --partitions."
             )
         few_keys = f" The load has {fill} at most {_plural(keys, 'partition')}: {then}"
-    return f"{_limit(largest_key, members)}{first} Adding a {ordinal(now + 1)} moves {moves}{use}.{few_keys}"
+    if limit := _limit(largest_key, members):
+        first = f"{limit}By numbers of partitions alone: {first}"
+    return f"{first} Adding a {ordinal(now + 1)} moves {moves}{use}.{few_keys}"
 
 
 def _limit(largest_key: tuple[str, float] | None, members: Sequence[int]) -> str:
-    """What a single key makes of any number of partitions: of today's number of members, or of the most."""
+    """What a single key makes of any number of partitions: with today's number of members, or the highest one."""
     key, share = largest_key or ("", 0.0)
-    for count in (members[0], 2 * max(members)):
+    for count in (members[0], max(members)):
         if share * count > 1 + MAX_EXCESS:
             return (
                 f"The key `{key}` alone has {format_percent(share)} of the bytes, all on one partition: with "
