@@ -859,7 +859,7 @@ def test_a_broker_that_cannot_listen_says_why_in_one_line(shell: Shell, broker: 
     assert shell.err == f"error: 127.0.0.1:{port} is in use: choose another port with --port (0 picks a free one)\n"
     assert list(tmp_path.iterdir()) == []
     assert shell.run("broker", "--host", "nowhere.invalid", *storage) == (1, "")
-    assert shell.err.startswith("error: cannot listen on nowhere.invalid:7400 (")
+    assert shell.err.startswith("error: cannot listen on nowhere.invalid:7400 (it cannot be resolved)")
 
 
 def test_a_malformed_line_is_named_with_the_number_of_records_published_before_it(shell: Shell, topic: str) -> None:

@@ -119,7 +119,8 @@ def listening_socket(host: str, port: int, backlog: int) -> socket.socket:
             raise ShardyardError(
                 f"{host}:{port} is in use: choose another port with --port (0 picks a free one)"
             ) from None
-        reason = error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
+        code = error.errno or 0
+        reason = os.strerror(code) if code >= 0 else "it cannot be resolved"  # below 0 are codes of getaddrinfo
         raise ShardyardError(
             f"cannot listen on {host}:{port} ({reason}): choose another address with --host and --port"
         ) from None

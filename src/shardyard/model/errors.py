@@ -283,7 +283,9 @@ class UnknownGroup(InvalidCall):
     """Raised when a group does not exist: no member ever joined it, and it was never configured."""
 
     def __init__(self, group: str) -> None:
-        super().__init__(f"group {group!r} does not exist: joining or configuring it creates it")
+        super().__init__(
+            f"group {group!r} does not exist; a group is created when it is configured or a member joins it"
+        )
         self.group = group
 
 
