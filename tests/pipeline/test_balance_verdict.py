@@ -93,8 +93,8 @@ CASES = {
     "records without keys": (
         topic(load([300, 0, 0], [3000, 0, 0]), distinct=0, keyless=300),
         (
-            "partition 0 carries 100 % of the bytes, 3.0 times the mean, and 100 % of the records have no key: those "
-            "of a large request go to one partition together, so smaller requests even it out"
+            "partition 0 carries 100 % of the bytes, 3.0 times the mean, and 100 % of the records have no key: "
+            "requests of fewer than 100 records that name no partition even it out"
         ),
     ),
     "one record that is large": (

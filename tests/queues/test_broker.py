@@ -596,7 +596,15 @@ def test_a_topic_is_in_use_by_subscribers_of_a_topic_that_moved_there() -> None:
 
 
 @pytest.mark.parametrize(
-    ("trusted", "who"), [((), "127.0.0.1"), (("10.0.0.9",), "127.0.0.1"), (("10.0.0.9", "127.0.0.1"), "10.0.0.7")]
+    ("trusted", "who"),
+    [
+        ((), "127.0.0.1"),
+        (("10.0.0.9",), "127.0.0.1"),
+        (("10.0.0.9", "127.0.0.1"), "10.0.0.7"),
+        (("127.1.0.0/16",), "127.0.0.1"),
+        (("127.0.0.0/16",), "10.0.0.7"),
+        (("0.0.0.0/0",), "10.0.0.7"),
+    ],
 )
 def test_only_trusted_proxies_can_set_the_address_of_a_caller(trusted: tuple[str, ...], who: str) -> None:
     async def scenario() -> None:

@@ -87,11 +87,9 @@ class LoggedKinds:
 
 def _shortened(whole: str, exc_info: ExcInfo) -> bytes:
     """The end of a traceback. A long message does not take the place of the lines where the error was raised."""
-    if len(whole) > TRACEBACK_BYTES // 4:
-        message = "".join(traceback.format_exception_only(*exc_info[:2]))
-        most = TRACEBACK_BYTES // 2
-        if len(message.encode(errors="replace")) > most and whole.endswith(message):
-            whole = f"{whole.removesuffix(message)}{start_of(message, most).decode()} [...]\n"
+    message, most = "".join(traceback.format_exception_only(*exc_info[:2])), TRACEBACK_BYTES // 2
+    if len(message.encode(errors="replace")) > most and whole.endswith(message):
+        whole = f"{whole.removesuffix(message)}{start_of(message, most).decode()} [...]\n"
     return end_of(whole, TRACEBACK_BYTES)
 
 

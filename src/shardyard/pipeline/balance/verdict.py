@@ -131,22 +131,20 @@ def _uneven(found: TopicBalance, load: SchemeLoad) -> str | None:
         return None
     most = max(_on(found.hot_keys.keys, load.scheme, spread.fullest), key=lambda key: _of(key, unit), default=None)
     part = _of(most, unit) / spread.counts[spread.fullest] if most else 0.0
-    if load.scheme == ACTUAL_NAME and part < 0.1 and found.keyless * 2 > found.records:
-        return (
-            f"{_fullest(load, unit, spread)}, {_times(spread.over_mean)} the mean, and "
-            f"{_percent(found.keyless / found.records)} of the records have no key: those of a large request go to one "
-            "partition together, so smaller requests even it out"
-        )
-    if most and part >= 0.1:
-        cause = f"{_percent(part)} of it the key `{shortened(most.key)}`, which is not too large for a partition"
-    elif found.key_check.distinct < FEW_KEYS * load.partitions:
-        cause = f"by chance, since {found.key_check.distinct:,} keys are few for {load.partitions} partitions"
-    else:
-        cause = "and neither a single key nor the hash is the cause"
+    without_keys = found.keyless / found.records
     best = min(found.schemes, key=lambda other: _measure(other)[1].over_mean)
     helps = "fewer partitions even it out"
     if (over := _measure(best)[1].over_mean) < 0.9 * spread.over_mean:
         helps = f"`{best.scheme}` has {_times(over)} the mean"
+    if most and part >= 0.1:
+        cause = f"{_percent(part)} of it the key `{shortened(most.key)}`, which is not too large for a partition"
+    elif load.scheme == ACTUAL_NAME and without_keys > 0.5:
+        cause = f"and {_percent(without_keys)} of the records have no key"
+        helps = "requests of fewer than 100 records that name no partition even it out"
+    elif found.key_check.distinct < FEW_KEYS * load.partitions:
+        cause = f"by chance, since {found.key_check.distinct:,} keys are few for {load.partitions} partitions"
+    else:
+        cause = "and neither a single key nor the hash is the cause"
     return f"{_fullest(load, unit, spread)}, {_times(spread.over_mean)} the mean, {cause}: {helps}"
 
 
