@@ -110,9 +110,11 @@ def test_no_more_partitions_are_recommended_than_the_keys_can_fill() -> None:
     assert one.recommended_partitions == 8
     assert "; the smallest of the given counts, none of which the keys can fill. Adding" in one.recommendation
     assert one.recommendation.endswith(
-        "The load has 1 different key, which fills at most 1 partition: 7 of 8 stay empty. Compare lower numbers by"
-        " --partitions."
+        "The load has 1 different key, which fills at most 1 partition: at least 7 of 8 stay empty. Compare lower"
+        " numbers by --partitions."
     )
+    seven = make_plan(replace(load, distinct_keys=7), partitions=[8], members=[2], assignors=["sticky"])
+    assert ": at least 1 of 8 stays empty. Compare" in seven.recommendation
 
 
 def test_a_key_that_is_more_than_the_share_of_a_member_is_named_first() -> None:
@@ -123,7 +125,7 @@ def test_a_key_that_is_more_than_the_share_of_a_member_is_named_first() -> None:
     assert four.startswith(
         "The key `hot` alone has 35.0 % of the bytes, all on one partition: with 4 members, the fullest has at least"
         " 1.4 times the mean, however many partitions there are; only splitting the key helps. By numbers of"
-        " partitions alone: 8 partitions for 4 members"
+        " partitions alone, 8 partitions for 4 members"
     )
     two = make_plan(load, partitions=[8], members=[2, 4], assignors=["sticky"]).recommendation
     assert "with 4 members, the fullest has at least 1.4 times" in two  # as many as it is planned for

@@ -83,12 +83,12 @@ def recommendation(
         fill = f"{_plural(keys, 'different key')}, which {'fills' if keys == 1 else 'fill'}"
         then = "more would stay empty."
         if keys < chosen.partitions:
-            then = (
-                f"{chosen.partitions - keys} of {chosen.partitions} stay empty. Compare lower numbers by --partitions."
-            )
+            empty = chosen.partitions - keys
+            stay = f"at least {empty} of {chosen.partitions} {'stays' if empty == 1 else 'stay'} empty"
+            then = f"{stay}. Compare lower numbers by --partitions."
         few_keys = f" The load has {fill} at most {_plural(keys, 'partition')}: {then}"
     if limit := _limit(largest_key, members):
-        first = f"{limit}By numbers of partitions alone: {first}"
+        first = f"{limit}By numbers of partitions alone, {first}"
     return f"{first} Adding a {ordinal(now + 1)} moves {moves}{use}.{few_keys}"
 
 
